@@ -1,0 +1,1 @@
+"""YAML recipes: accelerate/ to launch, and one folder per recipe."""

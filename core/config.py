@@ -1,0 +1,135 @@
+"""Configs: a YAML file and command-line overrides into dataclasses, checked whole before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from reflectune.core.errors import UserError
+
+Config = TypeVar("Config")
+
+
+def parse_config(*kinds: type, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+    """Read `--config FILE.yaml` and `--key value` overrides into one instance of each dataclass.
+
+    A config class may have a method `problems() -> list[str]`, which says what is wrong with its values. Unknown keys
+    (with the nearest valid one), wrong types and those problems are collected and reported in one error.
+
+    Args:
+        kinds: Dataclasses whose fields together are the valid keys.
+        argv: The command line without the program's name; `sys.argv[1:]` if None.
+
+    Raises:
+        UserError: Lists every problem found.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    hints = {name: hint for kind in kinds for name, hint in _field_types(kind).items()}
+    issues = _check_yaml(arguments, hints) + _check_flags(arguments, hints)
+    if issues:
+        raise UserError("\n  ".join(["the config has problems:", *issues]))
+
+    from trl import TrlParser  # slow to import, so only once the config's keys are known to be right
+
+    parsed = TrlParser(list(kinds), allow_abbrev=False).parse_args_and_config(arguments)
+    issues = [issue for config in parsed if hasattr(config, "problems") for issue in config.problems()]
+    if issues:
+        raise UserError("\n  ".join(["the config has problems:", *issues]))
+    return tuple(parsed)
+
+
+def _field_types(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+
+
+def _check_yaml(arguments: list[str], hints: dict[str, Any]) -> list[str]:
+    if "--config" not in arguments:
+        return []
+    position = arguments.index("--config") + 1
+    if position == len(arguments):
+        return ["--config needs the path of a YAML file"]
+    path = Path(arguments[position])
+    if not path.is_file():
+        return [f"config file not found: {path}"]
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        return [f"{path} is not valid YAML: {' '.join(str(error).split())}"]
+    if not isinstance(values, dict):
+        return [f"{path} must hold `key: value` lines, found {type(values).__name__}"]
+    issues = []
+    for key, value in values.items():
+        if key not in hints:
+            issues.append(f"{path}: {_unknown(str(key), hints)}")
+        elif not _fits(value, hints[key]):
+            issues.append(f"{path}: `{key}` should be {_describe(hints[key])}, found {value!r}")
+    return issues
+
+
+def _check_flags(arguments: list[str], hints: dict[str, Any]) -> list[str]:
+    names = [argument[2:].split("=")[0] for argument in arguments if argument.startswith("--")]
+    known = {*hints, *(f"no_{name}" for name in hints), "config", "help"}
+    return [f"command line: {_unknown(name, hints)}" for name in names if name.replace("-", "_") not in known]
+
+
+def _unknown(key: str, hints: dict[str, Any]) -> str:
+    near = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
+    return f"unknown key `{key}`" + (f"; did you mean `{near[0]}`?" if near else "")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a YAML value can stand for a field of this type. YAML reads `2e-5` as a string, so numbers may be one."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, option) for option in inner)
+    if origin is Literal:
+        return value in inner
+    if origin in (list, tuple):
+        item = inner[0] if inner else Any
+        return isinstance(value, list) and all(_fits(element, item) for element in value)
+    if origin is dict or hint is dict:
+        return isinstance(value, dict)
+    if hint is type(None):
+        return value is None
+    if hint is bool:
+        return isinstance(value, bool)
+    if hint in (int, float):
+        return _is_number(value, hint)
+    if isinstance(hint, type) and issubclass(hint, str):
+        return isinstance(value, str)
+    return True
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return False
+    if kind is int:
+        return isinstance(value, int)
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _describe(hint: Any) -> str:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, inner))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(option) for option in inner if option is not type(None))
+    if origin in (list, tuple):
+        return f"a list of {_describe(inner[0])}" if inner else "a list"
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))

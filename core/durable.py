@@ -1,0 +1,122 @@
+"""Files that survive `kill -9`: whole-file writes that are atomic, and row logs that resume."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from reflectune.core.errors import UserError
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write a file so that a reader sees the old content or the new one, never a part."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: str | Path, what: str) -> Any:
+    """Read a JSON file that `what` (e.g. "the index's manifest") should be in.
+
+    Raises:
+        UserError: The file is missing or is not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{what} is missing: {path}") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{what} is not valid JSON: {path}: {error}") from error
+
+
+class RowLog:
+    """Rows appended to a JSONL file as they are finished; a row cut off by a crash is dropped when it is reopened.
+
+    The first line is a header with the fingerprint of everything that determines the rows. Opening a log that was
+    written under another fingerprint is an error rather than a mixture.
+
+    Example:
+        >>> with RowLog("traces.jsonl", fingerprint="8f3a…") as log:
+        ...     for question in questions:
+        ...         if question.id not in log.done:
+        ...             log.append(question.id, answer(question))
+    """
+
+    def __init__(self, path: str | Path, fingerprint: str) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.done: set[str] = set()
+        keep = 0
+        if self.path.exists():
+            keep = self._scan(fingerprint)
+        self._file = self.path.open("ab")
+        self._file.truncate(keep)
+        if keep == 0:
+            self._write({"fingerprint": fingerprint})
+
+    def _scan(self, fingerprint: str) -> int:
+        """Collect the ids of whole rows; return the length of the part of the file that is whole."""
+        keep = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file):
+                if not line.endswith(b"\n"):
+                    break
+                row = json.loads(line)
+                if number == 0:
+                    if row.get("fingerprint") != fingerprint:
+                        raise UserError(
+                            f"{self.path} was written with other settings (fingerprint {row.get('fingerprint')}, now "
+                            f"{fingerprint}); choose another output folder, or delete it to start again"
+                        )
+                else:
+                    self.done.add(row["id"])
+                keep += len(line)
+        return keep
+
+    def append(self, row_id: str, row: dict[str, Any]) -> None:
+        """Append one finished row and push it to the disk."""
+        self._write({"id": row_id, **row})
+        self.done.add(row_id)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file. Rows are on the disk already."""
+        self._file.close()
+
+    def __enter__(self) -> RowLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The whole rows of a `RowLog`, in the order of writing, without its header."""
+    with Path(path).open("rb") as file:
+        next(file, None)
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)

@@ -1,0 +1,36 @@
+"""Fingerprints: results are keyed by a hash of everything that determines them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+
+def fingerprint(value: Any) -> str:
+    """A 16-digit hex hash of a JSON-like value (dataclasses, tuples and paths included), equal for equal content."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_fingerprint(*paths: str | Path) -> str:
+    """A 16-digit hex hash over the names and bytes of files, in the order given."""
+    digest = hashlib.sha256()
+    for path in map(Path, paths):
+        digest.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    raise TypeError(f"cannot fingerprint a {type(value).__name__}")

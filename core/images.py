@@ -1,0 +1,33 @@
+"""Opening an image so that a bad one is a clear error that names the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from reflectune.core.errors import UserError
+
+
+def load_image(path: str | Path, *, root: str | Path | None = None, needed_by: str = "") -> Image.Image:
+    """Read an image whole, as RGB.
+
+    Args:
+        path: The image, absolute or relative to `root`.
+        root: The data set's folder.
+        needed_by: Who asked, for the message, e.g. `question infoseek_val_00000012`.
+
+    Raises:
+        UserError: The file is missing, truncated, no image, or so large that decoding it would exhaust memory.
+    """
+    full = Path(root, path) if root is not None else Path(path)
+    asked = f" (needed by {needed_by})" if needed_by else ""
+    if not full.is_file():
+        raise UserError(f"image not found: {full}{asked}; check the path, or re-create the data set")
+    try:
+        with Image.open(full) as image:
+            return image.convert("RGB")
+    except Image.DecompressionBombError as error:
+        raise UserError(f"image too large to decode safely: {full}{asked}: {error}; scale it down first") from error
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"image unreadable: {full}{asked}: {error}; replace or remove the file") from error

@@ -1,0 +1,127 @@
+"""The types that travel between floors: questions, knowledge-base entries, passages, and training examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+AnswerType = Literal["string", "time", "numerical", "multi_answer"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Where a question's answer stands: an entry, and the index of its section."""
+
+    entry_id: str
+    section: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """One visual question, knowledge-based or answerable by looking.
+
+    Attributes:
+        id: Unique within its data set, e.g. `infoseek_val_00000012`.
+        image: Absolute path, or path relative to the data set's folder.
+        text: The question as asked.
+        answers: Every accepted answer; for `multi_answer` each is a list joined by `&&`.
+        range: For `numerical`: lowest and highest accepted value.
+        answer_type: Decides the official metric.
+        split: E.g. `train`, `val_unseen_question`, `val_unseen_entity`.
+        requires_retrieval: True for a knowledge-based question, False for a visual-dependent one, None if unknown.
+        entity_ids: The entries that the image shows (two for a two-hop question, in order).
+        evidence: The sections that support the answer, where the data set says so.
+        meta: What else the data set says of it (relation, attribute, …), for reports and break-downs.
+    """
+
+    id: str
+    image: str
+    text: str
+    answers: tuple[str, ...] = ()
+    range: tuple[float, float] | None = None
+    answer_type: AnswerType = "string"
+    split: str = ""
+    requires_retrieval: bool | None = None
+    entity_ids: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of an article: a heading and its text (paragraphs separated by a blank line)."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One article of a knowledge base. `images` are paths, the first one being the infobox image."""
+
+    id: str
+    title: str
+    url: str = ""
+    summary: str = ""
+    images: tuple[str, ...] = ()
+    sections: tuple[Section, ...] = ()
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One natural paragraph of an entry, as the model reads it.
+
+    Attributes:
+        entry_id: The entry that it comes from.
+        section: Index of its section in the entry.
+        index: Index of the paragraph in the section.
+        title: The entry's title.
+        lead: One sentence that says what the entry is, or "" (see `reflectune.retrieval.passages`).
+        heading: The section's title.
+        text: The paragraph.
+    """
+
+    entry_id: str
+    section: int
+    index: int
+    title: str
+    lead: str
+    heading: str
+    text: str
+
+    @property
+    def id(self) -> str:
+        """`entry_id#section.index`, unique within a knowledge base."""
+        return f"{self.entry_id}#{self.section}.{self.index}"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One passage hung from a training question: is it evidence, and what does it answer?
+
+    `source` says where the passage came from (`gold`, `same_article`, `look_alike`, `retrieved`, `random`).
+    """
+
+    passage: Passage
+    relevant: bool
+    answer: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class ReflectionExample:
+    """One training question with the branches that hang from its image and question.
+
+    A visual-dependent question has no branches and an `answer`; a knowledge-based one has branches, and each relevant
+    branch has its own answer.
+    """
+
+    id: str
+    image: str
+    question: str
+    retrieve: bool
+    answer: str = ""
+    branches: tuple[Branch, ...] = ()
+    multi_answer: bool = False
+    source: str = ""

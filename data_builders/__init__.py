@@ -1,0 +1,1 @@
+"""Builders of questions, knowledge bases and reflection data."""

@@ -1,0 +1,1 @@
+"""The miniature world: drawn entities, their encyclopedia, and questions about them."""

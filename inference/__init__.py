@@ -1,0 +1,1 @@
+"""Pipelines, traces, evaluation, reports, single answers."""

@@ -1,0 +1,1 @@
+"""Official metrics, retrieval metrics, gate metrics, intervals. Pure functions."""

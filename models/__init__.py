@@ -1,0 +1,1 @@
+"""Tokens, schemes, loading, the shared-prefix engine, and the miniature models."""

@@ -1,0 +1,1 @@
+"""Knowledge bases, passages, encoders, indexes, retrievers."""

@@ -1,0 +1,1 @@
+"""sft.py and what only training needs."""
