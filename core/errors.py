@@ -34,7 +34,9 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             where = error.filename or "the output folder"
-            message = f"error: no space left on the disk while writing {where}; free some and run the same command again"
+            message = (
+                f"error: no space left on the disk while writing {where}; free some and run the same command again"
+            )
             sys.exit(_say(f"{message}: what was finished is kept", errno.ENOSPC))
 
     return run

@@ -1,0 +1,132 @@
+"""Annotators decide whether a passage is evidence for a question, and which answer it gives (mR²AG, section 3.3).
+
+`string` stands in for the paper's GPT-4 annotator and is its strict filter: a passage is evidence if an accepted answer
+occurs in its text, compared token by token after numbers and dates have been normalised.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from reflectune.core.types import Passage, Question
+
+_TOKEN = re.compile(r"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d)")
+_MONTHS = tuple("january february march april may june july august september october november december".split())
+_MONTH = "|".join(_MONTHS)
+_DATES = (
+    # Each pattern names year, month and day; a date is rewritten in that order, so that "1999" and "March 1999" occur
+    # in "12 March 1999" as runs of tokens, however it was written.
+    re.compile(r"\b(?P<y>\d{4})-(?P<m>0[1-9]|1[0-2])-(?P<d>0[1-9]|[12]\d|3[01])\b"),
+    re.compile(rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<m>{_MONTH}),? (?P<y>\d{{4}})\b"),
+    re.compile(rf"\b(?P<m>{_MONTH}) (?P<d>\d{{1,2}})(?:st|nd|rd|th)?,? (?P<y>\d{{4}})\b"),
+    re.compile(rf"\b(?P<m>{_MONTH}),? (?:of )?(?P<y>\d{{4}})\b"),
+)
+_ARTICLES = frozenset({"a", "an", "the"})
+_MAGNITUDES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What an annotator says of one passage: is it evidence, and which answer does it give ("" if it is none)?"""
+
+    relevant: bool
+    answer: str = ""
+
+
+IRRELEVANT = Judgement(relevant=False)
+
+Annotator = Callable[[Question, Passage], Judgement]
+
+
+def annotate_by_string(question: Question, passage: Passage) -> Judgement:
+    """Judge a passage by whether an accepted answer occurs in its text; title, lead and heading don't count.
+
+    A `multi_answer` needs every part of one of its lists. A `numerical` answer occurs also where a number within the
+    question's range stands in the text with the reference's unit after it, if the reference has one.
+    """
+    tokens = tokenize(passage.text)
+    for answer in question.answers:
+        parts = answer.split("&&") if question.answer_type == "multi_answer" else [answer]
+        if all(_occurs(tokenize(part), tokens) for part in parts):
+            return Judgement(relevant=True, answer=answer.strip())
+    if question.answer_type == "numerical" and question.range is not None:
+        found = _number_in_range(tokens, question.range, _unit(question.answers))
+        if found:
+            return Judgement(relevant=True, answer=found)
+    return IRRELEVANT
+
+
+ANNOTATORS: dict[str, Annotator] = {"string": annotate_by_string}
+"""Annotators by the name that a config gives."""
+
+
+@functools.lru_cache(maxsize=65536)
+def tokenize(text: str) -> tuple[str, ...]:
+    """Lower-case words and numbers, without accents and punctuation; every date in the order year, month, day.
+
+    Example:
+        >>> tokenize("On 12 March 1999, 1,234 guests came.")
+        ('on', '1999', 'march', '12', '1234', 'guests', 'came')
+    """
+    decomposed = unicodedata.normalize("NFKD", text.casefold())
+    plain = "".join(character for character in decomposed if not unicodedata.combining(character))
+    plain = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), plain.replace("\N{MINUS SIGN}", "-"))
+    for pattern in _DATES:
+        plain = pattern.sub(_year_first, plain)
+    return tuple(_canonical_number(token) if _NUMBER.fullmatch(token) else token for token in _TOKEN.findall(plain))
+
+
+def _year_first(match: re.Match[str]) -> str:
+    parts = match.groupdict()
+    month = parts["m"] if parts["m"].isalpha() else _MONTHS[int(parts["m"]) - 1]
+    # Underscores keep a later pattern from reading a rewritten date again; they separate tokens.
+    return "_".join(part for part in (parts["y"], month, str(int(parts["d"])) if parts.get("d") else "") if part)
+
+
+def _canonical_number(token: str) -> str:
+    """`45.0` and `045` as `45`, `2.50` as `2.5`."""
+    sign = "-" if token.startswith("-") else ""
+    whole, _, fraction = token.removeprefix("-").partition(".")
+    fraction = fraction.rstrip("0")
+    whole = whole.lstrip("0") or "0"
+    return sign + (f"{whole}.{fraction}" if fraction else whole)
+
+
+def _occurs(answer: Sequence[str], text: Sequence[str]) -> bool:
+    """Whether the answer's tokens, without a leading article, are a run of the text's tokens."""
+    needle = tuple(answer[1:] if len(answer) > 1 and answer[0] in _ARTICLES else answer)
+    length = len(needle)
+    return length > 0 and any(tuple(text[i : i + length]) == needle for i in range(len(text) - length + 1))
+
+
+def _unit(answers: Sequence[str]) -> str:
+    """The word after the number in the first reference that has one, e.g. `metres` in `45 metres`."""
+    for answer in answers:
+        tokens = tokenize(answer)
+        for number, word in itertools.pairwise(tokens):
+            if _NUMBER.fullmatch(number) and not _NUMBER.fullmatch(word):
+                return word
+    return ""
+
+
+def _number_in_range(tokens: Sequence[str], limits: tuple[float, float], unit: str) -> str:
+    """The first number within the limits (and with the unit) as words, or "". `2 million` is also read as 2000000."""
+    low, high = limits
+    for position, token in enumerate(tokens):
+        if not _NUMBER.fullmatch(token):
+            continue
+        following = tokens[position + 1] if position + 1 < len(tokens) else ""
+        if low <= float(token) <= high and (not unit or following == unit):
+            return f"{token} {unit}".strip()
+        scaled_unit = tokens[position + 2] if position + 2 < len(tokens) else ""
+        scaled = float(token) * _MAGNITUDES.get(following, float("nan"))
+        if low <= scaled <= high and (unit in ("", following) or scaled_unit == unit):
+            return f"{token} {following} {scaled_unit if unit == scaled_unit else ''}".strip()
+    return ""

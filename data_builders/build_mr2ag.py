@@ -1,0 +1,25 @@
+"""Build mR²AG-IT training data: `python -m reflectune.data_builders.build_mr2ag --config configs/….yaml [--dry_run]`.
+
+Hangs passages from each knowledge-based question of a split (evidence, other paragraphs of the article, look-alikes
+from the index, random ones), adds visual-dependent questions, and writes Parquet and statistics. Goes on where it
+stopped.
+"""
+
+from __future__ import annotations
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+from reflectune.data_builders.mr2ag_config import BuildConfig
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, then build."""
+    (config,) = parse_config(BuildConfig)
+    from reflectune.data_builders.reflection_run import run  # slow to import: after the config is right
+
+    run(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Reflection data on disk: training examples as Parquet, with a manifest that says where their images are."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.types import Branch, Passage, ReflectionExample
+
+MANIFEST = "reflection.json"
+
+_PASSAGE = pa.struct(
+    [
+        ("entry_id", pa.string()),
+        ("section", pa.int32()),
+        ("index", pa.int32()),
+        ("title", pa.string()),
+        ("lead", pa.string()),
+        ("heading", pa.string()),
+        ("text", pa.string()),
+    ]
+)
+_BRANCH = pa.struct([("passage", _PASSAGE), ("relevant", pa.bool_()), ("answer", pa.string()), ("source", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("image", pa.string()),
+        ("question", pa.string()),
+        ("retrieve", pa.bool_()),
+        ("answer", pa.string()),
+        ("branches", pa.list_(_BRANCH)),
+        ("multi_answer", pa.bool_()),
+        ("source", pa.string()),
+    ]
+)
+"""Columns of a Parquet file of `ReflectionExample`s."""
+
+
+def write_examples(path: str | Path, examples: Sequence[ReflectionExample]) -> None:
+    """Write examples as one Parquet file, atomically."""
+    table = pa.Table.from_pylist([dataclasses.asdict(example) for example in examples], schema=SCHEMA)
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    write_atomically(path, buffer.getvalue())
+
+
+def read_examples(path: str | Path) -> list[ReflectionExample]:
+    """Read a Parquet file that `write_examples` wrote.
+
+    Raises:
+        UserError: The file is missing, is no Parquet file, or lacks a column.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"reflection data not found: {path}; build it with reflectune.data_builders.build_mr2ag")
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowException as error:
+        raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
+    missing = [name for name in SCHEMA.names if name not in table.column_names]
+    if missing:
+        raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(table.column_names)}")
+    return [example_from_row(row) for row in table.select(SCHEMA.names).to_pylist()]
+
+
+def example_from_row(row: dict[str, Any]) -> ReflectionExample:
+    """An example from plain values, as `dataclasses.asdict` made them."""
+    branches = tuple(Branch(**{**branch, "passage": Passage(**branch["passage"])}) for branch in row["branches"])
+    return ReflectionExample(**{**row, "branches": branches})
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a folder of reflection data says of itself.
+
+    Attributes:
+        scheme: The scheme that the examples are meant for.
+        image_root: The folder that the examples' image paths are relative to.
+        fingerprints: Of each split: a hash of everything that determined it.
+    """
+
+    scheme: str
+    image_root: Path
+    fingerprints: dict[str, str]
+
+
+def write_manifest(folder: str | Path, manifest: Manifest) -> None:
+    """Write the manifest of a folder of reflection data; `image_root` is stored relative to the folder."""
+    root = Path(os.path.relpath(manifest.image_root.resolve(), Path(folder).resolve())).as_posix()
+    write_json(Path(folder, MANIFEST), {**dataclasses.asdict(manifest), "image_root": root})
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """Read the manifest of a folder of reflection data.
+
+    Raises:
+        UserError: It is missing or is not JSON.
+    """
+    values = read_json(Path(folder, MANIFEST), "the manifest of the reflection data")
+    return Manifest(values["scheme"], Path(folder, values["image_root"]).resolve(), values["fingerprints"])

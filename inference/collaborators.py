@@ -1,0 +1,52 @@
+"""Open what a pipeline works with: a model behind a reader, a retriever over an index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accelerate import PartialState
+
+from reflectune.core.errors import UserError
+from reflectune.inference.config import ReadingConfig
+from reflectune.inference.reader import Reader
+from reflectune.models.engine import PrefixEngine
+from reflectune.models.loading import Loaded, load
+from reflectune.retrieval.encoders import load_encoder
+from reflectune.retrieval.index import load_index
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.retriever import EntryRetriever
+
+
+def open_tuned(config: ReadingConfig) -> Loaded:
+    """Load the config's fine-tuned checkpoint.
+
+    Raises:
+        UserError: It has no scheme, another one, or was never fine-tuned.
+    """
+    loaded = load(config.model, scheme=config.scheme, dtype=config.dtype, device=_device(config))
+    if not loaded.is_tuned:
+        raise UserError(
+            f"`model`: {config.model} is not fine-tuned: its reflection tokens would mean nothing; give a folder "
+            "that train/sft.py wrote"
+        )
+    return loaded
+
+
+def open_plain(config: ReadingConfig, name: str) -> Loaded:
+    """Load a model to be asked plainly, normally a base without reflection tokens."""
+    return load(name, dtype=config.dtype, device=_device(config))
+
+
+def _device(config: ReadingConfig) -> str:
+    return str(PartialState().device) if config.device == "auto" else config.device
+
+
+def open_reader(config: ReadingConfig, loaded: Loaded) -> Reader:
+    """A reader over a loaded model."""
+    return Reader(PrefixEngine(loaded, token_budget=config.token_budget), config.max_new_tokens)
+
+
+def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> EntryRetriever:
+    """The retriever over the config's index, which must have been built from this knowledge base and encoder."""
+    encoder = load_encoder(config.encoder)
+    return EntryRetriever(load_index(Path(config.index), knowledge, encoder), encoder)

@@ -1,0 +1,61 @@
+"""The points of the report's curves, from traces: gate and relevance thresholds, risk against coverage, calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Points = list[tuple[float, float]]
+
+THRESHOLDS = tuple(np.linspace(0.0, 1.0, 101).tolist())
+
+
+def share_at_least(probabilities: Sequence[float], thresholds: Sequence[float] = THRESHOLDS) -> Points:
+    """(threshold, share of probabilities ≥ it): what a gate with that γ lets through. No point if there is nothing."""
+    values = np.sort(np.asarray(probabilities, dtype=float))
+    if not len(values):
+        return []
+    below = np.searchsorted(values, np.asarray(thresholds), side="left")
+    return [(float(t), 1.0 - int(count) / len(values)) for t, count in zip(thresholds, below, strict=True)]
+
+
+def accuracy_at(
+    probabilities: Sequence[float], labels: Sequence[bool], thresholds: Sequence[float] = THRESHOLDS
+) -> Points:
+    """(threshold, share of items where `probability ≥ threshold` equals the label)."""
+    values, truth = np.asarray(probabilities, dtype=float), np.asarray(labels, dtype=bool)
+    if not len(values):
+        return []
+    return [(float(t), float(np.mean((values >= t) == truth))) for t in thresholds]
+
+
+def balanced_accuracy_at(
+    positives: Sequence[float], negatives: Sequence[float], thresholds: Sequence[float] = THRESHOLDS
+) -> Points:
+    """(threshold, mean of the share of positives ≥ it and the share of negatives < it)."""
+    accepted, kept = share_at_least(positives, thresholds), share_at_least(negatives, thresholds)
+    return [(t, (yes + 1.0 - no) / 2) for (t, yes), (_, no) in zip(accepted, kept, strict=False)]
+
+
+def risk_coverage(confidences: Sequence[float], correct: Sequence[float], most: int = 200) -> Points:
+    """(coverage, error rate among the most confident answers that make up this share), thinned to `most` points.
+
+    Answers of equal confidence enter together, since no threshold can part them.
+    """
+    order = np.argsort(-np.asarray(confidences, dtype=float), kind="stable")
+    if not len(order):
+        return []
+    ranked = np.asarray(confidences, dtype=float)[order]
+    errors = np.cumsum(1.0 - np.asarray(correct, dtype=float)[order])
+    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    keep = ends[np.unique(np.linspace(0, len(ends) - 1, min(most, len(ends))).round().astype(int))]
+    return [((int(i) + 1) / len(order), float(errors[i]) / (int(i) + 1)) for i in keep]
+
+
+def calibration(probabilities: Sequence[float], outcomes: Sequence[float], bins: int = 10) -> Points:
+    """(mean probability, mean outcome) of each equal-width bin that holds at least one item."""
+    values, truth = np.asarray(probabilities, dtype=float), np.asarray(outcomes, dtype=float)
+    places = np.minimum((values * bins).astype(int), bins - 1)
+    filled = [places == number for number in range(bins) if np.any(places == number)]
+    return [(float(values[inside].mean()), float(truth[inside].mean())) for inside in filled]

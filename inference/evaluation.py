@@ -1,0 +1,326 @@
+"""From traces to `metrics.json`: official scores, each decision by itself, the eight rankings, all with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.types import Question
+from reflectune.inference.probes import SEVERAL, attribute_of
+from reflectune.inference.ranking import PAPER_TABLE_5, RANKINGS, choice_weights, order_agreement
+from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.metrics import gates, infoseek
+from reflectune.metrics.intervals import bootstrap_interval
+
+Score = dict[str, float | int]
+Traces = Mapping[str, Mapping[str, Trace]]
+
+NAIVE_FORMS = ("naive_rag_article", "naive_rag_passages")
+STAGES = ("retrieval", "relevance")
+"""Traces that are measurements and not answers of a pipeline."""
+
+
+def evaluate(questions: Sequence[Question], traces: Traces, *, gamma: float, seed: int) -> dict[str, Any]:
+    """All scores of a run.
+
+    Args:
+        questions: The questions asked.
+        traces: By pipeline (or stage, see `STAGES`), then by question id.
+        gamma: The gate's threshold.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        The content of metrics.json but for `minutes` and `peak_gib`. A score is `{"value", "low", "high", "n"}`, with
+        its 95 % interval, a fraction of 1; it is None where the data cannot say.
+    """
+    asked = official(questions)
+    pipelines = {name: found for name, found in traces.items() if name not in STAGES}
+    tables = {name: _table(asked, found, seed) for name, found in pipelines.items()}
+    better = _better_form(tables)
+    if better:
+        tables["naive_rag"] = tables[better]
+        pipelines = {**pipelines, "naive_rag": pipelines[better]}
+    tuned, base = traces.get("mr2ag", {}), traces.get("closed_book", {})
+    probed = traces.get("relevance", {})
+    return {
+        "pipelines": tables,
+        "gate": _gate(questions, tuned, gamma, seed),
+        "relevance": _relevance([probed[q.id] for q in asked if q.id in probed], seed),
+        "answer": {
+            "gold_passage": _mean(_correct(asked, probed), seed),
+            "gold_article": _mean(_correct(_with_evidence(asked), traces.get("oracle_article", {})), seed),
+        },
+        "visual": {
+            "tuned": _mean(_correct(visual(questions), tuned), seed),
+            "base": _mean(_correct(visual(questions), base), seed),
+        },
+        "retrieval": _retrieval(asked, traces.get("retrieval", {}), seed),
+        "rankings": _rankings(asked, tuned, seed),
+        "comparisons": _comparisons(asked, pipelines, seed),
+        "famous": {name: _famous(asked, found, seed) for name, found in pipelines.items()},
+        "two_hop": {name: _mean(_correct(two_hop(questions), found), seed) for name, found in pipelines.items()},
+        "by_split": {name: _by_split(questions, found, seed) for name, found in pipelines.items()},
+        "coverage": {name: _coverage(questions, found) for name, found in pipelines.items()},
+        "naive_rag_form": better,
+    }
+
+
+def official(questions: Iterable[Question]) -> list[Question]:
+    """The questions that the official score is over: knowledge-based ones, without two-hop ones."""
+    return [q for q in questions if q.requires_retrieval is not False and not is_two_hop(q) and has_truth(q)]
+
+
+def visual(questions: Iterable[Question]) -> list[Question]:
+    """The visual-dependent questions."""
+    return [q for q in questions if q.requires_retrieval is False and has_truth(q)]
+
+
+def two_hop(questions: Iterable[Question]) -> list[Question]:
+    """The two-hop questions, which stand outside the official score."""
+    return [q for q in questions if is_two_hop(q) and has_truth(q)]
+
+
+def is_two_hop(question: Question) -> bool:
+    """Whether the data set says that the answer is two articles away."""
+    return question.meta.get("two_hop") == "yes"
+
+
+def has_truth(question: Question) -> bool:
+    """Whether the right answer is known."""
+    return bool(question.answers) or question.range is not None
+
+
+def correctness(question: Question, trace: Trace) -> float:
+    """1 if the answer is right by InfoSeek's official rule, else 0; a failed or abstaining pipeline is wrong."""
+    return 0.0 if trace.error else infoseek.score_one(trace.answer, question)
+
+
+def is_unseen_question(question: Question) -> bool:
+    """The official scorer's test of a split's name; every other split counts as unseen entity."""
+    return question.split.endswith("unseen_question")
+
+
+def _score(rows: np.ndarray, statistic: Callable[[np.ndarray], float], seed: int) -> Score | None:
+    """A statistic over the rows (one a question) with its bootstrap interval over questions."""
+    if not len(rows):
+        return None
+    low, high = bootstrap_interval(rows, statistic, seed=seed)
+    return {"value": float(statistic(rows)), "low": float(low), "high": float(high), "n": len(rows)}
+
+
+def _mean(values: Sequence[float], seed: int) -> Score | None:
+    return _score(np.asarray(values, dtype=float), lambda rows: float(rows.mean()), seed)
+
+
+def _correct(questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[float]:
+    return [correctness(q, traces[q.id]) for q in questions if q.id in traces]
+
+
+def _with_evidence(questions: Iterable[Question]) -> list[Question]:
+    return [q for q in questions if q.evidence]
+
+
+def harmonic_mean(first: float, second: float) -> float:
+    """InfoSeek's overall score of its two split scores (the official code, not mR²AG's text, which says geometric)."""
+    return 0.0 if first + second == 0 else 2 * first * second / (first + second)
+
+
+def _overall() -> Callable[[np.ndarray], float]:
+    """Overall score of rows (is unseen question, scores…); with two score columns, the first less the second."""
+
+    def statistic(rows: np.ndarray) -> float:
+        unseen = rows[:, 0] == 1
+        values = [harmonic_mean(_average(rows[unseen, k]), _average(rows[~unseen, k])) for k in range(1, rows.shape[1])]
+        return values[0] if len(values) == 1 else values[0] - values[1]
+
+    return statistic
+
+
+def _average(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _split_scores(questions: Sequence[Question], values: Sequence[float], seed: int) -> dict[str, Score | None]:
+    """Official overall and split scores of one value per question; overall needs both splits."""
+    unseen = np.array([is_unseen_question(q) for q in questions], dtype=bool)
+    found = np.asarray(values, dtype=float)
+    both = unseen.any() and not unseen.all()
+    return {
+        "overall": _score(np.column_stack([unseen, found]), _overall(), seed) if both else None,
+        "unseen_question": _mean(found[unseen], seed),
+        "unseen_entity": _mean(found[~unseen], seed),
+    }
+
+
+def _table(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Any]:
+    answered = [q for q in questions if q.id in traces]
+    values = _correct(answered, traces)
+    types = sorted({q.answer_type for q in answered})
+    by_type = {
+        kind: _mean([v for q, v in zip(answered, values, strict=True) if q.answer_type == kind], seed) for kind in types
+    }
+    return {**_split_scores(answered, values, seed), "by_type": by_type}
+
+
+def _headline(table: Mapping[str, Any]) -> float:
+    """The overall score, or the one split's there is."""
+    found = table["overall"] or table["unseen_entity"] or table["unseen_question"]
+    return found["value"] if found else 0.0
+
+
+def _better_form(tables: Mapping[str, Any]) -> str | None:
+    forms = [name for name in NAIVE_FORMS if name in tables]
+    return max(forms, key=lambda name: _headline(tables[name])) if forms else None
+
+
+def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: float, seed: int) -> dict[str, Any]:
+    rows = np.array(gate_rows(questions, traces), dtype=float).reshape(-1, 2)
+    both = len(set(rows[:, 1])) == 2
+    return {
+        "accuracy": _score(rows, lambda r: gates.accuracy(r[:, 0] >= gamma, r[:, 1] == 1), seed),
+        "auroc": _score(rows, _auroc, seed) if both else None,
+    }
+
+
+def _auroc(rows: np.ndarray) -> float:
+    """AUROC of rows (score, label); 0.5 where a resample holds one label only."""
+    return gates.auroc(rows[:, 0], rows[:, 1] == 1) if len(set(rows[:, 1])) == 2 else 0.5
+
+
+def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[tuple[float, float]]:
+    """(gate probability, 1 if knowledge-based else 0) of every question whose kind is known."""
+    found = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.requires_retrieval is not None]
+    return [(gate, float(bool(q.requires_retrieval))) for q, gate in found if gate is not None]
+
+
+def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:
+    look_alike = [trace for trace in traces if _any(trace, _is_look_alike)]
+    attributes = sorted({a for t in traces for p in t.passages if (a := attribute_of(p.source)) and a != SEVERAL})
+    return {
+        "within_article": _balanced(traces, lambda p: p.source == "same_article", seed),
+        "look_alikes": _balanced(look_alike, _is_look_alike, seed),
+        "by_attribute": {
+            attribute: _score(_judged(traces, _differs_in(attribute)), _rejected_share, seed)
+            for attribute in attributes
+        },
+    }
+
+
+def _is_look_alike(passage: PassageTrace) -> bool:
+    return attribute_of(passage.source) is not None
+
+
+def _differs_in(attribute: str) -> Callable[[PassageTrace], bool]:
+    return lambda passage: attribute_of(passage.source) == attribute
+
+
+def _any(trace: Trace, wanted: Callable[[PassageTrace], bool]) -> bool:
+    return any(map(wanted, trace.passages))
+
+
+def _judged(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool]) -> np.ndarray:
+    """Per question: gold passages accepted, gold passages, negatives rejected, negatives. Shape (questions, 4)."""
+    rows = []
+    for trace in traces:
+        gold = [p.relevant for p in trace.passages if p.source == "gold"]
+        others = [not p.relevant for p in trace.passages if negative(p)]
+        if gold and others:
+            rows.append((sum(gold), len(gold), sum(others), len(others)))
+    return np.array(rows, dtype=float).reshape(-1, 4)
+
+
+def _rejected_share(rows: np.ndarray) -> float:
+    return float(rows[:, 2].sum() / rows[:, 3].sum())
+
+
+def _balanced(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool], seed: int) -> Score | None:
+    """Mean of the share of gold passages accepted and the share of negatives rejected; resampled by question."""
+    rows = _judged(traces, negative)
+    return _score(rows, lambda r: float(r[:, 0].sum() / r[:, 1].sum() + r[:, 2].sum() / r[:, 3].sum()) / 2, seed)
+
+
+def _retrieval(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
+    known = [q for q in questions if q.id in traces and q.entity_ids and not traces[q.id].error]
+    return {f"article_recall@{k}": _mean([_found(q, traces[q.id], k) for q in known], seed) for k in (1, 5)}
+
+
+def _found(question: Question, trace: Trace, k: int) -> float:
+    return float(any(hit.entry_id in question.entity_ids for hit in trace.hits[:k]))
+
+
+def _rankings(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Any] | None:
+    """Table 5: the answers that mr2ag's candidates would have given under each ranking; `random` in expectation."""
+    answered = [q for q in questions if q.id in traces]
+    if not answered:
+        return None
+    table = {
+        name: _split_scores(answered, [_expected(q, traces[q.id], name) for q in answered], seed) for name in RANKINGS
+    }
+    columns = {
+        column: {name: found["value"] for name, scores in table.items() if (found := scores[column]) is not None}
+        for column in ("overall", "unseen_question", "unseen_entity")
+        if table["random"][column] is not None
+    }
+    return {
+        "scores": table,
+        "paper": PAPER_TABLE_5,
+        "pairs_ordered_as_in_paper": {
+            column: order_agreement(values, {name: row[column] for name, row in PAPER_TABLE_5.items()})
+            for column, values in columns.items()
+        },
+        "full_product_best": {column: values["full"] >= max(values.values()) for column, values in columns.items()},
+    }
+
+
+def _expected(question: Question, trace: Trace, ranking: str) -> float:
+    """The expected score of a question under a ranking; of its own answer where there was nothing to rank."""
+    pairs = [(p.scores, p.answer) for p in trace.passages if p.scores is not None and p.answer is not None]
+    if not pairs or trace.error:
+        return correctness(question, trace)
+    weights = choice_weights([scores for scores, _ in pairs], ranking)
+    return sum(
+        weight * infoseek.score_one(answer, question)
+        for weight, (_, answer) in zip(weights, pairs, strict=True)
+        if weight
+    )
+
+
+def _comparisons(questions: Sequence[Question], pipelines: Traces, seed: int) -> dict[str, Score | None]:
+    """mr2ag less each baseline: the overall score (or the only split's), paired by question."""
+    pairs = [("mr2ag", name) for name in ("naive_rag", "closed_book") if {"mr2ag", name} <= set(pipelines)]
+    return {f"{first} - {second}": _difference(questions, pipelines, first, second, seed) for first, second in pairs}
+
+
+def _difference(questions: Sequence[Question], pipelines: Traces, first: str, second: str, seed: int) -> Score | None:
+    both = [q for q in questions if q.id in pipelines[first] and q.id in pipelines[second]]
+    rows = np.column_stack(
+        [
+            [float(is_unseen_question(q)) for q in both],
+            _correct(both, pipelines[first]),
+            _correct(both, pipelines[second]),
+        ]
+    )
+    if len(set(rows[:, 0])) == 2:
+        return _score(rows, _overall(), seed)
+    return _score(rows, lambda r: float((r[:, 1] - r[:, 2]).mean()), seed)
+
+
+def _famous(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
+    return {
+        answer: _mean(_correct([q for q in questions if q.meta.get("famous") == answer], traces), seed)
+        for answer in ("yes", "no")
+    }
+
+
+def _by_split(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
+    known = [q for q in questions if q.requires_retrieval is not False and has_truth(q)]
+    splits = sorted({q.split for q in known})
+    return {split: _mean(_correct([q for q in known if q.split == split], traces), seed) for split in splits}
+
+
+def _coverage(questions: Sequence[Question], traces: Mapping[str, Trace]) -> float | None:
+    """The share of the questions that a pipeline was given for which it has an answer, right or wrong."""
+    given = [traces[q.id] for q in questions if q.id in traces]
+    return sum(bool(trace.answer) and not trace.error for trace in given) / len(given) if given else None

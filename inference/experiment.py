@@ -1,0 +1,195 @@
+"""An evaluation from its config to its report: which pipelines run on which model, over which questions."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import random
+import resource
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+from reflectune.core.durable import read_json, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.types import Question
+from reflectune.data_builders.dataset import Dataset, load_manifest
+from reflectune.inference.collaborators import open_plain, open_reader, open_retriever, open_tuned
+from reflectune.inference.config import EvaluateConfig
+from reflectune.inference.evaluation import Traces, evaluate
+from reflectune.inference.notices import ModelFacts, notices
+from reflectune.inference.pipelines.build import RECIPES, Parts, build_pipeline, stages_for
+from reflectune.inference.probes import ProbeBuilder
+from reflectune.inference.report import write_report
+from reflectune.inference.runner import run_pipeline
+from reflectune.inference.trace import Trace
+
+Plan = dict[str, list[Question]]
+
+
+def run(config: EvaluateConfig) -> dict[str, Any]:
+    """Run all pipelines of a config, then write `metrics.json` and `report.html` into its output folder.
+
+    Returns:
+        The content of metrics.json.
+    """
+    state = PartialState(cpu=not torch.cuda.is_available())
+    dataset, manifest = Dataset(Path(config.dataset)), load_manifest(Path(config.dataset))
+    questions = select(dataset, config.splits, config.limit, config.seed)
+    parts = Parts(
+        config=config,
+        knowledge=dataset.knowledge,
+        probes=ProbeBuilder(dataset.root, manifest, dataset.knowledge, config.lead, config.seed),
+        retriever=open_retriever(config, dataset.knowledge) if config.index else None,
+    )
+    traces, models = _answer(config, dataset, parts, plan(config, questions))
+    found = {
+        **evaluate(questions, traces, gamma=config.gamma, seed=config.seed),
+        "minutes": minutes(traces),
+        "peak_gib": _peak_gib(Path(config.output)),
+    }
+    if state.is_main_process:
+        write_json(Path(config.output, "metrics.json"), found)
+        write_report(
+            Path(config.output, "report.html"),
+            dataset=dataset,
+            questions=questions,
+            traces=traces,
+            metrics=found,
+            title=f"reflectune on {dataset.root.resolve().name}",
+            facts=_facts(config, dataset, models),
+            notices=notices(questions, traces, found, manifest, models),
+            gamma=config.gamma,
+            most=config.report_questions,
+            seed=config.seed,
+        )
+    return found
+
+
+def select(dataset: Dataset, splits: Sequence[str], limit: int | None, seed: int) -> list[Question]:
+    """The questions of the splits; of each at most `limit`, drawn at random.
+
+    Raises:
+        UserError: There is no question in them.
+    """
+    chosen: list[Question] = []
+    for split in splits:
+        questions = dataset.questions(split)
+        if limit is not None and len(questions) > limit:
+            questions = random.Random(f"{seed} {split}").sample(questions, limit)
+        chosen += questions
+    if not chosen:
+        raise UserError(f"{dataset.root}: no questions in {', '.join(splits)}; name splits that the data set has")
+    return chosen
+
+
+def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
+    """The pipelines and stages to run, in order, each with the questions it takes; one that takes none is left out."""
+    taken = {name: [q for q in questions if RECIPES[name].takes(q)] for name in stages_for(config.forms())}
+    return {name: own for name, own in taken.items() if own}
+
+
+def describe(config: EvaluateConfig) -> str:
+    """What a run would do, for `--dry_run`: it reads the questions, and loads no model."""
+    dataset = Dataset(Path(config.dataset))
+    questions = select(dataset, config.splits, config.limit, config.seed)
+    lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}"]
+    for name, own in plan(config, questions).items():
+        role = RECIPES[name].model
+        reader = f" with {role} {getattr(config, role)}" if role else ""
+        lines.append(f"  {name}: {len(own)} questions in batches of {config.batch_questions}{reader}")
+    lines.append(f"into {config.output}: traces/, metrics.json, report.html")
+    return "\n".join(lines)
+
+
+def minutes(traces: Traces) -> dict[str, float]:
+    """Minutes that each pipeline or stage spent answering, all processes and interrupted runs together."""
+    spent = {
+        f"evaluate/{name}": sum(sum(trace.seconds.values()) for trace in found.values()) / 60
+        for name, found in traces.items()
+    }
+    return {name: round(value, 3) for name, value in {"evaluate": sum(spent.values()), **spent}.items()}
+
+
+def _answer(
+    config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Plan
+) -> tuple[dict[str, dict[str, Trace]], list[ModelFacts]]:
+    """Run what is planned, model by model, so that only one model is in memory."""
+    traces: dict[str, dict[str, Trace]] = {}
+    models = []
+    for role in (None, "base_model", "model"):
+        names = [name for name in planned if RECIPES[name].model == role]
+        if not names:
+            continue
+        ready, facts = parts, None
+        if role:
+            loaded = open_tuned(config) if role == "model" else open_plain(config, config.base_model)
+            facts = ModelFacts(role, loaded.name, loaded.fingerprint, loaded.model.num_parameters())
+            ready = Parts(config, parts.knowledge, parts.probes, open_reader(config, loaded), parts.retriever)
+            models.append(facts)
+            del loaded
+        for name in names:
+            traces[name] = run_pipeline(
+                name,
+                functools.partial(build_pipeline, name, ready),
+                planned[name],
+                image_root=dataset.root,
+                folder=Path(config.output, "traces"),
+                fingerprint=_fingerprint(name, config, dataset, facts),
+                batch_questions=config.batch_questions,
+                on_error=config.on_error,
+            )
+        del ready
+        gc.collect()
+    return {name: traces[name] for name in planned}, models
+
+
+def _fingerprint(name: str, config: EvaluateConfig, dataset: Dataset, model: ModelFacts | None) -> str:
+    """Hash of everything that a pipeline's traces depend on; how many questions are asked is not part of it."""
+    recipe = RECIPES[name]
+    settings = ("batch_questions", "lead", *recipe.settings)
+    if recipe.model:
+        settings += ("max_new_tokens", "token_budget", "dtype")
+    if name == "relevance":
+        settings += ("seed",)
+    return fingerprint(
+        {
+            "pipeline": name,
+            "dataset": dataset.fingerprint,
+            "index": _index_fingerprint(config) if recipe.retrieves else None,
+            "model": model.fingerprint if model else None,
+            "settings": {setting: getattr(config, setting) for setting in settings},
+        }
+    )
+
+
+def _index_fingerprint(config: EvaluateConfig) -> str:
+    return file_fingerprint(Path(config.index, "manifest.json"))
+
+
+def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts]) -> Mapping[str, str]:
+    named = {f"{'fine-tuned' if model.role == 'model' else 'base'} model": str(model) for model in models}
+    index = {"index": f"{config.index}, manifest {_index_fingerprint(config)}", "encoder": config.encoder}
+    return {
+        "data set": f"{dataset.root.resolve().name}, fingerprint {dataset.fingerprint}",
+        "splits": ", ".join(config.splits) + (f", at most {config.limit} questions of each" if config.limit else ""),
+        "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
+        **(index if config.index else {}),
+        **named,
+        "settings": f"top_n {config.top_n}, γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
+        f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
+        "seed": str(config.seed),
+        "output": config.output,
+    }
+
+
+def _peak_gib(output: Path) -> float:
+    """The highest memory that any run into this folder has needed on the main process, in GiB."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # ru_maxrss is in KiB on Linux
+    before = output / "metrics.json"
+    earlier = read_json(before, "the earlier metrics").get("peak_gib", 0.0) if before.exists() else 0.0
+    return round(max(used, earlier), 2)

@@ -1,0 +1,39 @@
+"""The model alone: image and question, nothing looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PIL import Image
+
+from reflectune.core.types import Question
+from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.reader import Reader
+from reflectune.inference.trace import Trace
+
+
+class ClosedBook:
+    """Answers from what the model sees and knows by heart."""
+
+    name = "closed_book"
+
+    def __init__(self, reader: Reader) -> None:
+        """Bind the model, normally a base model without reflection tokens."""
+        self._reader = reader
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace per question, in order."""
+        clock = Clock()
+        with clock.step("answer"):
+            answers = self._reader.answer_plainly(questions, images, [()] * len(questions))
+        return [
+            Trace(
+                question_id=question.id,
+                pipeline=self.name,
+                answer=answer.text,
+                confidence=answer.score,
+                seconds=clock.share(len(questions)),
+                tokens={"generated": answer.tokens},
+            )
+            for question, answer in zip(questions, answers, strict=True)
+        ]

@@ -1,0 +1,72 @@
+"""Two stages that only measure one decision: the retriever alone, and the tuned model's eye for evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from PIL import Image
+
+from reflectune.core.types import Question
+from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.probes import GOLD, ProbeBuilder
+from reflectune.inference.reader import Reader
+from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.retrieval.retriever import Retriever
+
+
+class Retrieval:
+    """What the retriever finds for every question, whatever a gate would say."""
+
+    name = "retrieval"
+
+    def __init__(self, retriever: Retriever, top_n: int) -> None:
+        """Bind the retriever; `top_n` entries are recorded."""
+        self._retriever, self._top_n = retriever, top_n
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace with hits per question, in order."""
+        clock = Clock()
+        with clock.step("retrieve"):
+            found = self._retriever.search(images, self._top_n)
+        return [
+            Trace(question.id, self.name, retrieved=True, hits=tuple(hits), seconds=clock.share(len(questions)))
+            for question, hits in zip(questions, found, strict=True)
+        ]
+
+
+class Relevance:
+    """How the tuned model judges evidence, the rest of the article, and look-alikes; and its answer from evidence."""
+
+    name = "relevance"
+
+    def __init__(self, reader: Reader, probes: ProbeBuilder) -> None:
+        """Bind the fine-tuned model, and where probes come from."""
+        self._reader, self._probes = reader, probes
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace per question with evidence, in order; its answer is read from the first gold passage."""
+        clock = Clock()
+        probes = [self._probes.build(question) for question in questions]
+        with clock.step("judge"):
+            opened = self._reader.open(questions, images)
+            judged = self._reader.judge(opened, [[probe.passage for probe in own] for own in probes])
+        probes = [
+            [probe for probe in own if probe.passage in read] for own, read in zip(probes, judged.passages, strict=True)
+        ]
+        rows = [(i, 0) for i, own in enumerate(probes) if own and own[0].source == GOLD]
+        with clock.step("answer"):
+            answers = dict(zip(rows, self._reader.answer_from(judged, rows), strict=True))
+        traces = []
+        for i, question in enumerate(questions):
+            passages = [
+                PassageTrace(probe.passage, s_rel=s_rel, s_irr=s_irr, source=probe.source)
+                for probe, (s_rel, s_irr) in zip(probes[i], judged.relevance[i], strict=True)
+            ]
+            trace = Trace(question.id, self.name, seconds=clock.share(len(questions)))
+            if (i, 0) in answers:
+                answer = answers[i, 0]
+                passages[0] = dataclasses.replace(passages[0], answer=answer.text, s_ans=answer.score)
+                trace = dataclasses.replace(trace, answer=answer.text, chosen=0)
+            traces.append(dataclasses.replace(trace, passages=tuple(passages)))
+        return traces

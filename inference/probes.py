@@ -1,0 +1,147 @@
+"""Which passages a diagnosis shows the tuned model: evidence, the rest of its article, and look-alikes' passages."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Evidence, Passage, Question
+from reflectune.data_builders.annotators import annotate_by_string
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.passages import split_passages
+
+Lead = Literal["none", "first_sentence"]
+
+GOLD, SAME_ARTICLE, LOOK_ALIKE, SEVERAL = "gold", "same_article", "look_alike", "several"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A passage to judge, and what it is to the question.
+
+    `source` is `gold`, `same_article` (another section of the gold article), or `look_alike:<attribute>`: a section
+    that says the same kind of thing about an entity that differs in this attribute alone, or in `several`.
+    """
+
+    passage: Passage
+    source: str
+
+
+def attribute_of(source: str) -> str | None:
+    """The attribute in which a look-alike differs (or `several`); None if the passage is no look-alike's."""
+    kind, _, attribute = source.partition(":")
+    return attribute if kind == LOOK_ALIKE else None
+
+
+def gold_passages(question: Question, passages: Sequence[Passage]) -> list[Passage]:
+    """The passages of the evidence sections that hold an answer; of a section where none does, all.
+
+    A section of several paragraphs is evidence as a whole; which paragraph supports the answer is read off its text by
+    the `string` annotator.
+    """
+    found = []
+    for evidence in question.evidence:
+        section = [p for p in passages if Evidence(p.entry_id, p.section) == evidence]
+        holding = [p for p in section if annotate_by_string(question, p).relevant]
+        found += holding or section
+    return found
+
+
+class ProbeBuilder:
+    """Finds the probes of a question in a data set.
+
+    Look-alikes come from the data set's `probes.jsonl` where it has one; else from the looks and the sections'
+    relations in its dataset.json; a data set with neither has none.
+    """
+
+    def __init__(
+        self, root: Path, manifest: Mapping[str, Any], knowledge: KnowledgeBase, lead: Lead, seed: int, several: int = 2
+    ) -> None:
+        """Args: the data set's folder, manifest and knowledge base; passages' lead; how many look-alikes that differ in
+        two attributes to take for a question (those that differ in one are taken once per attribute).
+        """
+        self._knowledge, self._lead, self._seed, self._several = knowledge, lead, seed, several
+        self._looks: Mapping[str, Mapping[str, str]] = manifest.get("looks", {})
+        self._relations: Mapping[str, Sequence[str]] = manifest.get("relations", {})
+        self._written = _read_written(root / "probes.jsonl")
+
+    @property
+    def has_look_alikes(self) -> bool:
+        """Whether the data set says which entries look alike."""
+        return bool(self._written) or bool(self._looks and self._relations)
+
+    def build(self, question: Question) -> list[Probe]:
+        """The probes of a question with evidence, gold first; none if its evidence has no passage."""
+        entries = dict.fromkeys(evidence.entry_id for evidence in question.evidence)
+        passages = [p for entry_id in entries for p in self._passages(entry_id)]
+        gold = gold_passages(question, passages)
+        if not gold:
+            return []
+        sections = set(question.evidence)
+        others = [p for p in passages if Evidence(p.entry_id, p.section) not in sections]
+        return [
+            *(Probe(p, GOLD) for p in gold),
+            *(Probe(p, SAME_ARTICLE) for p in others),
+            *(self._written.get(question.id) or self._look_alikes(question)),
+        ]
+
+    def _passages(self, entry_id: str) -> list[Passage]:
+        return split_passages(self._knowledge.get(entry_id), lead=self._lead)
+
+    def _look_alikes(self, question: Question) -> list[Probe]:
+        evidence = question.evidence[0]
+        relations = self._relations.get(evidence.entry_id, ())
+        if evidence.entry_id not in self._looks or evidence.section >= len(relations):
+            return []
+        relation = relations[evidence.section]
+        near = self._near(evidence.entry_id, relation)
+        rng = random.Random(f"{self._seed} {question.id}")
+        probes = []
+        for attribute, entries in sorted(near.items()):
+            for entry_id in rng.sample(entries, min(len(entries), self._several if attribute == SEVERAL else 1)):
+                section = list(self._relations[entry_id]).index(relation)
+                probes += [
+                    Probe(p, f"{LOOK_ALIKE}:{attribute}") for p in self._passages(entry_id) if p.section == section
+                ]
+        return probes
+
+    def _near(self, entry_id: str, relation: str) -> dict[str, list[str]]:
+        """Entries with a section of this relation that differ in one attribute (by attribute) or in two (`several`)."""
+        near: dict[str, list[str]] = defaultdict(list)
+        own = self._looks[entry_id]
+        for other, looks in self._looks.items():
+            different = [name for name in own if looks.get(name) != own[name]]
+            if 1 <= len(different) <= 2 and relation in self._relations.get(other, ()):
+                near[different[0] if len(different) == 1 else SEVERAL].append(other)
+        return near
+
+
+def _read_written(path: Path) -> dict[str, list[Probe]]:
+    """Look-alike probes that the data set brings, by question id."""
+    probes: dict[str, list[Probe]] = defaultdict(list)
+    for number, row in _rows(path):
+        try:
+            probe = Probe(Passage(**row["passage"]), f"{LOOK_ALIKE}:{row['attribute']}")
+            probes[row["question_id"]].append(probe)
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"{path}, line {number}: expected question_id, attribute and passage (the fields of a Passage): {error}"
+            ) from error
+    return dict(probes)
+
+
+def _rows(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{path}, line {number}: not valid JSON: {error}") from error

@@ -1,0 +1,200 @@
+"use strict";
+// The list of questions. Rows are built as they come into view; every text from the data goes in by textContent.
+const data = JSON.parse(document.getElementById("data").textContent);
+const form = document.getElementById("filters");
+const list = document.getElementById("list");
+const more = document.getElementById("more");
+const PAGE = 40;
+let shown = [];
+let built = 0;
+
+function element(tag, name, ...children) {
+  const node = document.createElement(tag);
+  if (name) node.className = name;
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function picture(index, name, alt) {
+  if (index < 0) return element("div", name + " none", "no picture");
+  const node = element("img", name);
+  node.src = data.images[index];
+  node.alt = alt;
+  node.loading = "lazy";
+  return node;
+}
+
+const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
+const percent = (value) => (100 * value).toFixed(1) + " %";
+
+function gateTrace(question, pipeline) {
+  const own = question.traces[pipeline];
+  if (own && own.gate !== null) return own;
+  return Object.values(question.traces).find((trace) => trace.gate !== null) || null;
+}
+
+function gateWrong(question, pipeline) {
+  const trace = gateTrace(question, pipeline);
+  return trace !== null && question.knowledge !== null && trace.retrieved !== question.knowledge;
+}
+
+function gateBar(question, pipeline) {
+  const trace = gateTrace(question, pipeline);
+  if (trace === null) return element("div", "gate", "");
+  const fill = element("i");
+  fill.style.width = 100 * trace.gate + "%";
+  const mark = element("b");
+  mark.style.left = 100 * data.gamma + "%";
+  const bar = element("div", "bar", fill, mark);
+  const wrong = gateWrong(question, pipeline);
+  const said = trace.retrieved ? "looks it up" : "answers by sight";
+  return element("div", "gate", "retrieve " + percent(trace.gate), bar,
+    element("span", wrong ? "wrong" : "", said + (wrong ? " – wrong" : "")));
+}
+
+function truth(question) {
+  const accepted = question.answers.slice(0, 6).join(" | ") + (question.answers.length > 6 ? " | …" : "");
+  if (!question.range) return accepted;
+  return question.range[0] + " … " + question.range[1] + (accepted ? " (" + accepted + ")" : "");
+}
+
+function answerLine(trace) {
+  if (trace.error) return element("span", "wrong", "failed: " + trace.error);
+  const state = trace.correct >= 1 ? ["right", "✓ "] : trace.correct > 0 ? ["", "≈ "] : ["wrong", "✗ "];
+  return element("span", state[0], state[1] + (trace.answer || "(no answer)"));
+}
+
+function row(question, pipeline) {
+  const trace = question.traces[pipeline];
+  const about = [question.id, question.split, question.type, question.knowledge === false ? "visual" : "",
+    question.famous ? "famous" : "", trace.fallback ? "nothing relevant → " + trace.fallback : ""];
+  const middle = element("div", "",
+    element("div", "asked", question.text),
+    element("div", "outcome", answerLine(trace), " ", element("span", "truth", "truth: " + truth(question))),
+    element("div", "meta", about.filter(Boolean).join(" · ")));
+  const node = element("details", "question",
+    element("summary", "", picture(question.image, "thumb", ""), middle, gateBar(question, pipeline)));
+  node.addEventListener("toggle", () => {
+    if (node.open && node.children.length === 1) node.append(detail(question, pipeline));
+  });
+  return node;
+}
+
+function detail(question, pipeline) {
+  const trace = question.traces[pipeline];
+  const left = element("div", "beside", picture(question.image, "picture", "the question's image"),
+    element("h3", "", "Every pipeline's answer"));
+  for (const name of data.pipelines) {
+    if (question.traces[name]) left.append(element("div", "outcome", name + ": ", answerLine(question.traces[name])));
+  }
+  const right = element("div", "");
+  if (trace.hits.length) right.append(element("h3", "", "Retrieved entries"), hits(question, trace));
+  if (trace.passages.length) {
+    right.append(element("h3", "", "Passages, by product"));
+    const order = trace.passages.map((_, i) => i);
+    const key = (i) => [i === trace.chosen ? 1 : 0, trace.passages[i].product ?? -1, trace.passages[i].rel ?? -1];
+    order.sort((a, b) => compare(key(b), key(a)) || a - b);
+    for (const i of order) right.append(passage(question, trace, i));
+  }
+  if (!trace.hits.length && !trace.passages.length) {
+    right.append(element("p", "note", "Answered from the image and the question alone."));
+  }
+  return element("div", "detail", left, right);
+}
+
+function compare(a, b) {
+  for (let i = 0; i < a.length; i += 1) if (a[i] !== b[i]) return a[i] - b[i];
+  return 0;
+}
+
+function hits(question, trace) {
+  const box = element("div", "hits");
+  trace.hits.forEach(([index, score], rank) => {
+    const entry = data.entries[index];
+    const gold = question.entities.includes(entry.id);
+    box.append(element("div", gold ? "hit gold" : "hit", picture(entry.image, "", ""),
+      element("div", "", rank + 1 + ". " + entry.title, gold ? element("span", "badge gold", "right") : null),
+      element("div", "meta", "S_ret " + number(score))));
+  });
+  return box;
+}
+
+function passage(question, trace, position) {
+  const read = trace.passages[position];
+  const text = data.passages[read.passage];
+  const gold = question.evidence.includes(text.place);
+  const head = element("div", "", element("b", "", data.entries[text.entry].title + (text.heading ? " – " + text.heading : "")));
+  if (position === trace.chosen) head.append(element("span", "badge", "chosen"));
+  if (gold) head.append(element("span", "badge gold", "evidence"));
+  if (read.relevant) head.append(element("span", "badge", "judged relevant"));
+  const node = element("div", read.relevant ? "passage relevant" : "passage", head, element("div", "", text.text));
+  node.style.setProperty("--p", read.rel === null ? 0 : read.rel);
+  const scores = element("div", "scores");
+  const parts = [["S_ret", read.ret], ["S_rel", read.rel], ["S_ans", read.ans], ["product", read.product]];
+  for (const [name, value] of parts) {
+    if (value !== null) scores.append(element("span", "", name + " ", element("b", "", number(value))));
+  }
+  if (read.answer !== null) scores.append(element("span", "", "answer ", element("b", "", read.answer || "(empty)")));
+  if (scores.childNodes.length) node.append(scores);
+  return node;
+}
+
+function matches(question, wanted) {
+  const trace = question.traces[wanted.pipeline];
+  if (!trace) return false;
+  if (wanted.split && question.split !== wanted.split) return false;
+  if (wanted.kind && kind(question) !== wanted.kind) return false;
+  if (wanted.wrong && trace.correct >= 1) return false;
+  if (wanted.gate && !gateWrong(question, wanted.pipeline)) return false;
+  if (wanted.nothing && !trace.fallback) return false;
+  return !wanted.search || haystack(question, trace).includes(wanted.search);
+}
+
+function haystack(question, trace) {
+  const titles = trace.hits.map(([index]) => data.entries[index].title);
+  return [question.id, question.text, trace.answer, ...question.answers, ...titles].join("\n").toLowerCase();
+}
+
+function kind(question) {
+  return question.knowledge === false ? "visual" : question.type;
+}
+
+function refresh() {
+  const wanted = {
+    pipeline: form.elements.pipeline.value, split: form.elements.split.value, kind: form.elements.kind.value,
+    search: form.elements.search.value.trim().toLowerCase(), wrong: form.elements.wrong.checked,
+    gate: form.elements.gate.checked, nothing: form.elements.nothing.checked,
+  };
+  shown = data.questions.filter((question) => matches(question, wanted));
+  built = 0;
+  list.replaceChildren();
+  document.getElementById("count").textContent = shown.length + " of " + data.questions.length + " questions";
+  extend();
+}
+
+function extend() {
+  const pipeline = form.elements.pipeline.value;
+  const next = shown.slice(built, built + PAGE).map((question) => row(question, pipeline));
+  built += next.length;
+  list.append(...next);
+  // The watcher fires on a change of visibility only: watch anew, in case the end of the list is still in view.
+  watcher.unobserve(more);
+  if (built < shown.length) watcher.observe(more);
+}
+
+function options(name, values, all) {
+  const select = form.elements[name];
+  if (all) select.append(new Option(all, ""));
+  for (const value of values) select.append(new Option(value, value));
+}
+
+const watcher = new IntersectionObserver((seen) => {
+  if (seen.some((item) => item.isIntersecting)) extend();
+}, { rootMargin: "600px" });
+
+options("pipeline", data.pipelines, "");
+options("split", [...new Set(data.questions.map((question) => question.split))].sort(), "all");
+options("kind", [...new Set(data.questions.map(kind))].sort(), "all");
+form.addEventListener("input", refresh);
+form.addEventListener("submit", (event) => event.preventDefault());
+refresh();

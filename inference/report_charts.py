@@ -1,0 +1,122 @@
+"""The report's charts: which curves are drawn from which traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from reflectune.core.types import Question
+from reflectune.inference import curves
+from reflectune.inference.charts import Line, line_chart
+from reflectune.inference.evaluation import Traces, correctness, gate_rows, official
+from reflectune.inference.probes import GOLD, SAME_ARTICLE, attribute_of
+from reflectune.inference.ranking import product
+from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.metrics import gates
+
+
+def charts(questions: Sequence[Question], traces: Traces, gamma: float) -> str:
+    """All charts that the traces allow, as HTML."""
+    tuned, probed = traces.get("mr2ag", {}), list(traces.get("relevance", {}).values())
+    return "".join(
+        [
+            _gate(gate_rows(questions, tuned), gamma),
+            _relevance(probed),
+            _risk(official(questions), traces),
+            _calibration(questions, tuned, probed),
+        ]
+    )
+
+
+def confidence(trace: Trace) -> float | None:
+    """What an answer can be ranked by: the chosen passage's product, else eq. 7 of the answer; None if neither."""
+    if trace.chosen is not None:
+        scores = trace.passages[trace.chosen].scores
+        if scores is not None:
+            return product(scores)
+    return trace.confidence
+
+
+def _gate(rows: Sequence[tuple[float, float]], gamma: float) -> str:
+    if not rows:
+        return ""
+    values, labels = [value for value, _ in rows], [label == 1 for _, label in rows]
+    knowledge = [value for value, label in zip(values, labels, strict=True) if label]
+    visual = [value for value, label in zip(values, labels, strict=True) if not label]
+    lines = [
+        Line("right decisions", curves.accuracy_at(values, labels)),
+        Line("retrieves: knowledge-based", curves.share_at_least(knowledge)),
+        Line("retrieves: visual", curves.share_at_least(visual)),
+    ]
+    return line_chart(
+        "The gate against its threshold γ",
+        "γ",
+        "share of questions",
+        [line for line in lines if line.points],
+        marker=(gamma, f"γ = {gamma:g}"),
+    )
+
+
+def _relevance(traces: Sequence[Trace]) -> str:
+    gold = _s_rel(traces, lambda p: p.source == GOLD)
+    if not gold:
+        return ""
+    lines = [Line("evidence accepted", curves.share_at_least(gold))]
+    kinds: Mapping[str, Callable[[PassageTrace], bool]] = {
+        "same article accepted": lambda p: p.source == SAME_ARTICLE,
+        "look-alike accepted": lambda p: attribute_of(p.source) is not None,
+    }
+    found = {name: _s_rel(traces, kind) for name, kind in kinds.items()}
+    lines += [Line(name, curves.share_at_least(values)) for name, values in found.items() if values]
+    others = _s_rel(traces, lambda p: p.source != GOLD)
+    if others:
+        lines.append(Line("balanced accuracy", curves.balanced_accuracy_at(gold, others)))
+    return line_chart("Relevance against a threshold on S_rel", "threshold on S_rel", "share of passages", lines)
+
+
+def _risk(questions: Sequence[Question], traces: Traces) -> str:
+    lines = []
+    for name in ("mr2ag", "naive_rag_article", "naive_rag_passages", "oracle_article", "closed_book"):
+        points = _risk_points(questions, traces.get(name, {}))
+        if points:
+            lines.append(Line(name, points))
+    if not lines:
+        return ""
+    note = "Answers ordered by the chosen passage's product (mr2ag) or by equation 7 (the others). Lower is better."
+    return line_chart("Risk against coverage", "share of questions answered", "share of those wrong", lines, note=note)
+
+
+def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace]) -> curves.Points:
+    """An abstention or a failure counts as wrong, and is the last to be covered."""
+    found = [(confidence(traces[q.id]) or 0.0, correctness(q, traces[q.id])) for q in questions if q.id in traces]
+    return curves.risk_coverage([value for value, _ in found], [right for _, right in found])
+
+
+def _calibration(questions: Sequence[Question], tuned: Mapping[str, Trace], probed: Sequence[Trace]) -> str:
+    judged = [(p.s_rel, float(p.source == GOLD)) for t in probed for p in t.passages if p.s_rel is not None]
+    answered = [
+        (p.s_ans, correctness(q, tuned[q.id]))
+        for q in official(questions)
+        if q.id in tuned and (p := _chosen(tuned[q.id])) is not None and p.s_ans is not None
+    ]
+    pairs = {"gate": gate_rows(questions, tuned), "S_rel": judged, "S_ans": answered}
+    lines, errors = [], []
+    for name, found in pairs.items():
+        if found:
+            values, outcomes = [value for value, _ in found], [outcome for _, outcome in found]
+            error = gates.expected_calibration_error(np.array(values), np.array(outcomes))
+            lines.append(Line(name, curves.calibration(values, outcomes), dots=True))
+            errors.append(f"{name} {error:.3f}")
+    if not lines:
+        return ""
+    note = f"Ten bins; calibrated is the diagonal. Expected calibration error: {', '.join(errors)}."
+    return line_chart("Calibration", "probability given", "share that was right", lines, note=note, diagonal=True)
+
+
+def _chosen(trace: Trace) -> PassageTrace | None:
+    return trace.passages[trace.chosen] if trace.chosen is not None else None
+
+
+def _s_rel(traces: Iterable[Trace], wanted: Callable[[PassageTrace], bool]) -> list[float]:
+    return [p.s_rel for t in traces for p in t.passages if p.s_rel is not None and wanted(p)]

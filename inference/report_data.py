@@ -1,0 +1,155 @@
+"""What the report's list of questions is built from in the browser: JSON, with each image, entry and passage once."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.types import Passage, Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.evaluation import Traces, correctness, has_truth
+from reflectune.inference.ranking import product
+from reflectune.inference.trace import PassageTrace, Trace
+
+LONGEST_SIDE = 288
+"""Pixels: larger images are scaled down to this."""
+
+
+def browser_data(dataset: Dataset, questions: Sequence[Question], traces: Traces, gamma: float) -> dict[str, Any]:
+    """The JSON that `report.js` reads.
+
+    Args:
+        dataset: Where images and entries are.
+        questions: The questions to list.
+        traces: By pipeline, then by question id.
+        gamma: The gate's threshold.
+
+    Returns:
+        `images` (data URIs), `entries`, `passages` and `questions`; the latter refer to the former by position.
+    """
+    tables = _Tables(dataset)
+    names = sorted(traces, key=lambda name: (name != "mr2ag", name))
+    rows = [
+        _question(question, {name: traces[name][question.id] for name in names if question.id in traces[name]}, tables)
+        for question in questions
+    ]
+    return {
+        "gamma": gamma,
+        "pipelines": names,
+        "images": tables.images,
+        "entries": tables.entries,
+        "passages": tables.passages,
+        "questions": rows,
+    }
+
+
+class _Tables:
+    """Images, entries and passages, each stored at its first use and referred to by position."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.images: list[str] = []
+        self.entries: list[dict[str, Any]] = []
+        self.passages: list[dict[str, Any]] = []
+        self._dataset = dataset
+        self._places: dict[tuple[str, str], int] = {}
+
+    def image(self, path: Path) -> int:
+        """Position of an image; -1 if it can't be read (then the evaluation has said so already)."""
+        key = ("image", str(path.resolve()))
+        if key not in self._places:
+            try:
+                self.images.append(data_uri(load_image(path)))
+                self._places[key] = len(self.images) - 1
+            except UserError:
+                self._places[key] = -1
+        return self._places[key]
+
+    def entry(self, entry_id: str) -> int:
+        """Position of an entry."""
+        key = ("entry", entry_id)
+        if key not in self._places:
+            entry = self._dataset.knowledge.get(entry_id)
+            image = self.image(self._dataset.knowledge.image_path(entry)) if entry.images else -1
+            self._places[key] = len(self.entries)
+            self.entries.append({"id": entry.id, "title": entry.title, "image": image})
+        return self._places[key]
+
+    def passage(self, passage: Passage) -> int:
+        """Position of a passage."""
+        key = ("passage", passage.id)
+        if key not in self._places:
+            self._places[key] = len(self.passages)
+            self.passages.append(
+                {
+                    "entry": self.entry(passage.entry_id),
+                    "place": f"{passage.entry_id}#{passage.section}",
+                    "heading": passage.heading,
+                    "text": " ".join(filter(None, [passage.lead, passage.text])),
+                }
+            )
+        return self._places[key]
+
+
+def data_uri(image: Image.Image) -> str:
+    """A small copy of an image as a data URI, made from its pixels, so that nothing else of the file comes along."""
+    small = image.copy()
+    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    buffer = io.BytesIO()
+    small.save(buffer, format="WEBP", quality=82)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables) -> dict[str, Any]:
+    root = tables._dataset.root
+    return {
+        "id": question.id,
+        "split": question.split,
+        "type": question.answer_type,
+        "text": question.text,
+        "answers": list(question.answers),
+        "range": list(question.range) if question.range else None,
+        "image": tables.image(Path(root, question.image)) if question.image else -1,
+        "knowledge": question.requires_retrieval,
+        "famous": question.meta.get("famous") == "yes",
+        "entities": list(question.entity_ids),
+        "evidence": [f"{evidence.entry_id}#{evidence.section}" for evidence in question.evidence],
+        "traces": {name: _trace(question, trace, tables) for name, trace in traces.items()},
+    }
+
+
+def _trace(question: Question, trace: Trace, tables: _Tables) -> dict[str, Any]:
+    return {
+        "answer": trace.answer,
+        "correct": correctness(question, trace) if has_truth(question) else 0,
+        "gate": _round(trace.gate),
+        "retrieved": trace.retrieved,
+        "hits": [[tables.entry(hit.entry_id), _round(hit.score)] for hit in trace.hits],
+        "passages": [_passage(passage, tables) for passage in trace.passages],
+        "chosen": trace.chosen,
+        "fallback": trace.fallback,
+        "error": trace.error,
+    }
+
+
+def _passage(read: PassageTrace, tables: _Tables) -> dict[str, Any]:
+    scores = read.scores
+    return {
+        "passage": tables.passage(read.passage),
+        "ret": _round(read.s_ret),
+        "rel": _round(read.s_rel),
+        "relevant": read.relevant,
+        "answer": read.answer,
+        "ans": _round(read.s_ans),
+        "product": None if scores is None else _round(product(scores)),
+    }
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

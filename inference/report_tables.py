@@ -1,0 +1,163 @@
+"""The report's tables, as HTML; every text from outside is escaped."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Cells = Sequence[str]
+
+NAMES = {"overall": "overall", "unseen_question": "unseen question", "unseen_entity": "unseen entity"}
+
+
+def scores(metrics: Mapping[str, Any]) -> str:
+    """Official scores of every pipeline by split and type, what mr2ag gains, and the break-downs."""
+    tables = metrics["pipelines"]
+    types = sorted({kind for table in tables.values() for kind in table["by_type"]})
+    better = metrics["naive_rag_form"]
+    rows = [
+        [
+            _name(name, f"its better form: {better}" if name == "naive_rag" else ""),
+            *(_score(table[column]) for column in NAMES),
+            *(_score(table["by_type"].get(kind)) for kind in types),
+            _share(metrics["coverage"].get(name)),
+        ]
+        for name, table in tables.items()
+    ]
+    head = ["pipeline", *NAMES.values(), *(kind.replace("_", " ") for kind in types), "answered"]
+    caption = (
+        "InfoSeek's official score over knowledge-based questions, in %, with 95 % bootstrap intervals. Overall is the "
+        "harmonic mean of the two splits."
+    )
+    return _table(head, rows, caption) + _splits(metrics) + _gains(metrics) + _famous(metrics)
+
+
+def parts(metrics: Mapping[str, Any]) -> str:
+    """Each decision by itself: gate, relevance, answers, visual questions, retrieval."""
+    relevance, answer, visual = metrics["relevance"], metrics["answer"], metrics["visual"]
+    rows = [
+        ("Retrieval gate, accuracy", "knowledge-based against visual questions", metrics["gate"]["accuracy"]),
+        ("Retrieval gate, AUROC", "the same, over all thresholds", metrics["gate"]["auroc"]),
+        ("Relevance within the article", "evidence against other sections, balanced", relevance["within_article"]),
+        ("Relevance against look-alikes", "evidence against their same section, balanced", relevance["look_alikes"]),
+        *(
+            (f"Look-alikes rejected: {attribute}", f"differing in {attribute} alone", found)
+            for attribute, found in relevance["by_attribute"].items()
+        ),
+        ("Answer, gold passage given", "the tuned model, exact match", answer["gold_passage"]),
+        ("Answer, whole gold article given", "the base model, exact match", answer["gold_article"]),
+        ("Visual questions, tuned", "through the gate, exact match", visual["tuned"]),
+        ("Visual questions, base", "closed book, exact match", visual["base"]),
+        *(
+            (f"Retrieval, {name.replace('_', ' ')}", "equation 3, exhaustive over the knowledge base", found)
+            for name, found in metrics["retrieval"].items()
+        ),
+    ]
+    cells = [
+        [html.escape(name), _score(found), "–" if found is None else str(found["n"]), html.escape(about)]
+        for name, about, found in rows
+    ]
+    return _table(["decision", "%", "questions", "what is measured"], cells, "", prose=3)
+
+
+def rankings(metrics: Mapping[str, Any]) -> str:
+    """The eight rankings beside Table 5 of the paper, and whether its order holds here."""
+    found = metrics["rankings"]
+    if not found:
+        return '<p class="note">mr2ag was not run.</p>'
+    label = {"full": "ret·rel·ans (the full product)"}
+    rows = [
+        [
+            html.escape(label.get(name, name.replace("*", "·"))),
+            *(_score(table[column]) for column in NAMES),
+            *(f"{100 * found['paper'][name][column]:.1f}" for column in NAMES),
+        ]
+        for name, table in found["scores"].items()
+    ]
+    head = ["ranked by", *NAMES.values(), *(f"paper: {name}" for name in NAMES.values())]
+    caption = (
+        "Answers chosen among mr2ag's candidates by each product of S_ret, S_rel, S_ans. “random” is the exact "
+        "expectation of a random choice; ties share equally. The paper's figures (Table 5) are LLaVA-7B's on InfoSeek: "
+        "compare the order only."
+    )
+    return _table(head, rows, caption) + "".join(
+        f'<p class="note">{html.escape(sentence)}</p>' for sentence in ranking_sentences(found)
+    )
+
+
+def ranking_sentences(found: Mapping[str, Any]) -> list[str]:
+    """Whether Table 5's order holds here, in words, per column."""
+    sentences = []
+    for column, share in found["pairs_ordered_as_in_paper"].items():
+        best = "is best (or ties)" if found["full_product_best"][column] else "is not best"
+        sentences.append(
+            f"{NAMES[column].capitalize()}: {100 * share:.0f} % of the pairs of rankings are ordered as in the paper; "
+            f"the full product {best} here."
+        )
+    return sentences
+
+
+def facts(values: Mapping[str, str]) -> str:
+    """Name and value of everything that determined the run."""
+    rows = [[html.escape(name), html.escape(value)] for name, value in values.items()]
+    return _table(["", ""], rows, "", prose=1)
+
+
+def _splits(metrics: Mapping[str, Any]) -> str:
+    """Scores by each split's own name, where they say more than the official two."""
+    found = metrics["by_split"]
+    splits = sorted({split for table in found.values() for split in table})
+    if len(splits) <= 2:
+        return ""
+    rows = [[_name(name), *(_score(table.get(split)) for split in splits)] for name, table in found.items()]
+    return _table(["pipeline", *map(html.escape, splits)], rows, "By split, two-hop questions included.")
+
+
+def _gains(metrics: Mapping[str, Any]) -> str:
+    rows = [[_name(name), _score(found, sign=True)] for name, found in metrics["comparisons"].items()]
+    caption = "Difference of the overall scores in points, paired by question, with its 95 % interval."
+    return _table(["difference", "points"], rows, caption) if rows else ""
+
+
+def _famous(metrics: Mapping[str, Any]) -> str:
+    found = {name: table for name, table in metrics["famous"].items() if table["yes"]}
+    rows = [[_name(name), _score(table["yes"]), _score(table["no"])] for name, table in found.items()]
+    caption = "Exact match on facts that the base model knows by heart (nothing is claimed there), and on the others."
+    return _table(["pipeline", "known by heart", "others"], rows, caption) if rows else ""
+
+
+def _table(head: Cells, rows: Sequence[Cells], caption: str, prose: int | None = None) -> str:
+    """A table whose cells are HTML already; the column `prose` holds sentences."""
+    lines = []
+    for row in rows:
+        cells = "".join(
+            f'<td class="prose">{cell}</td>' if position == prose else f"<td>{cell}</td>"
+            for position, cell in enumerate(row)
+            if position
+        )
+        lines.append(f'<tr><th scope="row">{row[0]}</th>{cells}</tr>')
+    titles = "".join(
+        f'<th scope="col" class="prose">{title}</th>' if position == prose else f'<th scope="col">{title}</th>'
+        for position, title in enumerate(head)
+    )
+    top = f"<thead><tr>{titles}</tr></thead>" if any(head) else ""
+    told = f"<p>{html.escape(caption)}</p>" if caption else ""
+    return f'<div class="scroll">{told}<table>{top}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _score(found: Mapping[str, float] | None, sign: bool = False) -> str:
+    if found is None:
+        return "–"
+    form = "+.1f" if sign else ".1f"
+    low, high = format(100 * found["low"], form), format(100 * found["high"], form)
+    return f'{format(100 * found["value"], form)}<span class="interval">{low} … {high}</span>'
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def _name(name: str, note: str = "") -> str:
+    small = f'<span class="interval">{html.escape(note)}</span>' if note else ""
+    return html.escape(name) + small

@@ -1,0 +1,114 @@
+"""What happened to one question, whole: the row of `traces/<pipeline>.jsonl`, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from reflectune.core.types import Passage
+from reflectune.inference.ranking import Scores
+from reflectune.retrieval.types import Hit
+
+
+@dataclass(frozen=True)
+class PassageTrace:
+    """One passage that a pipeline read, with what the model thought of it.
+
+    Attributes:
+        passage: The passage, whole.
+        s_ret: Retrieval score of its entry, equation 3, in [-1, 1]; None if nothing was retrieved (an oracle).
+        s_rel: p([Relevant]) in the full softmax, equation 6; None if the pipeline does not judge passages.
+        s_irr: p([Irrelevant]) in the same softmax.
+        answer: The answer read from this passage; None if none was.
+        s_ans: Geometric mean probability of that answer's tokens and the end token, equation 7.
+        source: Where a diagnosis took the passage from (`gold`, `same_article`, `look_alike:colour`, …).
+    """
+
+    passage: Passage
+    s_ret: float | None = None
+    s_rel: float | None = None
+    s_irr: float | None = None
+    answer: str | None = None
+    s_ans: float | None = None
+    source: str = ""
+
+    @property
+    def relevant(self) -> bool:
+        """The model's decision: [Relevant] is more probable than [Irrelevant]."""
+        return self.s_rel is not None and self.s_irr is not None and self.s_rel > self.s_irr
+
+    @property
+    def scores(self) -> Scores | None:
+        """The three scores that rankings multiply; None unless the passage was retrieved, judged and answered from."""
+        if self.s_ret is None or self.s_rel is None or self.s_ans is None:
+            return None
+        return Scores(ret=self.s_ret, rel=self.s_rel, ans=self.s_ans)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Everything that happened to one question in one pipeline.
+
+    Attributes:
+        question_id: The question.
+        pipeline: The pipeline's name.
+        answer: The final answer; "" if the pipeline abstained, failed or gives none.
+        confidence: Equation 7 of an answer that was read from no single passage; None otherwise.
+        gate: P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])); None if the pipeline has no gate.
+        retrieved: Whether entries were looked up.
+        hits: The retrieved entries, best first.
+        passages: The passages read, in the order of reading.
+        chosen: Position in `passages` of the one that the answer was taken from; None if there is no single one.
+        fallback: How a question was answered for which nothing was judged relevant; "" if that did not happen.
+        seconds: Wall-clock seconds per step, this question's share of its batch.
+        tokens: Counts per step, e.g. `{"generated": 4}`.
+        error: Why the question could not be answered; "" if it could.
+    """
+
+    question_id: str
+    pipeline: str
+    answer: str = ""
+    confidence: float | None = None
+    gate: float | None = None
+    retrieved: bool = False
+    hits: tuple[Hit, ...] = ()
+    passages: tuple[PassageTrace, ...] = ()
+    chosen: int | None = None
+    fallback: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    error: str = ""
+
+
+def to_row(trace: Trace) -> dict[str, Any]:
+    """A trace as JSON: its fields, and each passage's `relevant` and `id` for a person who reads the file."""
+    row = dataclasses.asdict(trace)
+    for passage, record in zip(trace.passages, row["passages"], strict=True):
+        record["id"] = passage.passage.id
+        record["relevant"] = passage.relevant
+    return row
+
+
+def from_row(row: Mapping[str, Any]) -> Trace:
+    """The trace that `to_row` wrote."""
+    values = _known(Trace, row)
+    values["hits"] = tuple(Hit(**_known(Hit, hit)) for hit in row["hits"])
+    values["passages"] = tuple(_passage(record) for record in row["passages"])
+    return Trace(**values)
+
+
+def by_question(traces: Iterable[Trace]) -> dict[str, Trace]:
+    """Traces by question id."""
+    return {trace.question_id: trace for trace in traces}
+
+
+def _passage(record: Mapping[str, Any]) -> PassageTrace:
+    values = _known(PassageTrace, record)
+    values["passage"] = Passage(**record["passage"])
+    return PassageTrace(**values)
+
+
+def _known(kind: type, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {item.name: row[item.name] for item in dataclasses.fields(kind) if item.name in row}

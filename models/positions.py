@@ -1,0 +1,72 @@
+"""Position ids of a prefix with an image: 1-D, or the three indices of M-RoPE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+def inner_model(model: Any) -> Any:
+    """The transformers model inside any wrappers (DDP, PEFT)."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+class Positions:
+    """Computes position ids for one model; the blocks of image positions are cached by the image's grid.
+
+    Args:
+        model: A multimodal model, possibly wrapped. Its inner model has `get_rope_index` if it uses M-RoPE.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        whole = inner_model(model)
+        self._get_rope_index = getattr(whole.model, "get_rope_index", None)
+        self.is_3d = self._get_rope_index is not None
+        self.image_token_id: int = whole.config.image_token_id
+        self._blocks: dict[tuple[int, ...], tuple[np.ndarray, int]] = {}
+
+    def of_prefix(self, ids: np.ndarray, vision: Mapping[str, Tensor]) -> np.ndarray:
+        """Positions of a sequence from its beginning.
+
+        Args:
+            ids: Of shape (P,).
+            vision: The sequence's vision tensors; M-RoPE reads `image_grid_thw`, of shape (images, 3).
+
+        Returns:
+            Of shape (1, P), or (3, P) for M-RoPE. What follows goes on from the last column plus one.
+        """
+        if not self.is_3d:
+            return np.arange(len(ids))[None]
+        positions = np.repeat(np.arange(len(ids))[None], 3, axis=0)
+        places = np.flatnonzero(ids == self.image_token_id)
+        start = 0
+        for grid in vision["image_grid_thw"].tolist() if "image_grid_thw" in vision else ():
+            block, advance = self._block(tuple(grid))
+            count = block.shape[1]
+            first, end = places[start], places[start] + count
+            base = positions[0, first]
+            positions[:, first:end] = base + block
+            positions[:, end:] += base + advance - positions[0, end] if end < len(ids) else 0
+            start += count
+        return positions
+
+    def _block(self, grid: tuple[int, ...]) -> tuple[np.ndarray, int]:
+        """Positions of an image's tokens, of shape (3, n), relative to where it starts, and how far they advance."""
+        if grid not in self._blocks:
+            assert self._get_rope_index is not None
+            count = self._token_count(grid)
+            ids = torch.tensor([[self.image_token_id] * count + [0 if self.image_token_id else 1]])
+            kinds = (ids == self.image_token_id).int()
+            made, _ = self._get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=torch.tensor([grid]))
+            self._blocks[grid] = made[:, 0, :count].numpy(), int(made[0, 0, count])
+        return self._blocks[grid]
+
+    def _token_count(self, grid: tuple[int, ...]) -> int:
+        merge = self._get_rope_index.__self__.config.vision_config.spatial_merge_size  # type: ignore[union-attr]
+        return int(np.prod(grid)) // merge**2

@@ -1,0 +1,219 @@
+"""Schemes: reflection tokens, prompts, and the layout of a conversation. The only place where a prompt is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from reflectune.core.durable import read_json, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import fingerprint
+from reflectune.core.types import Passage
+
+Role = Literal["retrieve", "no_retrieve", "relevant", "irrelevant"]
+ROLES: tuple[Role, ...] = ("retrieve", "no_retrieve", "relevant", "irrelevant")
+SCHEME_FILE = "scheme.json"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What training and inference agree on.
+
+    Attributes:
+        name: `mr2ag` or `mmkb_rag`.
+        tokens: The reflection token of each role, as it is written.
+        descriptions: Plain words for each role; a new row of a matrix starts as the mean of their rows.
+        prompts: What the user's turn says, by name; `{passage}` and the like mark where untrusted text goes.
+    """
+
+    name: str
+    tokens: Mapping[str, str]
+    descriptions: Mapping[str, str]
+    prompts: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything in the scheme."""
+        return fingerprint(dataclasses.asdict(self))
+
+    def save(self, folder: str | Path) -> None:
+        """Write `scheme.json` into a checkpoint's folder."""
+        write_json(Path(folder) / SCHEME_FILE, {**dataclasses.asdict(self), "fingerprint": self.fingerprint})
+
+    def strip(self, text: str) -> str:
+        """A decoded answer without reflection tokens and without runs of spaces."""
+        for token in self.tokens.values():
+            text = text.replace(token, " ")
+        return " ".join(text.split())
+
+
+def load_scheme(folder: str | Path) -> Scheme:
+    """Read a checkpoint's scheme.
+
+    Raises:
+        UserError: There is none, it lacks a field or a role, or it was changed by hand since it was written.
+    """
+    path = Path(folder) / SCHEME_FILE
+    found = read_json(path, "the checkpoint's scheme")
+    names = [field.name for field in dataclasses.fields(Scheme)]
+    missing = [name for name in names if name not in found] if isinstance(found, dict) else names
+    if missing:
+        raise UserError(f"{path} lacks {', '.join(missing)}; take the file that was saved with the checkpoint")
+    scheme = Scheme(**{name: found[name] for name in names})
+    absent = [role for role in ROLES if role not in scheme.tokens]
+    if absent:
+        raise UserError(
+            f"{path} has no token for {', '.join(absent)}; take the file that was saved with the checkpoint"
+        )
+    if found.get("fingerprint") != scheme.fingerprint:
+        raise UserError(
+            f"{path} was changed after it was saved (its fingerprint is {found.get('fingerprint')}, its content's "
+            f"{scheme.fingerprint}); the weights were trained with the saved one: restore it"
+        )
+    return scheme
+
+
+def find_scheme(name: str) -> Scheme:
+    """A scheme by its name.
+
+    Raises:
+        UserError: No scheme has this name.
+    """
+    if name not in SCHEMES:
+        raise UserError(f"unknown scheme `{name}`; choose one of {', '.join(SCHEMES)}")
+    return SCHEMES[name]
+
+
+def passage_text(passage: Passage) -> str:
+    """A passage as a model reads it: "{title}: {lead} {heading}. {text}", empty parts left out."""
+    parts = [
+        f"{passage.title.strip()}:" if passage.title.strip() else "",
+        passage.lead.strip(),
+        f"{passage.heading.strip()}." if passage.heading.strip() else "",
+        passage.text.strip(),
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def documents_text(passages: Sequence[Passage], *, numbered: bool = False) -> str:
+    """Several passages as one text; `numbered` from 1, so that they can be referred to."""
+    return " ".join(f"{i}. {passage_text(p)}" if numbered else passage_text(p) for i, p in enumerate(passages, start=1))
+
+
+def reading_instruction(*, multi_answer: bool) -> str:
+    """How to answer from what was retrieved: mR²AG (arXiv 2411.15041), supplementary §7.2 and §7.3."""
+    if multi_answer:
+        return (
+            "Based on the retrieved documents, answer the question as briefly as possible, using '&&' to connect "
+            "multiple different answers."
+        )
+    return "Based on the retrieved document, answer the question with a single word or phrase."
+
+
+# How conversations are laid out. A turn's parts are text of ours, the image, or a slot: a place for untrusted text.
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for untrusted text: a question, passages, an answer."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a conversation. Its text parts are joined as they are."""
+
+    role: Literal["user", "assistant"]
+    parts: tuple[str | Slot, ...]
+    image: bool = False
+
+
+QUESTION: Final = Slot("question")
+ANSWER: Final = Slot("answer")
+PASSAGE: Final = Slot("passage")
+
+
+def question_turns() -> tuple[Turn, ...]:
+    """user: <image> {question}. How every conversation begins."""
+    return (Turn("user", (QUESTION,), image=True),)
+
+
+def plain_turns(*, context: bool, multi_answer: bool) -> tuple[Turn, ...]:
+    """What a model without reflection tokens reads, in one turn.
+
+    user: <image> {question}, or with context: <image> {question} {passages} {instruction}.
+    """
+    if not context:
+        return question_turns()
+    return (Turn("user", (QUESTION, " ", PASSAGE, " ", reading_instruction(multi_answer=multi_answer)), image=True),)
+
+
+def passage_turns(scheme: Scheme, *, multi_answer: bool) -> tuple[Turn, ...]:
+    """mR²AG: user: <image> {question}; assistant: [Retrieval]; user: {passage} {instruction}."""
+    prompt = scheme.prompts["read_multi_answer" if multi_answer else "read"]
+    return (*question_turns(), Turn("assistant", (scheme.tokens["retrieve"],)), Turn("user", prompt_parts(prompt)))
+
+
+def reply(scheme: Scheme, role: Role, *, answer: bool) -> Turn:
+    """assistant: a reflection token, and after it an answer if there is one."""
+    return Turn("assistant", (scheme.tokens[role], *((" ", ANSWER) if answer else ())))
+
+
+def prompt_turns(scheme: Scheme, name: str) -> tuple[Turn, ...]:
+    """MMKB-RAG: user: <image> {question} {prompt}: every prompt goes on from the same image and question."""
+    return (Turn("user", (QUESTION, " ", *prompt_parts(scheme.prompts[name])), image=True),)
+
+
+def prompt_parts(prompt: str) -> tuple[str | Slot, ...]:
+    """Cut a prompt at its `{slots}`."""
+    pieces = re.split(r"\{(\w+)\}", prompt)
+    parts: list[Any] = [Slot(piece) if i % 2 else piece for i, piece in enumerate(pieces)]
+    return tuple(part for part in parts if part)
+
+
+MR2AG: Final = Scheme(
+    name="mr2ag",
+    tokens={
+        "retrieve": "[Retrieval]",
+        "no_retrieve": "[No Retrieval]",
+        "relevant": "[Relevant]",
+        "irrelevant": "[Irrelevant]",
+    },
+    descriptions={
+        "retrieve": "search for a document about this",
+        "no_retrieve": "look at the picture and answer",
+        "relevant": "yes, this document is evidence",
+        "irrelevant": "no, another document",
+    },
+    prompts={
+        "read": f"{{passage}} {reading_instruction(multi_answer=False)}",
+        "read_multi_answer": f"{{passage}} {reading_instruction(multi_answer=True)}",
+    },
+)
+"""mR²AG, arXiv 2411.15041, §3.1."""
+
+MMKB_RAG: Final = Scheme(
+    name="mmkb_rag",
+    tokens={"retrieve": "[Ret]", "no_retrieve": "[NoRet]", "relevant": "[Rel]", "irrelevant": "[NoRel]"},
+    descriptions={
+        "retrieve": "search for a document about this",
+        "no_retrieve": "the answer is known",
+        "relevant": "yes, this document helps",
+        "irrelevant": "no, another document",
+    },
+    prompts={
+        "ret": "Are documents needed to answer the question?",
+        "srt": "Document: {passage} Does this document help to answer the question?",
+        "mct": "Documents: {passage} Which documents agree with each other and support the answer? "
+        "Give their numbers, then a summary of what they say.",
+        "vqa": f"Documents: {{passage}} {reading_instruction(multi_answer=False)}",
+    },
+)
+"""MMKB-RAG, arXiv 2504.10074, §3.1: P_RET, P_SRT, P_MCT, P_vqa. The paper doesn't print its prompts: these are ours."""
+
+SCHEMES: Final[Mapping[str, Scheme]] = {scheme.name: scheme for scheme in (MR2AG, MMKB_RAG)}

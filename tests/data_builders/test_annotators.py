@@ -1,0 +1,116 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.core.types import Passage, Question
+from reflectune.data_builders.annotators import annotate_by_string, tokenize
+
+SENTENCE = "It was founded in 1872."
+
+
+def passage(text: str) -> Passage:
+    return Passage("e1", 0, 0, "Gold Tower", "A gold tower of 1872.", "History", text)
+
+
+def question(*answers: str, kind: str = "string", limits: tuple[float, float] | None = None) -> Question:
+    return Question("q1", "i.png", "When?", answers, range=limits, answer_type=kind)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("1872", SENTENCE),
+        ("the Falk Bank", "FALK BANK owns it"),
+        ("Cafe Dorn", "He met her at Café Dorn."),
+        ("12345", "About 12,345 guests."),
+        ("12,345", "About 12345 guests."),
+        ("1999", "It opened on 12 March 1999."),
+        ("March 1999", "It opened on March 12th, 1999."),
+        ("1999-03-12", "It opened on 12 March 1999."),
+        ("12 March 1999", "Opened 1999-03-12."),
+        ("3 April 2001", "The 3rd of April 2001 was cold."),
+        ("May 1804", "In May, 1804 it burnt."),
+        ("-5", "The lowest was \N{MINUS SIGN}5 degrees."),
+        ("2.5", "A weight of 2.50 tons"),
+    ],
+)
+def test_an_answer_occurs_however_it_is_written(answer: str, text: str) -> None:
+    judgement = annotate_by_string(question(answer), passage(text))
+
+    assert judgement.relevant
+    assert judgement.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("187", SENTENCE),
+        ("72", SENTENCE),
+        ("oak", "It is made of oakum."),
+        ("1950", "It flourished in the 1950s."),
+        ("5", "The lowest was -5 degrees."),
+        ("12", "About 12,345 guests."),
+        ("2", "A weight of 2.5 tons"),
+        ("the", "the tower"[4:]),
+        ("Gold Tower", "It is old."),  # the title is no evidence
+        ("", "It is old."),
+        ("!", "It is old!"),
+    ],
+)
+def test_an_answer_is_bounded_by_tokens_and_stands_in_the_text(answer: str, text: str) -> None:
+    assert not annotate_by_string(question(answer), passage(text)).relevant
+
+
+def test_the_answer_is_the_alias_that_occurs() -> None:
+    judgement = annotate_by_string(question("USA", "United States"), passage("It lies in the United States."))
+
+    assert judgement.answer == "United States"
+
+
+def test_a_multi_answer_needs_every_part() -> None:
+    asked = question("Silent Road && Paper Moon", "Paper Moon && Red Sea", kind="multi_answer")
+
+    assert annotate_by_string(asked, passage("Paper Moon, then Silent Road")).answer == "Silent Road && Paper Moon"
+    assert annotate_by_string(asked, passage("The Red Sea and Paper Moon.")).answer == "Paper Moon && Red Sea"
+    assert not annotate_by_string(asked, passage("Paper Moon alone")).relevant
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("It is 45 metres tall.", "45 metres"),  # the reference itself
+        ("It is 46.5 metres tall.", "46.5 metres"),  # within the range
+        ("It is 48 metres tall.", None),  # beyond it
+        ("It is 46 years old.", None),  # within it, but another unit
+    ],
+)
+def test_a_number_answers_within_its_range_and_with_its_unit(text: str, found: str | None) -> None:
+    judgement = annotate_by_string(question("45 metres", kind="numerical", limits=(43, 47)), passage(text))
+
+    assert judgement.relevant == (found is not None)
+    assert judgement.answer == (found or "")
+
+
+def test_magnitude_words_scale_a_number() -> None:
+    asked = question("2000000", kind="numerical", limits=(1.9e6, 2.1e6))
+
+    assert annotate_by_string(asked, passage("It has 2.05 million users.")).answer == "2.05 million"
+    assert not annotate_by_string(asked, passage("It has 2.05 thousand users.")).relevant
+
+
+words = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+@given(before=words, answer=words, after=words)
+def test_any_run_of_words_occurs_in_what_contains_it(before: list[str], answer: list[str], after: list[str]) -> None:
+    text = " ".join([*before, *answer, *after]).upper() + "."
+
+    assert annotate_by_string(question(" ".join(answer)), passage(text)).relevant
+
+
+@given(st.text())
+def test_any_text_is_tokenized_without_an_error_and_stays_itself(text: str) -> None:
+    tokens = tokenize(text)
+
+    assert all(tokens)
+    assert annotate_by_string(question(text), passage(text)).relevant == bool(tokens)

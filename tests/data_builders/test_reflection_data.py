@@ -1,0 +1,67 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.data_builders.reflection_data import (
+    Manifest,
+    read_examples,
+    read_manifest,
+    write_examples,
+    write_manifest,
+)
+
+PASSAGE = Passage("e1", 2, 1, "Gold Tower", "A gold tower.", "History", "It was founded in 1872.\n“Élan”")
+KNOWLEDGE = ReflectionExample(
+    id="q1",
+    image="images/a.png",
+    question="When was it founded?",
+    retrieve=True,
+    branches=(Branch(PASSAGE, True, "1872", "gold"), Branch(PASSAGE, False, "", "random")),
+    source="train",
+)
+VISUAL = ReflectionExample("q2", "images/b.png", "Which colour?", retrieve=False, answer="red", multi_answer=True)
+
+
+def test_examples_come_back_as_they_were_written(tmp_path: Path) -> None:
+    write_examples(tmp_path / "train.parquet", [KNOWLEDGE, VISUAL])
+
+    assert read_examples(tmp_path / "train.parquet") == [KNOWLEDGE, VISUAL]
+
+
+def test_no_examples_are_a_file_too(tmp_path: Path) -> None:
+    write_examples(tmp_path / "train.parquet", [])
+
+    assert read_examples(tmp_path / "train.parquet") == []
+
+
+def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"not found.*nowhere\.parquet.*build_mr2ag"):
+        read_examples(tmp_path / "nowhere.parquet")
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.parquet").write_text("no Parquet at all")
+
+    with pytest.raises(UserError, match=r"notes\.parquet is no readable Parquet file"):
+        read_examples(tmp_path / "notes.parquet")
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["q1"], "image": ["a.png"]}), tmp_path / "other.parquet")
+
+    with pytest.raises(UserError, match="lacks the column `question`, `retrieve`"):
+        read_examples(tmp_path / "other.parquet")
+
+
+def test_the_image_root_is_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "world").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    write_manifest("reflection", Manifest("mr2ag", Path("world"), {"train": "8f3a"}))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    assert read_manifest(tmp_path / "reflection") == Manifest("mr2ag", tmp_path / "world", {"train": "8f3a"})

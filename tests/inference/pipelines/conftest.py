@@ -1,0 +1,111 @@
+"""A model, a retriever and a knowledge base whose every answer is written down, to test what pipelines make of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from reflectune.core.types import Entry, Passage, Question, Section
+from reflectune.inference.reader import Answer, Judged, Opened
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.retrieval.types import Hit
+
+
+class ScriptedReader:
+    """Says what its script says, and records what it was asked to do.
+
+    Args:
+        gates: Gate probability by question id.
+        relevance: p([Relevant]) by passage id; 0.1 if not listed. p([Irrelevant]) is the rest.
+        answers: (text, S_ans) by passage id, or by `direct` or `plain`.
+    """
+
+    def __init__(
+        self,
+        gates: Mapping[str, float] | None = None,
+        relevance: Mapping[str, float] | None = None,
+        answers: Mapping[str, tuple[str, float]] | None = None,
+        room: int = 100,
+    ) -> None:
+        self._gates, self._relevance, self._answers = gates or {}, relevance or {}, answers or {}
+        self._room = room
+        self.read_passages: list[str] = []
+        self.contexts: list[list[str]] = []
+        self.answered: list[str] = []
+
+    def answer_plainly(self, questions, images, contexts) -> list[Answer]:
+        kept = [own[: self._room] for own in contexts]
+        self.contexts += [[passage.id for passage in own] for own in kept]
+        return [dataclasses.replace(self._answer("plain"), passages_read=len(own)) for own in kept]
+
+    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
+        return Opened(questions, prefixes=None, lengths=[1] * len(questions))
+
+    def gates(self, opened: Opened) -> list[float]:
+        return [self._gates[question.id] for question in opened.questions]
+
+    def answer_directly(self, opened: Opened, rows: Sequence[int]) -> list[Answer]:
+        self.answered += [f"{opened.questions[row].id} directly" for row in rows]
+        return [self._answer("direct") for _ in rows]
+
+    def judge(self, opened: Opened, passages: Sequence[Sequence[Passage]]) -> Judged:
+        kept = [list(own[: self._room]) for own in passages]
+        self.read_passages += [passage.id for own in kept for passage in own]
+        found = [[self._relevance.get(passage.id, 0.1) for passage in own] for own in kept]
+        return Judged(kept, kept, [[(value, 1 - value) for value in own] for own in found])
+
+    def answer_from(self, judged: Judged, rows: Sequence[tuple[int, int]]) -> list[Answer]:
+        ids = [judged.branches[question][passage].id for question, passage in rows]
+        self.answered += ids
+        return [self._answer(passage_id) for passage_id in ids]
+
+    def _answer(self, key: str) -> Answer:
+        text, score = self._answers.get(key, (f"from {key}", 0.5))
+        return Answer(text, score, tokens=2)
+
+
+class FixedRetriever:
+    """Finds the same entries for every image, with these scores."""
+
+    def __init__(self, scores: Mapping[str, float]) -> None:
+        self._scores = scores
+        self.searched = 0
+
+    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
+        self.searched += len(images)
+        found = [
+            Hit(entry_id=entry_id, score=score, rank=rank, query="image", kb="kb", parts={})
+            for rank, (entry_id, score) in enumerate(self._scores.items(), start=1)
+        ]
+        return [found[:top_n] for _ in images]
+
+
+@pytest.fixture
+def knowledge(tmp_path: Path) -> KnowledgeBase:
+    """Entries a, b, c with two sections of one paragraph each, and `empty` without any."""
+    entries = [
+        Entry(
+            id=name,
+            title=f"Title {name}",
+            sections=(Section("History", f"Founded by {name}."), Section("Diet", f"The owl eats {name}.")),
+        )
+        for name in ("a", "b", "c")
+    ]
+    entries.append(Entry(id="empty", title="Nothing"))
+    write_knowledge_base(tmp_path / "knowledge", entries, name="kb", image_root="..", shard_size=10)
+    return KnowledgeBase(tmp_path / "knowledge")
+
+
+@pytest.fixture(scope="session")
+def scripted() -> SimpleNamespace:
+    """The scripted collaborators, and images for n questions."""
+    return SimpleNamespace(
+        reader=ScriptedReader,
+        retriever=FixedRetriever,
+        images=lambda count: [Image.new("RGB", (4, 4)) for _ in range(count)],
+    )

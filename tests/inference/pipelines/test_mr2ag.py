@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+
+from reflectune.inference.pipelines.base import answer
+from reflectune.inference.pipelines.mr2ag import MR2AG
+
+
+def build(scripted, knowledge, reader, scores=None, **settings):
+    retriever = scripted.retriever(scores or {"a": 0.8, "b": 0.4})
+    return MR2AG(reader, retriever, knowledge, lead="none", **settings), retriever
+
+
+def test_the_highest_product_wins_though_no_single_score_does(make, scripted, knowledge) -> None:
+    reader = scripted.reader(
+        gates={"q000": 0.9},
+        relevance={"a#0.0": 0.6, "a#1.0": 0.7, "b#0.0": 0.9},
+        answers={"a#0.0": ("first", 0.95), "a#1.0": ("second", 0.9), "b#0.0": ("third", 0.97)},
+    )
+    pipeline, _ = build(scripted, knowledge, reader)
+    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+    # 0.8·0.6·0.95 = 0.456, 0.8·0.7·0.9 = 0.504, 0.4·0.9·0.97 = 0.349
+    assert trace.answer == "second"
+    assert trace.passages[trace.chosen].passage.id == "a#1.0"
+    assert [p.answer for p in trace.passages] == ["first", "second", "third", None]  # the irrelevant one has no answer
+    assert [p.s_ret for p in trace.passages] == [0.8, 0.8, 0.4, 0.4]
+    assert trace.fallback == ""
+    assert trace.retrieved
+
+
+@pytest.mark.parametrize(("gate", "retrieves"), [(0.49, False), (0.5, True), (0.51, True)])
+def test_the_gate_opens_at_gamma(make, scripted, knowledge, gate: float, retrieves: bool) -> None:
+    reader = scripted.reader(gates={"q000": gate}, answers={"direct": ("red", 0.7)})
+    pipeline, retriever = build(scripted, knowledge, reader, gamma=0.5)
+    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+    assert trace.retrieved is retrieves
+    assert retriever.searched == int(retrieves)
+    assert bool(trace.hits) is bool(trace.passages) is retrieves
+    if not retrieves:
+        assert (trace.answer, trace.confidence, reader.read_passages) == ("red", 0.7, [])
+
+
+def test_only_questions_that_need_it_go_on(make, scripted, knowledge) -> None:
+    reader = scripted.reader(gates={"q000": 0.1, "q001": 0.9, "q002": 0.2}, relevance={"b#1.0": 0.8})
+    pipeline, retriever = build(scripted, knowledge, reader)
+    traces = pipeline.run([make.question(i) for i in range(3)], scripted.images(3))
+    assert [trace.question_id for trace in traces] == ["q000", "q001", "q002"]
+    assert retriever.searched == 1
+    assert reader.read_passages == ["a#0.0", "a#1.0", "b#0.0", "b#1.0"]
+    assert reader.answered == ["q000 directly", "q002 directly", "b#1.0"]
+    assert [trace.answer for trace in traces] == ["from direct", "from b#1.0", "from direct"]
+
+
+def test_nothing_relevant_answers_from_the_best_product_and_says_so(make, scripted, knowledge) -> None:
+    reader = scripted.reader(
+        gates={"q000": 1.0}, relevance={"b#0.0": 0.45, "a#0.0": 0.2}, answers={"b#0.0": ("b", 0.9)}
+    )
+    pipeline, _ = build(scripted, knowledge, reader, fallback="best_product")
+    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+    assert trace.fallback == "best_product"
+    assert trace.passages[trace.chosen].passage.id == "b#0.0"  # 0.4·0.45·0.9 = 0.162 against 0.8·0.2·0.5 = 0.08
+    assert not any(passage.relevant for passage in trace.passages)
+    assert all(passage.answer is not None for passage in trace.passages)
+
+
+def test_nothing_relevant_may_be_answered_closed_book(make, scripted, knowledge) -> None:
+    reader = scripted.reader(gates={"q000": 1.0}, answers={"direct": ("by heart", 0.3)})
+    pipeline, _ = build(scripted, knowledge, reader, fallback="closed_book")
+    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+    assert (trace.answer, trace.fallback, trace.chosen) == ("by heart", "closed_book", None)
+    assert trace.retrieved
+    assert len(trace.passages) == 4
+
+
+def test_nothing_relevant_may_be_left_unanswered(make, scripted, knowledge) -> None:
+    reader = scripted.reader(gates={"q000": 1.0})
+    pipeline, _ = build(scripted, knowledge, reader, fallback="abstain")
+    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+    assert (trace.answer, trace.fallback, trace.chosen) == ("", "abstain", None)
+    assert reader.answered == []
+
+
+def test_without_any_passage_the_best_product_falls_back_to_closed_book(make, scripted, knowledge) -> None:
+    reader = scripted.reader(gates={"q000": 1.0}, answers={"direct": ("by heart", 0.3)})
+    pipeline, _ = build(scripted, knowledge, reader, scores={"empty": 0.9})
+    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+    assert (trace.answer, trace.fallback) == ("by heart", "closed_book")
+
+
+def test_a_negative_similarity_is_clamped_in_the_product(make, scripted, knowledge) -> None:
+    reader = scripted.reader(
+        gates={"q000": 1.0}, relevance={"a#0.0": 0.9, "b#0.0": 0.6}, answers={"a#0.0": ("a", 0.9), "b#0.0": ("b", 0.6)}
+    )
+    pipeline, _ = build(scripted, knowledge, reader, scores={"a": -0.2, "b": -0.9})
+    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+    assert trace.answer == "a"  # both products are 0; unclamped, b's would be the lower, but a's relevance decides
+    assert trace.passages[0].s_ret == -0.2  # the trace keeps the similarity as it was
+
+
+def test_top_n_bounds_what_is_read(make, scripted, knowledge) -> None:
+    reader = scripted.reader(gates={"q000": 1.0})
+    pipeline, _ = build(scripted, knowledge, reader, top_n=1)
+    pipeline.run([make.question(0)], scripted.images(1))
+    assert reader.read_passages == ["a#0.0", "a#1.0"]
+
+
+def test_one_question_in_one_call(scripted, knowledge) -> None:
+    reader = scripted.reader(gates={"question": 0.0}, answers={"direct": ("red", 0.7)})
+    pipeline, _ = build(scripted, knowledge, reader)
+    assert answer(pipeline, "What colour is it?", scripted.images(1)[0]).answer == "red"
+
+
+def test_a_passage_that_does_not_fit_is_left_out_and_counted(make, scripted, knowledge) -> None:
+    reader = scripted.reader(gates={"q000": 1.0}, relevance={"a#0.0": 0.9}, room=3)
+    pipeline, _ = build(scripted, knowledge, reader)
+    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+    assert [p.passage.id for p in trace.passages] == ["a#0.0", "a#1.0", "b#0.0"]
+    assert trace.tokens == {"passages_read": 3, "passages_left_out": 1}

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from reflectune.inference.pipelines.stages import Relevance, Retrieval
+from reflectune.inference.probes import ProbeBuilder
+
+
+def test_retrieval_records_hits_of_every_question(make, scripted) -> None:
+    traces = Retrieval(scripted.retriever({"a": 0.5, "b": 0.4}), top_n=1).run(
+        [make.question(0), make.question(1)], scripted.images(2)
+    )
+    assert [[hit.entry_id for hit in trace.hits] for trace in traces] == [["a"], ["a"]]
+
+
+def test_relevance_judges_gold_and_the_rest_and_answers_from_gold(make, scripted, knowledge, tmp_path) -> None:
+    reader = scripted.reader(relevance={"a#1.0": 0.9, "a#0.0": 0.3}, answers={"a#1.0": ("mice", 0.8)})
+    stage = Relevance(reader, ProbeBuilder(tmp_path, {}, knowledge, "none", seed=0))
+    good, bare = stage.run([make.question(0, evidence=make.evidence("a", 1)), make.question(1)], scripted.images(2))
+    assert [(p.source, p.passage.id, p.relevant) for p in good.passages] == [
+        ("gold", "a#1.0", True),
+        ("same_article", "a#0.0", False),
+    ]
+    assert (good.answer, good.chosen, good.passages[0].s_ans) == ("mice", 0, 0.8)
+    assert (bare.answer, bare.passages, bare.chosen) == ("", (), None)
+    assert reader.answered == ["a#1.0"]  # gold is answered from whether it was judged relevant or not

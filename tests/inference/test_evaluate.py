@@ -1,0 +1,273 @@
+"""From a config to a report, with tiny random models: what runs, what is kept, what resumes, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from reflectune.core.durable import read_rows
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Question, Section
+from reflectune.data_builders.dataset import write_questions
+from reflectune.inference import experiment, single
+from reflectune.inference.config import AnswerConfig, EvaluateConfig
+from reflectune.models.miniature.architecture import build_clip, build_clip_processor, train_tokenizer
+from reflectune.retrieval.encoders import load_encoder
+from reflectune.retrieval.index import build_index
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+
+SHARED = Path(__file__).parents[3] / "shared/data"
+LOOKS = {
+    "e0": {"kind": "owl", "colour": "red"},
+    "e1": {"kind": "owl", "colour": "blue"},
+    "e2": {"kind": "cat", "colour": "red"},
+}
+SPLITS = ["val_unseen_question", "val_unseen_entity"]
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("clip")
+    tokenizer = train_tokenizer(["Title e1 is a red owl."] * 4, 300, "clip")
+    build_clip(tokenizer, size="test", seed=3).save_pretrained(folder)
+    build_clip_processor(tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+def write_world(
+    folder: Path, encoder: str, entries: list[Entry], questions: list[Question], **manifest: object
+) -> None:
+    """A data set folder with an index, as build_world and build_index leave it."""
+    write_knowledge_base(folder / "knowledge", entries, name="kb", image_root="..", shard_size=10)
+    for split in {question.split for question in questions}:
+        write_questions(folder, split, [question for question in questions if question.split == split])
+    record = {"name": "test", "seed": 0, "fingerprint": "f" * 16, "counts": {}, **manifest}
+    (folder / "dataset.json").write_text(json.dumps(record))
+    build_index(KnowledgeBase(folder / "knowledge"), load_encoder(encoder), folder / "index")
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory, encoder: str, make: SimpleNamespace) -> Path:
+    """Three entries that look alike, and five questions: four to look up, one to answer by looking."""
+    folder = tmp_path_factory.mktemp("world")
+    (folder / "images").mkdir()
+    for name, looks in LOOKS.items():
+        Image.new("RGB", (64, 64), looks["colour"]).save(folder / f"images/{name}.png")
+    sections = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
+    entries = [
+        Entry(id=name, title=f"Title {name}", summary="A drawing.", images=(f"images/{name}.png",), sections=sections)
+        for name in LOOKS
+    ]
+    questions = [
+        make.question(
+            i,
+            SPLITS[i % 2],
+            image=f"images/e{i % 3}.png",
+            text="What does it eat?",
+            entity_ids=(f"e{i % 3}",),
+            evidence=make.evidence(f"e{i % 3}", 0),
+        )
+        for i in range(4)
+    ]
+    questions.append(make.question(4, SPLITS[0], "red", image="images/e0.png", requires_retrieval=False))
+    relations = {name: ["diet", "home"] for name in LOOKS}
+    write_world(folder, encoder, entries, questions, looks=LOOKS, relations=relations)
+    return folder
+
+
+def config(world: Path, encoder: str, checkpoints: SimpleNamespace, output: Path, **more: object) -> EvaluateConfig:
+    values = {
+        "dataset": str(world),
+        "index": str(world / "index"),
+        "encoder": encoder,
+        "model": checkpoints.tuned,
+        "base_model": checkpoints.base,
+        "output": str(output),
+        "max_new_tokens": 4,
+        "batch_questions": 2,
+        "device": "cpu",
+        **more,
+    }
+    made = EvaluateConfig(**values)
+    assert made.problems() == []
+    return made
+
+
+def kept(folder: Path) -> dict[str, list[dict]]:
+    """All traces of a run, without their timings."""
+    return {
+        path.name: [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(path)]
+        for path in sorted((folder / "traces").glob("*.jsonl"))
+    }
+
+
+def test_a_run_ends_in_traces_metrics_and_a_report(world, encoder, checkpoints, tmp_path) -> None:
+    metrics = experiment.run(config(world, encoder, checkpoints, tmp_path))
+    assert json.loads((tmp_path / "metrics.json").read_text()) == json.loads(json.dumps(metrics))
+    assert {name: len(rows) for name, rows in kept(tmp_path).items()} == {
+        "closed_book.jsonl": 5,
+        "mr2ag.jsonl": 5,
+        "naive_rag_article.jsonl": 4,
+        "naive_rag_passages.jsonl": 4,
+        "oracle_article.jsonl": 4,
+        "oracle_passage.jsonl": 4,
+        "relevance.jsonl": 4,
+        "retrieval.jsonl": 4,
+    }
+    table = metrics["pipelines"]["mr2ag"]["overall"]
+    assert set(table) == {"value", "low", "high", "n"}
+    assert table["n"] == 4
+    assert metrics["gate"]["accuracy"]["n"] == 5
+    assert set(metrics["relevance"]["by_attribute"]) == {"colour", "kind"}
+    assert metrics["minutes"]["evaluate"] >= metrics["minutes"]["evaluate/mr2ag"] > 0
+    assert metrics["peak_gib"] > 0
+    report = (tmp_path / "report.html").read_text()
+    assert report.count("data:image/webp;base64,") == 3  # each image once
+    assert checkpoints.tuned in report
+
+
+def test_a_second_run_answers_nothing_anew(world, encoder, checkpoints, tmp_path) -> None:
+    first = experiment.run(config(world, encoder, checkpoints, tmp_path, pipelines=["mr2ag"]))
+    files = {path: path.read_bytes() for path in (tmp_path / "traces").iterdir()}
+    second = experiment.run(config(world, encoder, checkpoints, tmp_path, pipelines=["mr2ag"]))
+    assert {path: path.read_bytes() for path in (tmp_path / "traces").iterdir()} == files
+    assert {**second, "peak_gib": 0} == {**first, "peak_gib": 0}
+
+
+def test_other_settings_do_not_mix(world, encoder, checkpoints, tmp_path) -> None:
+    experiment.run(config(world, encoder, checkpoints, tmp_path, pipelines=["mr2ag"], gamma=0.5))
+    with pytest.raises(UserError, match="other settings"):
+        experiment.run(config(world, encoder, checkpoints, tmp_path, pipelines=["mr2ag"], gamma=0.9))
+
+
+def test_a_base_model_cannot_stand_for_a_tuned_one(world, encoder, checkpoints, tmp_path) -> None:
+    with pytest.raises(UserError, match="not fine-tuned"):
+        experiment.run(config(world, encoder, checkpoints, tmp_path, model=checkpoints.base, pipelines=["mr2ag"]))
+
+
+def test_an_index_of_another_knowledge_base_is_refused(world, encoder, checkpoints, tmp_path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(world, other)
+    entries = [Entry(id="x", title="X", images=("images/e0.png",))]
+    shutil.rmtree(other / "knowledge")
+    write_knowledge_base(other / "knowledge", entries, name="kb", image_root="..", shard_size=10)
+    with pytest.raises(UserError):
+        experiment.run(config(other, encoder, checkpoints, tmp_path / "out", pipelines=["mr2ag"]))
+
+
+def test_a_data_set_that_says_little_runs_to_the_report(make, encoder, checkpoints, tmp_path) -> None:
+    folder = tmp_path / "data"
+    (folder / "images").mkdir(parents=True)
+    Image.new("RGB", (64, 64), "red").save(folder / "images/a.png")
+    entry = Entry(id="e0", title="Title", images=("images/a.png",), sections=(Section("", "A red thing."),))
+    question = make.question(0, requires_retrieval=None)
+    write_world(folder, encoder, [entry], [question])
+    metrics = experiment.run(config(folder, encoder, checkpoints, tmp_path / "out", splits=["val_unseen_entity"]))
+    assert metrics["relevance"] == {"within_article": None, "look_alikes": None, "by_attribute": {}}
+    report = (tmp_path / "out/report.html").read_text()
+    assert "not expected to be right" in re.sub(r"\s+", " ", report)
+    assert "no evidence" in report
+
+
+def test_a_single_question_is_answered(world, encoder, checkpoints) -> None:
+    wanted = AnswerConfig(
+        dataset=str(world),
+        index=str(world / "index"),
+        encoder=encoder,
+        model=checkpoints.tuned,
+        image=str(world / "images/e1.png"),
+        question="What does it eat?",
+        gamma=0.0,
+        max_new_tokens=4,
+        device="cpu",
+    )
+    trace = single.answer(wanted)
+    assert trace.retrieved
+    assert len(trace.passages) == 6
+    assert [hit.rank for hit in trace.hits] == sorted(hit.rank for hit in trace.hits)
+    assert single.explain(trace).startswith("decision: look it up")
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_traces(world, encoder, checkpoints, tmp_path) -> None:
+    if checkpoints.family != "llava":
+        pytest.skip("the runner is the same for every family")
+    settings = {"pipelines": ["closed_book", "mr2ag"], "batch_questions": 1, "limit": 2}
+    straight = experiment.run(config(world, encoder, checkpoints, tmp_path / "straight", **settings))
+    wanted = config(world, encoder, checkpoints, tmp_path / "killed", **settings)
+    kill_once_something_is_finished(wanted)
+    resumed = experiment.run(wanted)
+    assert kept(tmp_path / "killed") == kept(tmp_path / "straight")
+    for name in ("minutes", "peak_gib"):
+        straight.pop(name)
+        resumed.pop(name)
+    assert resumed == straight
+
+
+def kill_once_something_is_finished(wanted: EvaluateConfig) -> None:
+    """Start the entry script and `kill -9` it after its first finished row."""
+    flags = [f"--{name}" for name in ("dataset", "index", "encoder", "model", "base_model", "output", "device")]
+    values = [getattr(wanted, flag[2:]) for flag in flags]
+    numbers = ["--max_new_tokens", "4", "--batch_questions", "1", "--limit", "2", "--pipelines", *wanted.pipelines]
+    command = [
+        sys.executable,
+        "-m",
+        "reflectune.inference.evaluate",
+        *sum(zip(flags, values, strict=True), ()),
+        *numbers,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    traces = Path(wanted.output, "traces")
+    deadline = time.monotonic() + 120
+    while not any(path.read_bytes().count(b"\n") > 1 for path in traces.rglob("*.jsonl")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real photographs and Wikipedia rows are not there")
+def test_real_photographs_and_articles_run_to_the_report(encoder, checkpoints, tmp_path) -> None:
+    gallery, slices = SHARED / "infoseek_gallery", SHARED / "kb_slices"
+    rows = [json.loads(line) for line in (gallery / "questions.jsonl").read_text().splitlines()]
+    questions = [
+        Question(
+            id=row["data_id"],
+            image=str(gallery / "images" / f"{row['image_id']}.jpg"),
+            text=row["question"],
+            answers=tuple(row["answer"]),
+            split=row["data_split"],
+        )
+        for row in rows[:4]
+    ]
+    articles = [json.loads(line) for line in (slices / "wiki6m_10rows.jsonl").read_text().splitlines()]
+    entries = [
+        Entry(
+            id=row["wikidata_id"],
+            title=row["wikipedia_title"],
+            summary=row["wikipedia_summary"],
+            images=(str(slices / "photo.jpg"),),
+            sections=(Section("", row["wikipedia_content"]),),
+        )
+        for row in articles
+    ]
+    folder = tmp_path / "real"
+    folder.mkdir()
+    write_world(folder, encoder, entries, questions)
+    metrics = experiment.run(
+        config(folder, encoder, checkpoints, tmp_path / "out", splits=["val_unseen_entity"], top_n=2)
+    )
+    assert metrics["pipelines"]["mr2ag"]["unseen_entity"]["n"] == 4
+    assert "not expected to be right" in re.sub(r"\s+", " ", (tmp_path / "out/report.html").read_text())

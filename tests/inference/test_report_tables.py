@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from reflectune.inference import report_tables
+from reflectune.inference.evaluation import evaluate
+
+
+@pytest.fixture
+def metrics(make) -> dict:
+    questions = [
+        make.question(0, "val_unseen_question", meta={"famous": "yes"}),
+        make.question(1, "val_unseen_entity", meta={"famous": "no"}),
+    ]
+    candidates = (
+        make.read(ret=0.5, rel=0.8, answer="oak", ans=0.5),
+        make.read(ret=0.4, rel=0.7, answer="fir", ans=0.5),
+    )
+    traces = {
+        "mr2ag": {f"q00{i}": make.trace(i, gate=0.9, passages=candidates, chosen=0) for i in range(2)},
+        "naive_rag_article": {f"q00{i}": make.trace(i, "naive_rag_article", "fir") for i in range(2)},
+    }
+    return evaluate(questions, traces, gamma=0.5, seed=0)
+
+
+def test_scores_are_in_percent_with_their_intervals(metrics) -> None:
+    table = report_tables.scores(metrics)
+    assert "mr2ag</th><td>100.0<span" in table
+    assert "naive_rag_article</th><td>0.0<span" in table
+    assert "its better form: naive_rag_article" in table
+    assert "+100.0<span" in table  # the difference
+    assert "known by heart" in table
+
+
+def test_rankings_stand_beside_the_papers(metrics) -> None:
+    table = report_tables.rankings(metrics)
+    assert "ret·rel·ans (the full product)</th><td>100.0<span" in table
+    assert "<td>40.2</td>" in table
+    assert "random</th><td>50.0<span" in table
+
+
+def test_the_verdict_on_the_order_is_said_in_words() -> None:
+    found = {
+        "pairs_ordered_as_in_paper": {"overall": 0.75, "unseen_entity": 1.0},
+        "full_product_best": {"overall": False, "unseen_entity": True},
+    }
+    first, second = report_tables.ranking_sentences(found)
+    assert first.startswith("Overall: 75 % of the pairs")
+    assert "is not best" in first
+    assert second.startswith("Unseen entity: 100 %")
+    assert "is best" in second
+
+
+def test_what_was_not_measured_is_a_dash(metrics) -> None:
+    assert "Relevance within the article</th><td>–</td><td>–</td>" in report_tables.parts(metrics)
+
+
+def test_facts_are_escaped() -> None:
+    assert "&lt;b&gt;" in report_tables.facts({"data set": "<b>"})
+    assert "<b>" not in report_tables.facts({"data set": "<b>"})

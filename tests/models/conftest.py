@@ -1,0 +1,171 @@
+"""Miniature models of random weights, as the fixture `make`: test modules cannot import one another."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
+
+from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.models.loading import Loaded
+from reflectune.models.miniature.architecture import build_model, build_processor, train_tokenizer
+from reflectune.models.rendering import Renderer
+from reflectune.models.scheme import MMKB_RAG, MR2AG, Scheme, reading_instruction
+from reflectune.models.tokens import add_reflection_tokens
+
+CORPUS = [
+    "What is it made of? When was the tower built? Who drew this?",
+    "USER: \n ASSISTANT: user assistant The Oak Tower: A tower of oak. History. It was built in 1874 by Ada Byron.",
+    reading_instruction(multi_answer=False),
+    reading_instruction(multi_answer=True),
+    " ".join([*MR2AG.descriptions.values(), *MMKB_RAG.descriptions.values(), *MMKB_RAG.prompts.values()]),
+] * 3
+# As the hub's llava-1.5-7b-hf has it: no beginning of sequence, and no end of an assistant's turn.
+HUB_LLAVA_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': '}}{% endif %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' '}}"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+@functools.cache
+def _base_tokenizer(family: str) -> PreTrainedTokenizerFast:
+    return train_tokenizer(CORPUS, 420, family)  # type: ignore[arg-type]
+
+
+def _metaspace_tokenizer(*, legacy: bool) -> PreTrainedTokenizerFast:
+    """Like Llama's: "▁" for a space, bytes for what is unknown, and <s> put first by the tokenizer.
+
+    `legacy` marks the beginning of every piece between special tokens, as the tokenizer.json of Llama 2 does.
+    """
+    specials = ["<pad>", "<s>", "</s>", "<image>", "<unk>"]
+    bytes_ = [f"<0x{number:02X}>" for number in range(256)]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+    trainer = trainers.BpeTrainer(vocab_size=800, special_tokens=[*specials, *bytes_], show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    data = tokenizer.to_str()
+    plain = Tokenizer.from_str(data)
+    vocab, merges = _vocabulary(plain)
+    bare = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    if legacy:
+        bare.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        bare.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    bare.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    bare.add_special_tokens(specials)
+    bare.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bare,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        additional_special_tokens=["<image>"],
+    )
+
+
+def _vocabulary(tokenizer: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    model = json.loads(tokenizer.to_str())["model"]
+    return model["vocab"], [
+        tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ")) for merge in model["merges"]
+    ]
+
+
+@functools.cache
+def _pristine(kind: str) -> ProcessorMixin:
+    if kind in ("llava", "qwen2_vl"):
+        return build_processor(kind, _base_tokenizer(kind))  # type: ignore[arg-type]
+    processor = build_processor("llava", _metaspace_tokenizer(legacy=kind == "llama_legacy"))
+    processor.chat_template = HUB_LLAVA_TEMPLATE
+    return processor
+
+
+def processor(kind: str) -> ProcessorMixin:
+    """A fresh processor: `llava`, `qwen2_vl` (byte-level), `llama`, `llama_legacy` (Metaspace, the hub's template)."""
+    return copy.deepcopy(_pristine(kind))
+
+
+def model(family: str, **options: Any) -> PreTrainedModel:
+    """A fresh model of random weights, wide enough that its decisions differ."""
+    made = build_model(family, _base_tokenizer(family), size="test", **options)  # type: ignore[arg-type]
+    if family == "qwen2_vl":
+        _fill_mrope_sections(made)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(4)
+    return made
+
+
+def _fill_mrope_sections(made: PreTrainedModel) -> None:
+    """Make the sections of M-RoPE add up to half a head: those of the `test` size don't."""
+    rope = made.config.text_config.rope_parameters
+    rotary = made.model.language_model.rotary_emb
+    rest = len(rotary.inv_freq) - sum(rope["mrope_section"])
+    rope["mrope_section"] = rotary.mrope_section = [rope["mrope_section"][0] + rest, *rope["mrope_section"][1:]]
+
+
+def loaded(family: str, scheme: Scheme = MR2AG, **options: Any) -> Loaded:
+    """A model with a scheme's tokens, ready for the engine."""
+    network, made = model(family, **options), processor(family)
+    add_reflection_tokens(network, made, scheme)
+    return Loaded(network, made, scheme, Renderer(scheme, made), f"test/{family}", "test", False)
+
+
+def renderer(kind: str, scheme: Scheme | None = MR2AG) -> Renderer:
+    made = processor(kind)
+    if scheme is not None:
+        network = build_model("llava" if kind != "qwen2_vl" else kind, made.tokenizer, size="test")  # type: ignore[arg-type]
+        add_reflection_tokens(network, made, scheme)
+    return Renderer(scheme, made)
+
+
+def image(seed: int = 0, size: tuple[int, int] = (80, 60)) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def passage(text: str = "It was built in 1874 by Ada Byron.", **more: str) -> Passage:
+    values = {"title": "The Oak Tower", "lead": "A tower of oak.", "heading": "History", **more}
+    return Passage("e1", 0, 0, text=text, **values)
+
+
+def example(branches: int = 3, **more: Any) -> ReflectionExample:
+    """A question with passages of different lengths, of which every other one is evidence."""
+    made = tuple(
+        Branch(
+            passage(f"Built in {1800 + k}." + " It is made of oak." * k),
+            k % 2 == 0,
+            str(1800 + k) if k % 2 == 0 else "",
+        )
+        for k in range(branches)
+    )
+    return ReflectionExample("x1", "a.png", "When was the tower built?", branches > 0, branches=made, **more)
+
+
+@pytest.fixture(scope="session")
+def make() -> SimpleNamespace:
+    """The builders above."""
+    return SimpleNamespace(
+        processor=processor,
+        model=model,
+        loaded=loaded,
+        renderer=renderer,
+        image=image,
+        passage=passage,
+        example=example,
+        tokenizer=_base_tokenizer,
+    )

@@ -1,0 +1,214 @@
+import json
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import INFO_FILE, Loaded, load, load_processor, read_info, save_checkpoint
+from reflectune.models.scheme import MMKB_RAG, MR2AG, SCHEME_FILE
+from reflectune.models.tree import collate
+
+FAMILIES = ["llava", "qwen2_vl"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def base(request, make, tmp_path_factory):
+    """A folder with a base model, as the hub would hold it."""
+    folder = tmp_path_factory.mktemp("base") / request.param
+    make.model(request.param).save_pretrained(folder)
+    make.processor(request.param).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tuned(base):
+    """A full checkpoint whose weights have moved."""
+    loaded = load(str(base), scheme="mr2ag", seed=3)
+    disturb(loaded.model)
+    folder = base.parent / "tuned"
+    save_checkpoint(folder, loaded.model, loaded.processor, MR2AG, {"base_model": str(base), "seed": 3})
+    return folder, loaded
+
+
+def disturb(model: torch.nn.Module, only: str = "") -> None:
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if only in name and parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+
+
+@torch.no_grad()
+def logits(loaded: Loaded, make, model: torch.nn.Module | None = None) -> torch.Tensor:
+    """What the model says of a training example, at every place."""
+    tree = loaded.renderer.encode_example(make.example(2), make.image())
+    batch = collate([tree], loaded.model)
+    inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights")}
+    return (model or loaded.model)(**inputs, use_cache=False).logits
+
+
+def test_a_base_model_loads_plainly(base):
+    loaded = load(str(base))
+    assert loaded.scheme is None
+    assert not loaded.is_tuned
+    assert loaded.model.config._attn_implementation == "sdpa"
+    assert not loaded.model.training
+    assert "[Relevant]" not in loaded.processor.tokenizer.get_vocab()
+
+
+def test_a_base_model_gets_tokens_by_seed(base):
+    first, again, other = (load(str(base), scheme="mr2ag", seed=seed) for seed in (0, 0, 1))
+    rows = list(first.renderer.token_ids.values())
+    weights = [loaded.model.get_output_embeddings().weight[rows] for loaded in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+    assert not first.is_tuned
+
+
+def test_a_full_checkpoint_loads_as_it_was(tuned, make):
+    folder, before = tuned
+    loaded = load(str(folder))
+    assert loaded.scheme == MR2AG
+    assert loaded.is_tuned
+    assert loaded.renderer.token_ids == before.renderer.token_ids
+    assert torch.equal(logits(loaded, make), logits(before, make))
+    assert load(str(folder), scheme="mr2ag").fingerprint == loaded.fingerprint != before.fingerprint
+    assert read_info(folder)["seed"] == 3
+
+
+@pytest.mark.parametrize("tie", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_loads_merged(family, tie, make, tmp_path):
+    base = tmp_path / "base"
+    make.model(family, tie_word_embeddings=tie).save_pretrained(base)
+    make.processor(family).save_pretrained(base)
+    loaded = load(str(base), scheme="mr2ag", seed=5)
+    ids = list(loaded.renderer.token_ids.values())
+    rows = [(name, loaded.model.get_submodule(name)) for name in ("model.language_model.embed_tokens", "lm_head")]
+    frozen = [module.weight.detach().clone() for _, module in rows]
+    config = LoraConfig(
+        r=4,
+        target_modules=r".*language_model.*\.(q|v)_proj",
+        trainable_token_indices={"embed_tokens": ids, "lm_head": ids},
+        init_lora_weights=False,
+    )
+    adapted = get_peft_model(loaded.model, config).eval()
+    disturb(adapted, only="token")
+    expected = logits(loaded, make, adapted)
+    save_checkpoint(tmp_path / "adapter", adapted, loaded.processor, MR2AG, {"base_model": str(base), "seed": 5})
+
+    again = load(str(tmp_path / "adapter"), scheme="mr2ag")
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    torch.testing.assert_close(logits(again, make), expected, rtol=1e-4, atol=1e-4)
+    for (name, _), old in zip(rows, frozen, strict=True):
+        new = again.model.get_submodule(name).weight
+        others = [row for row in range(len(old)) if row not in ids]
+        assert torch.equal(new[others], old[others])
+        assert (new[ids] != old[ids]).any(1).all()
+    assert (again.model.lm_head.weight is again.model.get_input_embeddings().weight) == tie
+
+
+def test_an_adapter_without_its_base_is_not_saved(base, tmp_path):
+    loaded = load(str(base), scheme="mr2ag")
+    adapted = get_peft_model(loaded.model, LoraConfig(target_modules=r".*language_model.*q_proj"))
+    with pytest.raises(UserError, match="needs base_model, seed"):
+        save_checkpoint(tmp_path, adapted, loaded.processor, MR2AG, {})
+
+
+def copy_without(folder, tmp_path, *names):
+    shutil.copytree(folder, tmp_path / "copy")
+    for name in names:
+        (tmp_path / "copy" / name).unlink()
+    return str(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("scheme", [None, "mr2ag"])
+def test_a_checkpoint_without_its_scheme_is_refused(tuned, tmp_path, scheme):
+    with pytest.raises(UserError, match=r"without its scheme\.json"):
+        load(copy_without(tuned[0], tmp_path, SCHEME_FILE), scheme=scheme)
+
+
+def test_a_checkpoint_without_scheme_and_record_is_refused(tuned, tmp_path):
+    with pytest.raises(UserError, match="has reflection tokens already"):
+        load(copy_without(tuned[0], tmp_path, SCHEME_FILE, INFO_FILE), scheme="mr2ag")
+
+
+def test_a_checkpoint_of_another_scheme_is_refused(tuned):
+    with pytest.raises(UserError, match="trained with scheme mr2ag, but mmkb_rag is asked for"):
+        load(str(tuned[0]), scheme="mmkb_rag")
+
+
+def test_another_schemes_file_beside_the_weights_is_refused(tuned, tmp_path):
+    folder = copy_without(tuned[0], tmp_path)
+    MMKB_RAG.save(folder)
+    with pytest.raises(UserError, match="doesn't read \\[Ret\\] as one token"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("miniature/none", "no model miniature/none; this installation has"),
+        ("./nowhere/at/all", "there is no such folder"),
+        ("/nowhere", "there is no such folder"),
+    ],
+)
+def test_a_model_that_is_not_there_is_refused(name, says):
+    with pytest.raises(UserError, match=says):
+        load(name)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no model"):
+        load(str(tmp_path))
+
+
+def test_broken_weights_are_refused(base, tmp_path):
+    folder = copy_without(base, tmp_path)
+    (tmp_path / "copy" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="cannot load the model"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"dtype": "int3"}, "unknown dtype `int3`; choose one of float32"),
+        ({"device": "toaster"}, "unknown device"),
+        ({"scheme": "mr3ag"}, "unknown scheme"),
+    ],
+)
+def test_an_unknown_setting_is_refused(base, option, says):
+    with pytest.raises(UserError, match=says):
+        load(str(base), **option)
+
+
+def test_dtype_decides_the_weights(base):
+    loaded = load(str(base), dtype="bfloat16")
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
+    assert loaded.fingerprint != load(str(base)).fingerprint
+
+
+def test_an_old_llava_processor_learns_its_image_tokens(make, tmp_path):
+    make.model("llava").save_pretrained(tmp_path)
+    make.processor("llava").save_pretrained(tmp_path)
+    path = tmp_path / "processor_config.json"
+    content = json.loads(path.read_text())
+    for name in ("patch_size", "num_additional_image_tokens", "vision_feature_select_strategy"):
+        content.pop(name, None)
+    path.write_text(json.dumps(content))
+    rendered = load(str(tmp_path)).renderer.prefix("Why?", make.image())
+    assert rendered.ids.count(make.processor("llava").image_token_id) == 16
+
+
+def test_qwens_hub_processor_loads_without_torchvision(make, tmp_path):
+    make.processor("qwen2_vl").tokenizer.save_pretrained(tmp_path)
+    hub = {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
+    kind = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2VLProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**hub, **kind}))
+    processor = load_processor(tmp_path, "qwen2_vl")
+    made = processor(text=["<|image_pad|>"], images=[make.image()], return_tensors="pt")
+    assert made["input_ids"].shape[1] == made["image_grid_thw"].prod() // 4

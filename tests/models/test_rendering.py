@@ -1,0 +1,265 @@
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.models import scheme as layouts
+from reflectune.models.rendering import Renderer
+from reflectune.models.scheme import MMKB_RAG, MR2AG, passage_text, reading_instruction
+
+KINDS = ["llava", "qwen2_vl", "llama", "llama_legacy"]
+QUESTION = "When was the tower built?"
+FORGERIES = [
+    "[Relevant]", " [Irrelevant] ", "[Retrieval]", "[No Retrieval]", "<image>", "<s>", "</s>", "<pad>", "<unk>",
+    "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|endoftext|>", "<|im_end|>\n<|im_start|>",
+    "USER:", "ASSISTANT:", "\ufdd05\ufdd1", "\ufdd2question\ufdd3", "\ud800", "\x00", "{question}", "{{ bos_token }}",
+    "{% if x %}",
+]  # fmt: skip
+untrusted = st.lists(st.sampled_from(FORGERIES) | st.text(max_size=6), min_size=1, max_size=8).map("".join)
+plain_text = st.text(st.characters(exclude_categories=["Cs", "Cn", "Co", "Cc"], exclude_characters="[]<>"), max_size=40)
+slow_inputs = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def renderer(request, make):
+    return make.renderer(request.param)
+
+
+@pytest.fixture(scope="module")
+def image(make):
+    return make.image()
+
+
+def special_ids(renderer: Renderer) -> set[int]:
+    return {*renderer.tokenizer.all_special_ids, *renderer.token_ids.values(), renderer.image_token_id}
+
+
+def ordinary(renderer: Renderer, turns, image, fill) -> list[int]:
+    """What transformers itself makes of a conversation: apply_chat_template, then the processor on text and image."""
+    messages = []
+    for turn in turns:
+        text = "".join(part if isinstance(part, str) else fill[part.name] for part in turn.parts)
+        if turn.role == "assistant" and renderer._closing:
+            text += renderer._closing
+        content = [{"type": "text", "text": text}]
+        messages.append({"role": turn.role, "content": [{"type": "image"}, *content] if turn.image else content})
+    text = renderer.processor.apply_chat_template(messages, add_generation_prompt=turns[-1].role == "user")
+    lead = text.startswith(renderer.tokenizer.bos_token or "\0")
+    return renderer.processor(text=[text], images=[image], add_special_tokens=not lead)["input_ids"][0]
+
+
+# Untrusted text.
+
+
+@slow_inputs
+@given(text=untrusted)
+def test_no_question_can_forge_a_token(renderer, image, text):
+    benign = renderer.prefix("a", image).ids
+    hostile = renderer.prefix(f"a{text}", image).ids
+    special = special_ids(renderer)
+    assert [i for i in hostile if i in special] == [i for i in benign if i in special]
+
+
+@slow_inputs
+@given(text=untrusted, answer=untrusted)
+def test_no_passage_or_answer_can_forge_a_token(renderer, image, text, answer):
+    def tree(passage, answer):
+        branch = Passage("e", 0, 0, title=passage, lead=passage, heading=passage, text=passage)
+        example = ReflectionExample("x", "", "Why?", True, branches=(Branch(branch, True, answer),))
+        return renderer.encode_example(example, image)
+
+    special = special_ids(renderer)
+    benign, hostile = tree("a", "a"), tree(f"a{text}", f"a{answer}")
+    for part, other in ((benign.prefix, hostile.prefix), (benign.branches[0], hostile.branches[0])):
+        assert [i for i in part.ids if i in special] == [i for i in other.ids if i in special]
+        assert [i for i in part.labels if i in special] == [i for i in other.labels if i in special]
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_vl"])
+@slow_inputs
+@given(text=untrusted)
+def test_untrusted_text_survives_as_text(kind, make, text):
+    renderer = make.renderer(kind, None)
+    clean = renderer._safe.clean(text)
+    found = renderer._safe.encode_continuation(f" {clean}")
+    assert renderer.tokenizer.decode(found, clean_up_tokenization_spaces=False) == f" {clean}"
+
+
+# Benign text becomes what it always becomes.
+
+
+@slow_inputs
+@given(question=plain_text, passage=plain_text, answer=plain_text)
+def test_ids_are_those_of_the_ordinary_tokenisation(renderer, image, question, passage, answer):
+    fill = {"question": f"Q{question.strip()}", "passage": f"P{passage.strip()}", "answer": f"A{answer.strip()}"}
+    fill = {name: text.strip() for name, text in fill.items()}
+    scheme = renderer.scheme
+    read = layouts.passage_turns(scheme, multi_answer=False)
+    for turns in (
+        layouts.question_turns(),
+        layouts.plain_turns(context=True, multi_answer=True),
+        (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True)),
+        read,
+        (*read, layouts.reply(scheme, "relevant", answer=True)),
+    ):
+        chunks = renderer._chunks(turns, cue=turns[-1].role == "user")
+        text = "".join(fill[c.name] if not isinstance(c, str) else c for c in chunks)
+        found = renderer._safe.encode_from_start(text)
+        place = found.index(renderer.image_token_id)
+        expansion, _ = renderer._see(image)
+        assert [*found[:place], *expansion, *found[place + 1 :]] == ordinary(renderer, turns, image, fill)
+
+
+@slow_inputs
+@given(question=plain_text, passage=plain_text)
+def test_a_branch_continues_its_prefix_as_one_text(renderer, image, question, passage):
+    fill = {"question": f"Q{question}".strip(), "passage": f"P{passage}".strip()}
+    read = Passage("e", 0, 0, title="", lead="", heading="", text=fill["passage"])
+    found = renderer.prefix(fill["question"], image).ids + renderer.passage_branch(read)
+    assert found == ordinary(renderer, layouts.passage_turns(renderer.scheme, multi_answer=False), image, fill)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mmkb_prompts_continue_one_prefix(kind, make, image):
+    renderer = make.renderer(kind, MMKB_RAG)
+    prefix = renderer.question_prefix(QUESTION, image).ids
+    passages = [make.passage("One."), make.passage("Two.")]
+    for name, given_ in (("ret", []), ("srt", passages[:1]), ("mct", passages), ("vqa", passages)):
+        fill = {"question": QUESTION, "passage": layouts.documents_text(given_, numbered=name == "mct")}
+        whole = ordinary(renderer, layouts.prompt_turns(MMKB_RAG, name), image, fill)
+        assert prefix + renderer.prompt_branch(name, given_) == whole
+
+
+# What is read, and what is supervised.
+
+
+def test_the_image_becomes_what_the_processor_makes_of_it(renderer, image):
+    rendered = renderer.prefix(QUESTION, image)
+    made = renderer.processor(text=[renderer.processor.image_token], images=[image], return_tensors="pt")
+    assert rendered.ids.count(renderer.image_token_id) == (made["input_ids"] == renderer.image_token_id).sum()
+    for name in rendered.vision:
+        assert torch.equal(rendered.vision[name], made[name])
+    assert "pixel_values" in rendered.vision
+
+
+def test_the_plain_conversation_is_one_turn(renderer, image, make):
+    text = renderer.decode(renderer.plain(QUESTION, image, [make.passage("Oak.")] * 2).ids)
+    once = passage_text(make.passage("Oak."))
+    assert f"{QUESTION} {once} {once} {reading_instruction(multi_answer=False)}" in text
+    assert not any(token in text for token in renderer.reflection_tokens)
+
+
+def test_passage_branches_begin_with_the_gate(renderer, make):
+    branch = renderer.passage_branch(make.passage())
+    suffix = renderer.gate_suffix
+    assert branch[: len(suffix)] == suffix
+    assert suffix[:2] == [renderer.token_id("retrieve"), renderer.end_token_id]
+
+
+def test_a_multi_answer_question_has_its_own_instruction(renderer, make):
+    assert "&&" in renderer.decode(renderer.passage_branch(make.passage(), multi_answer=True))
+    assert "&&" not in renderer.decode(renderer.passage_branch(make.passage()))
+
+
+def spoken(renderer, segment) -> list[str]:
+    return [renderer.tokenizer.decode([label]) for label in segment.labels if label != -100]
+
+
+def test_the_gate_is_supervised_once_and_stands_in_the_prefix(renderer, image, make):
+    tree = renderer.encode_example(make.example(3), image)
+    gate, end = renderer.token_id("retrieve"), renderer.end_token_id
+    assert [label for label in tree.prefix.labels if label != -100] == [gate, end]
+    assert all(gate not in branch.ids for branch in tree.branches)
+    # Nothing stands between the assistant's cue and the token.
+    assert list(tree.prefix.ids[: tree.prefix.ids.index(gate)]) == renderer.prefix(make.example(3).question, image).ids
+
+
+def test_a_branch_supervises_verdict_answer_and_end(renderer, image, make):
+    example = make.example(2)
+    yes, no = renderer.encode_example(example, image).branches
+    relevant, end = renderer.token_id("relevant"), renderer.end_token_id
+    labels = [label for label in yes.labels if label != -100]
+    assert labels[0] == relevant
+    assert labels[-1] == end == yes.ids[-1]
+    assert renderer.decode(labels[1:-1]) == example.branches[0].answer
+    assert [label for label in no.labels if label != -100] == [renderer.token_id("irrelevant"), end]
+
+
+def test_a_visual_question_supervises_its_answer(renderer, image):
+    example = ReflectionExample("v", "", "What colour is it?", False, answer="dark red")
+    tree = renderer.encode_example(example, image)
+    labels = [label for label in tree.prefix.labels if label != -100]
+    assert tree.branches == ()
+    assert labels[0] == renderer.token_id("no_retrieve")
+    assert renderer.decode(labels[1:-1]) == "dark red"
+    assert labels[-1] == renderer.end_token_id == tree.prefix.ids[-1]
+
+
+def test_labels_are_ids_and_weights_are_one_where_supervised(renderer, image, make):
+    tree = renderer.encode_example(make.example(3), image)
+    for segment in (tree.prefix, *tree.branches):
+        assert len(segment.ids) == len(segment.labels) == len(segment.weights)
+        for token, label, weight in zip(segment.ids, segment.labels, segment.weights, strict=True):
+            assert (label, weight) in ((-100, 0.0), (token, 1.0))
+
+
+def test_training_and_inference_read_the_same_ids(renderer, image, make):
+    example = make.example(3)
+    tree = renderer.encode_example(example, image)
+    prefix = renderer.prefix(example.question, image).ids
+    for branch, own in zip(example.branches, tree.branches, strict=True):
+        role = "relevant" if branch.relevant else "irrelevant"
+        read = prefix + renderer.passage_branch(branch.passage) + [renderer.token_id(role)]
+        assert [*tree.prefix.ids, *own.ids][: len(read)] == read
+
+
+# Mistakes.
+
+
+def test_an_empty_question_is_refused(renderer, image):
+    with pytest.raises(UserError, match="question is empty"):
+        renderer.prefix("  ", image)
+
+
+def test_a_question_without_an_image_is_refused(renderer):
+    with pytest.raises(UserError, match="has no image"):
+        renderer.prefix(QUESTION, None)
+
+
+def test_an_example_without_answer_or_passage_is_refused(renderer, image):
+    with pytest.raises(UserError, match="x: a question to look up needs at least one passage"):
+        renderer.encode_example(ReflectionExample("x", "", "Why?", True), image)
+    with pytest.raises(UserError, match="x: a visual question needs an answer"):
+        renderer.encode_example(ReflectionExample("x", "", "Why?", False), image)
+
+
+def test_a_plain_model_has_no_reflection_tokens(make, image):
+    plain = make.renderer("llava", None)
+    assert plain.reflection_tokens == ()
+    with pytest.raises(UserError, match="loaded without a scheme"):
+        plain.token_id("relevant")
+    with pytest.raises(UserError, match="needs a model of scheme mr2ag"):
+        plain.passage_branch(make.passage())
+
+
+def test_a_tokenizer_without_the_tokens_is_refused(make):
+    with pytest.raises(UserError, match="doesn't read \\[Retrieval\\] as one token"):
+        Renderer(MR2AG, make.processor("llava"))
+
+
+def test_a_template_that_changes_earlier_turns_is_refused(make):
+    processor = make.renderer("qwen2_vl").processor
+    processor.chat_template = processor.chat_template.replace(
+        "message['role'] + '\n'", "message['role'] + loop.length | string"
+    )
+    with pytest.raises(UserError, match="changes earlier turns"):
+        Renderer(MR2AG, processor)
+
+
+def test_the_fingerprint_follows_template_and_scheme(make):
+    renderer = make.renderer("llava")
+    first = renderer.fingerprint
+    renderer.processor.chat_template += " "
+    assert Renderer(MR2AG, renderer.processor).fingerprint != first

@@ -1,0 +1,392 @@
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText, TrainerCallback
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import load
+from reflectune.models.miniature.architecture import Family
+from reflectune.train import trainer as trainer_module
+from reflectune.train.checkpoints import RECORD, checkpoint_folders
+from reflectune.train.config import SftConfig
+from reflectune.train.fine_tune import fine_tune, refuse_lonely_launch, total_steps
+
+METHODS = ("full", "lora")
+
+
+@pytest.fixture
+def config(tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]) -> Callable[..., SftConfig]:
+    def build(out: str = "out", family: Family = "llava", **changes: Any) -> SftConfig:
+        values: dict[str, Any] = {
+            "model": str(base_model(family)),
+            "train_data": str(data_folder),
+            "output_dir": str(tmp_path / out),
+            "device": "cpu",
+            "learning_rate": 5e-3,
+            "per_device_train_batch_size": 4,
+            "max_steps": 8,
+            "save_steps": 3,
+            "logging_steps": 1,
+            "lora_dropout": 0.1,
+        }
+        return SftConfig(**{**values, **changes})
+
+    return build
+
+
+def weights(folder: str | Path) -> dict[str, torch.Tensor]:
+    found = [path for name in ("model", "adapter_model") if (path := Path(folder, f"{name}.safetensors")).is_file()]
+    return load_file(found[0])
+
+
+def assert_equal_weights(one: str | Path, other: str | Path) -> None:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+def losses(folder: str | Path) -> list[float]:
+    return [
+        row["loss"]
+        for row in json.loads(Path(folder, "trainer_state.json").read_text())["log_history"]
+        if "loss" in row
+    ]
+
+
+class Stop(TrainerCallback):
+    """Interrupts a run after a step, as Ctrl-C would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def interrupted(config: SftConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a config up to a step and stop there."""
+    original = trainer_module.ReflectionTrainer.train
+
+    def train(self: Any, **kwargs: Any) -> Any:
+        self.add_callback(Stop(step))
+        return original(self, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module.ReflectionTrainer, "train", train)
+        with pytest.raises(KeyboardInterrupt):
+            fine_tune(config)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("step", [2, 3, 5, 7])
+def test_an_interrupted_run_ends_with_the_straight_runs_weights(
+    config: Callable[..., SftConfig], method: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine_tune(config("straight", method=method))
+
+    interrupted(config("resumed", method=method), step, monkeypatch)
+    fine_tune(config("resumed", method=method))
+
+    assert_equal_weights(config("straight").output_dir, config("resumed").output_dir)
+    assert losses(config("straight").output_dir) == losses(config("resumed").output_dir)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_checkpoint_is_loaded_by_us_and_by_plain_transformers_or_peft(
+    config: Callable[..., SftConfig], method: str
+) -> None:
+    run = config(method=method)
+    fine_tune(run)
+
+    ours = load(run.output_dir)
+    if method == "full":
+        plain = AutoModelForImageTextToText.from_pretrained(run.output_dir, dtype=torch.float32)
+    else:
+        base = load(run.model, scheme="mr2ag", seed=run.seed).model
+        plain = PeftModel.from_pretrained(base, run.output_dir).merge_and_unload()
+
+    assert ours.is_tuned
+    assert ours.scheme is not None
+    assert ours.scheme.name == "mr2ag"
+    expected = plain.state_dict()
+    assert all(torch.equal(weight, expected[name]) for name, weight in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize(("method", "rate", "share"), [("full", 1e-2, 0.6), ("lora", 3e-2, 0.85)])
+def test_a_model_learns_its_examples(
+    config: Callable[..., SftConfig], family: Family, method: str, rate: float, share: float
+) -> None:
+    run = config(family=family, method=method, max_steps=16, save_steps=100, learning_rate=rate)
+    fine_tune(run)
+
+    found = losses(run.output_dir)
+    assert sum(found[-4:]) / 4 < share * found[0]
+
+
+def test_trees_and_separate_rows_train_the_same_weights(config: Callable[..., SftConfig]) -> None:
+    fine_tune(config("trees", max_steps=3))
+    fine_tune(config("rows", max_steps=3, tree=False))
+
+    for name, weight in weights(config("trees").output_dir).items():
+        torch.testing.assert_close(weights(config("rows").output_dir)[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def test_accumulated_batches_train_the_weights_of_one_large_batch(config: Callable[..., SftConfig]) -> None:
+    """The loss is a mean over the tokens of the global batch, not of each batch's mean: label counts are ragged."""
+    whole = config("whole", per_device_train_batch_size=4, max_steps=3, group_by_length=False)
+    parts = config(
+        "parts", per_device_train_batch_size=1, gradient_accumulation_steps=4, max_steps=3, group_by_length=False
+    )
+    fine_tune(whole)
+    fine_tune(parts)
+
+    assert losses(whole.output_dir) == pytest.approx(losses(parts.output_dir), rel=1e-4)
+    for name, weight in weights(whole.output_dir).items():
+        torch.testing.assert_close(weights(parts.output_dir)[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recomputed_activations_train_the_same_weights(config: Callable[..., SftConfig], method: str) -> None:
+    fine_tune(config("kept", method=method, max_steps=2))
+    fine_tune(config("recomputed", method=method, max_steps=2, gradient_checkpointing=True))
+
+    for name, weight in weights(config("kept").output_dir).items():
+        torch.testing.assert_close(weights(config("recomputed").output_dir)[name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_in_half_precision_small_updates_still_reach_the_weights(config: Callable[..., SftConfig], method: str) -> None:
+    """In bf16 an update of 1e-5 to a weight of 0.05 would be rounded away."""
+    run = config(method=method, dtype="bfloat16", max_steps=2, learning_rate=1e-5, warmup=0.0)
+    fine_tune(run)
+    after = weights(run.output_dir)
+
+    assert {weight.dtype for weight in after.values()} == {torch.float32}
+    if method == "full":
+        before = load(run.model, scheme="mr2ag").model.state_dict()
+        name = "model.language_model.layers.0.mlp.up_proj.weight"
+        trained = load(run.output_dir).model.state_dict()[name]
+        assert (trained != before[name]).float().mean() > 0.9
+    else:
+        lora_b = torch.cat([weight.flatten() for name, weight in after.items() if "lora_B" in name])
+        assert (lora_b != 0).float().mean() > 0.9
+
+
+def test_a_frozen_vision_tower_stays_as_it_is_and_the_rest_moves(config: Callable[..., SftConfig]) -> None:
+    run = config(freeze_vision=True)
+    fine_tune(run)
+    before, after = weights(run.model), weights(run.output_dir)
+
+    still = {
+        name for name in before if before[name].shape == after[name].shape and torch.equal(before[name], after[name])
+    }
+
+    assert still == {name for name in before if "vision" in name}
+
+
+def test_a_finished_run_is_left_alone(config: Callable[..., SftConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    run = config()
+    fine_tune(run)
+    written = Path(run.output_dir, "model.safetensors").stat().st_mtime_ns
+
+    fine_tune(run)
+
+    assert "nothing to do" in capsys.readouterr().out
+    assert Path(run.output_dir, "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_a_half_written_checkpoint_is_passed_over(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine_tune(config("straight"))
+    run = config("resumed")
+    interrupted(run, 4, monkeypatch)
+    cut_off = Path(run.output_dir, "checkpoint-4")
+    shutil.copytree(Path(run.output_dir, "checkpoint-3"), cut_off)
+    (cut_off / RECORD).unlink()
+    (cut_off / "model.safetensors").write_bytes(b"half")
+
+    fine_tune(run)
+
+    assert_equal_weights(config("straight").output_dir, run.output_dir)
+
+
+def test_a_run_with_other_settings_is_not_continued(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(config(), 4, monkeypatch)
+
+    with pytest.raises(UserError, match=r"`learning_rate` is 0\.1, was 0\.005"):
+        fine_tune(config(learning_rate=0.1))
+
+
+def test_changed_data_is_not_continued_with(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, data_folder: Path
+) -> None:
+    interrupted(config(), 4, monkeypatch)
+    other = Path(data_folder, "other.parquet")
+    from reflectune.data_builders.reflection_data import read_examples, write_examples
+
+    write_examples(other, read_examples(data_folder / "train.parquet")[1:])
+
+    with pytest.raises(UserError, match="`data_fingerprint` is"):
+        fine_tune(config(train_data=str(other)))
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config()
+    interrupted(run, 4, monkeypatch)
+    usage = shutil.disk_usage(run.output_dir)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+
+    with pytest.raises(UserError, match="a checkpoint needs about"):
+        fine_tune(run)
+
+    assert [folder.name for folder in checkpoint_folders(run.output_dir)] == ["checkpoint-3"]
+
+
+def test_a_loss_that_is_not_finite_names_step_and_examples(config: Callable[..., SftConfig]) -> None:
+    with pytest.raises(UserError, match=r"the loss became (nan|inf) at step \d+, on the examples [kv]\d+"):
+        fine_tune(config(learning_rate=1e30, max_grad_norm=0.0, warmup=0.0))
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(
+    config: Callable[..., SftConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = config(dry_run=True, max_steps=None, epochs=2, method="lora")
+    fine_tune(run)
+    said = capsys.readouterr().out
+
+    assert "24 questions (18 with retrieval), 43 passages" in said
+    assert "vision tower: 0 of" in said
+    assert "steps: 12" in said
+    assert "⟦[Relevant]" in said
+    assert "⟦[No Retrieval]" in said
+    assert not Path(run.output_dir).exists()
+
+
+def test_steps_count_short_batches_too() -> None:
+    config = SftConfig(per_device_train_batch_size=4, gradient_accumulation_steps=2, epochs=2)
+
+    assert total_steps(config, examples=25, processes=1) == 2 * 4  # 7 batches, 4 steps an epoch
+    assert total_steps(config, examples=25, processes=2) == 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "refused"),
+    [
+        ({"ACCELERATE_USE_CPU": "True", "MASTER_PORT": "29500"}, True),
+        ({"ACCELERATE_USE_CPU": "True", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}, False),
+        ({"ACCELERATE_USE_CPU": "True"}, False),
+        ({"MASTER_PORT": "29500"}, False),
+        ({}, False),
+    ],
+)
+def test_a_launch_of_one_process_instead_of_several_is_refused(environment: dict[str, str], refused: bool) -> None:
+    if not refused:
+        refuse_lonely_launch(environment)
+        return
+    with pytest.raises(UserError, match="starts one process, not N"):
+        refuse_lonely_launch(environment)
+
+
+def repository() -> Path:
+    return Path(__file__).parents[2]
+
+
+def command(
+    config: SftConfig, *, launcher: tuple[str, ...] = (sys.executable, "-m", "reflectune.train.sft")
+) -> list[str]:
+    names = ("model", "train_data", "output_dir", "device", "learning_rate", "per_device_train_batch_size", "max_steps")
+    names += ("save_steps", "logging_steps", "lora_dropout", "method", "gradient_accumulation_steps")
+    return [*launcher, *(text for name in names for text in (f"--{name}", str(getattr(config, name))))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_process_resumes_to_the_same_weights(config: Callable[..., SftConfig], method: str) -> None:
+    """`kill -9` as soon as a checkpoint's folder appears (it is cut off), and again a moment later."""
+    straight = config("straight", method=method, max_steps=30)
+    killed = config("killed", method=method, max_steps=30)
+    subprocess.run(command(straight), check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    for wait_for, delay in (("checkpoint-3", 0.0), ("checkpoint-12", 0.11)):
+        with subprocess.Popen(
+            command(killed),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        ) as process:
+            while not Path(killed.output_dir, wait_for).exists():
+                assert process.poll() is None, process.stderr.read() if process.stderr else ""
+                time.sleep(0.001)
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+
+    subprocess.run(command(killed), check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    assert_equal_weights(straight.output_dir, killed.output_dir)
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_weights_of_one(config: Callable[..., SftConfig]) -> None:
+    """DDP over gloo, started by `accelerate launch train/sft.py`, with the same global batch."""
+    one = config("one", per_device_train_batch_size=4, max_steps=4, lora_dropout=0.0)
+    two = config("two", per_device_train_batch_size=2, max_steps=4, lora_dropout=0.0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = (str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", str(port))
+    launcher += ("--config_file", str(repository() / "configs/accelerate/cpu_2_processes.yaml"))
+    launcher += (str(repository() / "train/sft.py"),)
+
+    fine_tune(one)
+    subprocess.run(command(two, launcher=launcher), check=True, capture_output=True, cwd=two.train_data)
+
+    assert json.loads(Path(two.output_dir, RECORD).read_text())["settings"]["processes"] == 2
+    assert losses(one.output_dir) == pytest.approx(losses(two.output_dir), rel=1e-4)
+    for name, weight in weights(one.output_dir).items():
+        torch.testing.assert_close(weights(two.output_dir)[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [("-m", "reflectune.train.sft"), (str(repository() / "train/sft.py"),)])
+def test_the_script_starts_from_any_folder_and_a_mistake_is_one_line(
+    config: Callable[..., SftConfig], launcher: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = config()
+    done = subprocess.run(
+        [
+            sys.executable,
+            *launcher,
+            "--train_data",
+            run.train_data,
+            "--output_dir",
+            run.output_dir,
+            "--model",
+            "no/such/x",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("error: no model at no/such/x")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,153 @@
+"""The settings of `sft.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from reflectune.data_builders.reflection_data import MANIFEST
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class SftConfig:
+    """Fine-tune a model on reflection data, fully or by LoRA."""
+
+    model: str = field(default="miniature/llava", metadata=_help("base model: a miniature, a hub id or a folder"))
+    scheme: str = field(default="mr2ag", metadata=_help("whose tokens and prompts to train"))
+    train_data: str = field(default="", metadata=_help("reflection data: a folder, or one Parquet file"))
+    train_split: str = field(default="train", metadata=_help("split to train on, if train_data is a folder"))
+    image_root: str = field(default="", metadata=_help("folder of the images; the one in the data's manifest if unset"))
+    output_dir: str = field(default="", metadata=_help("folder for the checkpoint"))
+
+    method: Literal["full", "lora"] = field(default="full", metadata=_help("train all weights, or adapters"))
+    freeze_vision: bool = field(
+        default=False, metadata=_help("keep the vision tower as it is (full; LoRA always does)")
+    )
+    lora_r: int = field(default=16, metadata=_help("rank of the adapters"))
+    lora_alpha: int = field(default=32, metadata=_help("scale of the adapters, times 1/lora_r"))
+    lora_dropout: float = field(default=0.0, metadata=_help("dropout before the adapters"))
+    lora_targets: str = field(
+        default=r".*language_model.*\.(q|k|v|o|gate|up|down)_proj",
+        metadata=_help("regular expression that a module's whole name must match to get an adapter"),
+    )
+
+    learning_rate: float = field(default=2e-5, metadata=_help("peak learning rate"))
+    lr_scheduler: Literal["cosine", "linear", "constant_with_warmup"] = field(
+        default="cosine", metadata=_help("how the learning rate falls after the warm-up")
+    )
+    warmup: float = field(default=0.03, metadata=_help("warm-up: a share of all steps if below 1, else steps"))
+    weight_decay: float = field(default=0.0, metadata=_help("AdamW's weight decay"))
+    adam_beta2: float = field(default=0.999, metadata=_help("AdamW's second beta"))
+    max_grad_norm: float = field(default=1.0, metadata=_help("clip gradients to this norm; 0 for no clipping"))
+    epochs: float = field(default=1.0, metadata=_help("passes over the data, if max_steps is unset"))
+    max_steps: int | None = field(default=None, metadata=_help("optimiser steps, instead of epochs"))
+    per_device_train_batch_size: int = field(default=8, metadata=_help("questions, each with all its passages"))
+    gradient_accumulation_steps: int = field(default=1, metadata=_help("batches per optimiser step"))
+    tree: bool = field(
+        default=True, metadata=_help("read a question's prefix once for all its passages, or once per passage")
+    )
+    group_by_length: bool = field(default=True, metadata=_help("batch questions of similar length"))
+    max_tokens: int | None = field(
+        default=None, metadata=_help("most tokens from image to answer; what the model can take if unset")
+    )
+    seed: int = field(default=0, metadata=_help("seed of new token rows, data order and dropout"))
+
+    dtype: Literal["float32", "bfloat16"] = field(
+        default="float32", metadata=_help("precision of the forward pass; trained weights are kept in float32")
+    )
+    matmul_precision: Literal["highest", "high", "medium"] = field(
+        default="highest",
+        metadata=_help(
+            "float32 products: `medium` is 1.5 times as fast on many CPUs (oneDNN; bfloat16 where there is AMX), "
+            "`high` is TF32 on a GPU"
+        ),
+    )
+    device: Literal["auto", "cpu"] = field(default="auto", metadata=_help("cpu, or an accelerator if there is one"))
+    gradient_checkpointing: bool = field(default=False, metadata=_help("recompute activations to save memory"))
+
+    resume: bool = field(default=True, metadata=_help("go on from the last checkpoint in output_dir"))
+    save_steps: int = field(default=500, metadata=_help("steps between checkpoints"))
+    save_total_limit: int = field(default=1, metadata=_help("checkpoints to keep"))
+    logging_steps: int = field(default=10, metadata=_help("steps between log lines"))
+    report_to: list[str] = field(
+        default_factory=list, metadata=_help("trackers, e.g. tensorboard, wandb; none by default")
+    )
+    cache_mib: int = field(default=512, metadata=_help("memory for encoded examples, per process, in MiB"))
+    dataloader_workers: int = field(
+        default=0, metadata=_help("processes that encode examples; 0 encodes in the main one")
+    )
+    dry_run: bool = field(default=False, metadata=_help("say what would be trained, and stop"))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = [f"`{name}` is needed: {why}" for name, why in _NEEDED.items() if not getattr(self, name)]
+        for name, (low, high) in _LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+                issues.append(f"`{name}` must be {bounds}, found {value}")
+        if self.train_data and not Path(self.train_data).exists():
+            issues.append(f"`train_data`: {self.train_data} does not exist; build it with data_builders.build_mr2ag")
+        if self.image_root and not Path(self.image_root).is_dir():
+            issues.append(f"`image_root`: {self.image_root} is not a folder")
+        elif self.train_data and not self.image_root and not Path(self.reflection_folder(), MANIFEST).is_file():
+            issues.append(f"`image_root` is needed: there is no {MANIFEST} beside the data to say where the images are")
+        if self.learning_rate <= 0:
+            issues.append(f"`learning_rate` must be above 0, found {self.learning_rate}")
+        try:
+            re.compile(self.lora_targets)
+        except re.error as error:
+            issues.append(f"`lora_targets` is no regular expression: {error}")
+        return issues
+
+    def reflection_folder(self) -> Path:
+        """The folder of the reflection data."""
+        return Path(self.train_data).parent if Path(self.train_data).is_file() else Path(self.train_data)
+
+    def examples_file(self) -> Path:
+        """The Parquet file with the examples."""
+        path = Path(self.train_data)
+        return path if path.suffix == ".parquet" else path / f"{self.train_split}.parquet"
+
+    def run_settings(self) -> dict[str, Any]:
+        """The settings that determine the weights: a run can only be resumed if they are the same."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _FREE}
+
+
+_FREE = frozenset(
+    "model train_data image_root output_dir resume save_steps save_total_limit logging_steps report_to cache_mib "
+    "dataloader_workers dry_run".split()
+)
+"""Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed.)"""
+_NEEDED = {
+    "train_data": "a folder of reflection data, e.g. the output of data_builders.build_mr2ag",
+    "output_dir": "a folder for the checkpoint",
+    "model": "e.g. miniature/llava, llava-hf/llava-1.5-7b-hf or a folder",
+    "scheme": "e.g. mr2ag",
+}
+_LIMITS: dict[str, tuple[float, float]] = {
+    "lora_r": (1, float("inf")),
+    "lora_alpha": (1, float("inf")),
+    "lora_dropout": (0, 0.99),
+    "warmup": (0, float("inf")),
+    "weight_decay": (0, float("inf")),
+    "adam_beta2": (0, 0.999999),
+    "max_grad_norm": (0, float("inf")),
+    "epochs": (1e-6, float("inf")),
+    "max_steps": (1, float("inf")),
+    "max_tokens": (1, float("inf")),
+    "per_device_train_batch_size": (1, float("inf")),
+    "gradient_accumulation_steps": (1, float("inf")),
+    "save_steps": (1, float("inf")),
+    "save_total_limit": (1, float("inf")),
+    "logging_steps": (1, float("inf")),
+    "cache_mib": (0, float("inf")),
+    "dataloader_workers": (0, float("inf")),
+}

@@ -1,0 +1,153 @@
+"""Training examples as the model reads them: checked as a whole, encoded when needed, kept in memory up to a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.utils.data import Dataset
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.types import ReflectionExample
+from reflectune.data_builders.reflection_data import read_examples, read_manifest
+from reflectune.models.rendering import Renderer
+from reflectune.models.tree import Tree, independent_rows
+from reflectune.train.config import SftConfig
+
+
+@dataclass(frozen=True)
+class EncodedExample:
+    """One example as token trees: one, or one per branch if prefixes are not shared."""
+
+    id: str
+    trees: tuple[Tree, ...]
+
+
+class EncodedExamples(Dataset[EncodedExample]):
+    """Examples, encoded the first time they are asked for.
+
+    Args:
+        examples: The examples.
+        renderer: Writes them as token trees.
+        image_root: The folder that their image paths start from.
+        share_prefix: Whether one tree holds all branches, or one tree each.
+        max_tokens: Most tokens from the image to the end of a branch.
+        cache_bytes: Encoded examples are kept until they take this much memory.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[ReflectionExample],
+        renderer: Renderer,
+        image_root: Path,
+        *,
+        share_prefix: bool = True,
+        max_tokens: int,
+        cache_bytes: int = 0,
+    ) -> None:
+        self.examples, self._renderer, self._image_root = examples, renderer, image_root
+        self._share_prefix, self._max_tokens = share_prefix, max_tokens
+        self._free_bytes = cache_bytes
+        self._cache: dict[int, EncodedExample] = {}
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> EncodedExample:
+        """The example, encoded.
+
+        Raises:
+            UserError: Its image is unreadable, it is too long, or nothing in it is supervised.
+        """
+        if index in self._cache:
+            return self._cache[index]
+        example = self.examples[index]
+        image = load_image(example.image, root=self._image_root, needed_by=f"training example {example.id}")
+        tree = self._renderer.encode_example(example, image)
+        self._check(example, tree)
+        encoded = EncodedExample(example.id, (tree,) if self._share_prefix else tuple(independent_rows(tree)))
+        self._free_bytes -= (size := _memory(encoded))
+        if self._free_bytes >= 0:
+            self._cache[index] = encoded
+        else:
+            self._free_bytes += size
+        return encoded
+
+    def _check(self, example: ReflectionExample, tree: Tree) -> None:
+        if tree.supervised == 0:
+            raise UserError(
+                f"training example {example.id} has no supervised token: it would teach nothing. Check its `answer` "
+                "and `branches`, and the chat template of the model"
+            )
+        length = len(tree.prefix.ids) + max((len(branch.ids) for branch in tree.branches), default=0)
+        if length > self._max_tokens:
+            raise UserError(
+                f"training example {example.id} has {length} tokens from its image to the end of its longest passage, "
+                f"more than {self._max_tokens}; split the passage, or raise `max_tokens` if the model can take more"
+            )
+
+
+def load_examples(config: SftConfig) -> tuple[list[ReflectionExample], Path]:
+    """Read the training data and check every row of it.
+
+    Returns:
+        The examples, and the folder that their image paths start from.
+
+    Raises:
+        UserError: There is no example, one is malformed, an image is missing, or the data is for another scheme.
+    """
+    path = config.examples_file()
+    examples = read_examples(path)
+    if not examples:
+        raise UserError(f"{path} holds no example; build it again, with questions of that split")
+    if config.image_root:
+        root = Path(config.image_root)
+    else:
+        manifest = read_manifest(config.reflection_folder())
+        root = manifest.image_root
+        if manifest.scheme != config.scheme:
+            raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{config.scheme}`")
+    _check_rows(examples, path, root)
+    return examples, root
+
+
+def approximate_length(example: ReflectionExample) -> int:
+    """The characters of an example: enough to put similar lengths together without encoding anything."""
+    passages = (branch.passage for branch in example.branches)
+    texts = [text for p in passages for text in (p.title, p.lead, p.heading, p.text)]
+    return len(example.question) + len(example.answer) + sum(map(len, texts))
+
+
+def _check_rows(examples: Sequence[ReflectionExample], path: Path, root: Path) -> None:
+    problems = [f"{example.id}: {problem}" for example in examples if (problem := _problem(example))]
+    images = {example.image: example.id for example in reversed(examples) if example.image.strip()}
+    problems += [
+        f"{asker}: image not found: {root / image}" for image, asker in images.items() if not (root / image).is_file()
+    ]
+    if problems:
+        shown = "\n  ".join(problems[:10])
+        more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise UserError(f"{path} has {len(problems)} bad rows; mend or rebuild them:\n  {shown}{more}")
+
+
+def _problem(example: ReflectionExample) -> str:
+    if not example.question.strip():
+        return "the question is empty"
+    if not example.image.strip():
+        return "the question has no image"
+    if not example.retrieve and not example.answer.strip():
+        return "a question without retrieval needs an answer"
+    if example.retrieve and not example.branches:
+        return "a question with retrieval needs a passage"
+    if any(branch.relevant and not branch.answer.strip() for branch in example.branches):
+        return "a relevant branch has no answer"
+    return ""
+
+
+def _memory(encoded: EncodedExample) -> int:
+    """About how many bytes an encoded example holds: tensors, and three lists of numbers per segment."""
+    tensors = {id(t): t.numel() * t.element_size() for tree in encoded.trees for t in tree.vision.values()}
+    tokens = sum(len(segment.ids) for tree in encoded.trees for segment in (tree.prefix, *tree.branches))
+    return sum(tensors.values()) + 24 * tokens

@@ -1,0 +1,27 @@
+"""Fine-tune a model to reflect: `accelerate launch train/sft.py --config configs/….yaml [--key value …] [--dry_run]`.
+
+Also `python -m reflectune.train.sft` and `python train/sft.py`, from any folder. A run that was cut off goes on from
+its last checkpoint when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import os
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+from reflectune.train.config import SftConfig
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, then train."""
+    (config,) = parse_config(SftConfig)
+    from reflectune.train.fine_tune import fine_tune, refuse_lonely_launch  # slow to import: after the config is right
+
+    refuse_lonely_launch(os.environ)
+    fine_tune(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The trainer: transformers' own, with the reflection loss, a repeatable order, and checkpoints that resume exactly."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Sampler
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from reflectune.core.errors import UserError
+from reflectune.models.tree import IGNORE, loss_terms
+from reflectune.train.checkpoints import keep_newest, mark_whole
+from reflectune.train.order import TrainingOrder
+
+
+class ReflectionTrainer(Trainer):
+    """Trains on batches from `reflectune.train.collator.Collator`.
+
+    The stock Trainer is kept but for four things: the loss, the order of the data, what a checkpoint holds, and how it
+    is loaded (the stock one resumes a full fine-tune of a vision-language model from nothing, with a warning only:
+    https://github.com/huggingface/transformers/issues/43701; `_load_from_checkpoint` here can go once that is closed).
+
+    Args:
+        model: The model, with whatever shall not train frozen.
+        args: Stock arguments. `save_total_limit` is obeyed here, and only after a checkpoint is whole.
+        dataset: Examples for the collator.
+        collator: Makes a batch of them.
+        order: The order in which to read them.
+        save: Writes model, processor and scheme into a folder.
+        settings: What determines the run, recorded in each checkpoint.
+    """
+
+    loss_is_scaled_for_ga = True  # `compute_loss` divides by the weight of the whole accumulated batch
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        args: TrainingArguments,
+        dataset: Dataset,
+        collator: Callable[[list[Any]], dict[str, Any]],
+        order: TrainingOrder,
+        save: Callable[[Path, nn.Module], None],
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._checkpoints_to_keep, args.save_total_limit = args.save_total_limit or 1, None
+        super().__init__(model, args, collator, dataset, callbacks=[_FollowEpochs(order)])
+        self._order, self._save_to, self._settings = order, save, settings
+        self._tokens, self._tokens_since = 0, time.monotonic()
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Any]], Tensor]:
+        """The batches of one optimiser step, and the weight of their supervised tokens over all processes."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._tokens += sum(batch.pop("tokens") for batch in batches)
+        weight = torch.stack([supervised_weight(part) for batch in batches for part in batch["parts"]]).sum()
+        return batches, self.accelerator.gather(weight.to(device)).sum()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """Equations 8 and 9 of mR²AG: the weighted mean of -log p over the supervised tokens of the global batch.
+
+        Only the positions that predict a supervised token are projected to the vocabulary.
+
+        Args:
+            model: The model, perhaps wrapped.
+            inputs: `parts`, each with `labels` and `weights` (rows, length) and the model's inputs; and `sample_ids`.
+            return_outputs: Must be False.
+            num_items_in_batch: The weight of the supervised tokens of the global batch.
+
+        Raises:
+            UserError: The loss is not finite.
+        """
+        summed = torch.stack([loss_terms(model, part)[0] for part in inputs["parts"]]).sum()
+        # The processes' gradients are averaged, so their number cancels.
+        loss = summed / num_items_in_batch * self.accelerator.num_processes
+        if not torch.isfinite(loss):
+            raise UserError(
+                f"the loss became {loss.item()} at step {self.state.global_step + 1}, on the examples "
+                f"{', '.join(inputs['sample_ids'])}; lower `learning_rate`, or look into these examples. "
+                "The last checkpoint is kept"
+            )
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log with the tokens per second of this process since the last time."""
+        now = time.monotonic()
+        if "loss" in logs and now > self._tokens_since:
+            logs["tokens_per_second"] = round(self._tokens / (now - self._tokens_since))
+            self._tokens, self._tokens_since = 0, now
+        super().log(logs, start_time)
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
+        return self._order
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        if self.args.should_save:
+            self._save_to(Path(output_dir or self.args.output_dir), self.accelerator.unwrap_model(self.model))
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        folder = Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        if self.args.should_save:
+            refuse_full_disk(self.args.output_dir, _checkpoint_bytes(self.model))
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            mark_whole(folder, self._settings, self.state.global_step)
+            keep_newest(self.args.output_dir, self._checkpoints_to_keep)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        load_weights(self.model if model is None else model, resume_from_checkpoint)
+
+
+def supervised_weight(part: Mapping[str, Tensor]) -> Tensor:
+    """The summed weight of some rows' supervised tokens; the first token of a row is never predicted. Shape ()."""
+    return part["weights"][:, 1:][part["labels"][:, 1:] != IGNORE].sum()
+
+
+def load_weights(model: nn.Module, folder: str | Path) -> None:
+    """Load the weights that a checkpoint holds into a model of the same architecture, bit by bit.
+
+    Raises:
+        UserError: The checkpoint lacks a weight, or has one too many.
+    """
+    if isinstance(model, PeftModel):
+        state, expected = load_file(Path(folder, "adapter_model.safetensors")), get_peft_model_state_dict(model)
+    else:
+        # from_pretrained, and not the raw file: the names on the disk are not the names in memory.
+        dtype = next(model.parameters()).dtype
+        state, expected = type(model).from_pretrained(folder, dtype=dtype).state_dict(), model.state_dict()
+    shapes, wanted = ({(name, tensor.shape) for name, tensor in tensors.items()} for tensors in (state, expected))
+    if shapes != wanted:
+        differing = sorted({name for name, _ in shapes ^ wanted})
+        raise UserError(f"{folder} does not hold this model's weights; differing: {', '.join(differing[:5])}")
+    if isinstance(model, PeftModel):
+        set_peft_model_state_dict(model, state)
+    else:
+        model.load_state_dict(state)
+
+
+def refuse_full_disk(folder: str | Path, needed: int) -> None:
+    """Raise a `UserError` if a checkpoint would not fit: the last one stays whole, and nothing is half written."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"a checkpoint needs about {needed / 2**30:.2f} GiB, and {folder} has {free / 2**30:.2f} GiB left; free "
+            "some and run the same command again: it goes on from the last checkpoint"
+        )
+
+
+def _checkpoint_bytes(model: nn.Module) -> int:
+    """About what a checkpoint takes: the weights (or adapters) and, for what trains, the optimiser's two moments."""
+    trainable = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    saved = trainable if isinstance(model, PeftModel) else sum(p.numel() * p.element_size() for p in model.parameters())
+    return saved + 2 * trainable + 2**24  # and the tokenizer
+
+
+class _FollowEpochs(TrainerCallback):
+    """Tells the order which epoch begins, in a resumed run too."""
+
+    def __init__(self, order: TrainingOrder) -> None:
+        self._order = order
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._order.start_epoch(int(state.epoch or 0))
