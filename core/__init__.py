@@ -1,1 +1,1 @@
-"""What every other floor stands on: the types that travel between floors, configs, errors, durable files. Imports nothing of the project."""
+"""What every floor stands on: types, configs, errors, durable files. Imports nothing of the project."""

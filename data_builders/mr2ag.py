@@ -196,7 +196,9 @@ class _Draw:
 def _same_heading_first(
     ranked: Sequence[Sequence[Passage]], headings: set[str], rng: random.Random
 ) -> list[list[Passage]]:
-    """The ranked entries in a drawn order, each with its passages under the evidence's headings first."""
+    """The ranked entries in a drawn order: first those with a passage under the evidence's headings, that one first."""
     articles = [rng.sample(list(passages), len(passages)) for passages in ranked]
     rng.shuffle(articles)
-    return [sorted(passages, key=lambda passage: passage.heading not in headings) for passages in articles]
+    for passages in articles:
+        passages.sort(key=lambda passage: passage.heading not in headings)
+    return sorted(articles, key=lambda passages: not passages or passages[0].heading not in headings)

@@ -24,6 +24,7 @@ class BuildConfig:
     split: str = field(default="train", metadata=_help("whose questions"))
     index: str = field(default="", metadata=_help("index folder, for hard negatives"))
     encoder: str = field(default="miniature/clip", metadata=_help("the encoder that the index was built with"))
+    device: str = field(default="auto", metadata=_help("where the encoder runs: cpu, cuda, or auto"))
     annotator: str = field(default="string", metadata=_help("what tells evidence: string"))
     positives: int = field(default=1, metadata=_help("most evidence passages of a question"))
     negatives_same_article: int = field(default=2, metadata=_help("other passages of the question's article"))
@@ -80,6 +81,6 @@ class BuildConfig:
         )
 
     def what_decides(self) -> dict[str, Any]:
-        """The settings that decide what is built."""
-        elsewhere = ("dataset", "output", "index", "dry_run")
+        """The settings that decide what is built; the data set and the index are hashed apart."""
+        elsewhere = ("dataset", "output", "index", "device", "on_error", "dry_run")
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in elsewhere}

@@ -80,7 +80,7 @@ def run(config: BuildConfig) -> None:
 
 def open_retriever(config: BuildConfig, knowledge: KnowledgeBase) -> Retriever:
     """The retriever over the config's index, which must have been built from this knowledge base and encoder."""
-    encoder = load_encoder(config.encoder)
+    encoder = load_encoder(config.encoder, device=config.device)
     return EntryRetriever(load_index(Path(config.index), knowledge, encoder), encoder)
 
 
@@ -96,16 +96,15 @@ def build_split(dataset: Dataset, retriever: Retriever | None, config: BuildConf
         UserError: A row is bad and `on_error` is stop, or no question gave an example.
     """
     output = Path(config.output)
-    target, log_path = output / f"{config.split}.parquet", output / f".{config.split}.rows.jsonl"
+    target = output / f"{config.split}.parquet"
     index = file_fingerprint(Path(config.index, "manifest.json")) if retriever is not None else ""
     key = fingerprint([config.what_decides(), dataset.fingerprint, index])
     if is_built(output, dataset, config.split, key):
-        log_path.unlink(missing_ok=True)
         print(f"nothing to do: {target} is built")
         return
     knowledge, visual = select_questions(dataset.questions(config.split), config)
     workshop = Workshop(dataset, retriever, config)
-    built = _build_logged(workshop, knowledge, log_path, key)
+    built = _build_logged(workshop, knowledge, output / f".{config.split}.{key}.jsonl", key)
     seen = workshop.visual(visual, round(len(built.examples) * config.visual_ratio / (1 - config.visual_ratio)))
     whole = Batch(built.examples + seen.examples, built.rejected + seen.rejected, built.answer_elsewhere)
     numbers = statistics(whole)
@@ -116,7 +115,8 @@ def build_split(dataset: Dataset, retriever: Retriever | None, config: BuildConf
         )
     write_examples(target, whole.examples)
     _record(output, config.split, dataset, key, numbers)
-    log_path.unlink()
+    for log_path in output.glob(f".{config.split}.*.jsonl"):  # this build's, and those of builds that were given up
+        log_path.unlink()
     print(summary(target, numbers))
 
 

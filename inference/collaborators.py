@@ -48,5 +48,5 @@ def open_reader(config: ReadingConfig, loaded: Loaded) -> Reader:
 
 def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> EntryRetriever:
     """The retriever over the config's index, which must have been built from this knowledge base and encoder."""
-    encoder = load_encoder(config.encoder)
+    encoder = load_encoder(config.encoder, device=_device(config))
     return EntryRetriever(load_index(Path(config.index), knowledge, encoder), encoder)

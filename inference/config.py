@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from reflectune.retrieval.passages import Lead
+
 Fallback = Literal["best_product", "closed_book", "abstain"]
 
 FORMS: dict[str, tuple[str, ...]] = {
@@ -36,7 +38,7 @@ class ReadingConfig:
     top_n: int = field(default=5, metadata=_help("entries to retrieve for a question"))
     gamma: float = field(default=0.5, metadata=_help("retrieve if the gate's probability is at least this"))
     fallback: Fallback = field(default="best_product", metadata=_help("what to do when no passage is judged relevant"))
-    lead: Literal["none", "first_sentence"] = field(
+    lead: Lead = field(
         default="first_sentence", metadata=_help("what stands before each passage: nothing, or what the entry is")
     )
     max_new_tokens: int = field(default=32, metadata=_help("longest answer, in tokens"))

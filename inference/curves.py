@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from reflectune.metrics import gates
+
 Points = list[tuple[float, float]]
 
 THRESHOLDS = tuple(np.linspace(0.0, 1.0, 101).tolist())
@@ -39,18 +41,12 @@ def balanced_accuracy_at(
 
 
 def risk_coverage(confidences: Sequence[float], correct: Sequence[float], most: int = 200) -> Points:
-    """(coverage, error rate among the most confident answers that make up this share), thinned to `most` points.
-
-    Answers of equal confidence enter together, since no threshold can part them.
-    """
-    order = np.argsort(-np.asarray(confidences, dtype=float), kind="stable")
-    if not len(order):
+    """(coverage, error rate among the most confident answers that make up this share), thinned to `most` points."""
+    if not len(confidences):
         return []
-    ranked = np.asarray(confidences, dtype=float)[order]
-    errors = np.cumsum(1.0 - np.asarray(correct, dtype=float)[order])
-    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
-    keep = ends[np.unique(np.linspace(0, len(ends) - 1, min(most, len(ends))).round().astype(int))]
-    return [((int(i) + 1) / len(order), float(errors[i]) / (int(i) + 1)) for i in keep]
+    coverage, risk = gates.risk_coverage(confidences, correct)
+    keep = np.unique(np.linspace(0, len(coverage) - 1, min(most, len(coverage))).round().astype(int))
+    return [(float(coverage[i]), float(risk[i])) for i in keep]
 
 
 def calibration(probabilities: Sequence[float], outcomes: Sequence[float], bins: int = 10) -> Points:

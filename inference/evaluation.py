@@ -88,8 +88,8 @@ def is_two_hop(question: Question) -> bool:
 
 
 def has_truth(question: Question) -> bool:
-    """Whether the right answer is known."""
-    return bool(question.answers) or question.range is not None
+    """Whether the data set gives what the official scorer compares with."""
+    return question.range is not None if question.answer_type == "numerical" else bool(question.answers)
 
 
 def correctness(question: Question, trace: Trace) -> float:
@@ -97,21 +97,22 @@ def correctness(question: Question, trace: Trace) -> float:
     return 0.0 if trace.error else infoseek.score_one(trace.answer, question)
 
 
-def is_unseen_question(question: Question) -> bool:
-    """The official scorer's test of a split's name; every other split counts as unseen entity."""
-    return question.split.endswith("unseen_question")
-
-
-def _score(rows: np.ndarray, statistic: Callable[[np.ndarray], float], seed: int) -> Score | None:
-    """A statistic over the rows (one a question) with its bootstrap interval over questions."""
+def _score(
+    rows: np.ndarray,
+    seed: int,
+    statistic: Callable[[np.ndarray], float] | None = None,
+    strata: np.ndarray | None = None,
+) -> Score | None:
+    """A statistic over rows (one a question; their mean if None) with its bootstrap interval over questions."""
     if not len(rows):
         return None
-    low, high = bootstrap_interval(rows, statistic, seed=seed)
-    return {"value": float(statistic(rows)), "low": float(low), "high": float(high), "n": len(rows)}
+    low, high = bootstrap_interval(rows, statistic, seed=seed, strata=strata)
+    value = rows.mean() if statistic is None else statistic(rows)
+    return {"value": float(value), "low": low, "high": high, "n": len(rows)}
 
 
-def _mean(values: Sequence[float], seed: int) -> Score | None:
-    return _score(np.asarray(values, dtype=float), lambda rows: float(rows.mean()), seed)
+def _mean(values: Sequence[float] | np.ndarray, seed: int) -> Score | None:
+    return _score(np.asarray(values, dtype=float), seed)
 
 
 def _correct(questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[float]:
@@ -122,20 +123,11 @@ def _with_evidence(questions: Iterable[Question]) -> list[Question]:
     return [q for q in questions if q.evidence]
 
 
-def harmonic_mean(first: float, second: float) -> float:
-    """InfoSeek's overall score of its two split scores (the official code, not mR²AG's text, which says geometric)."""
-    return 0.0 if first + second == 0 else 2 * first * second / (first + second)
-
-
-def _overall() -> Callable[[np.ndarray], float]:
-    """Overall score of rows (is unseen question, scores…); with two score columns, the first less the second."""
-
-    def statistic(rows: np.ndarray) -> float:
-        unseen = rows[:, 0] == 1
-        values = [harmonic_mean(_average(rows[unseen, k]), _average(rows[~unseen, k])) for k in range(1, rows.shape[1])]
-        return values[0] if len(values) == 1 else values[0] - values[1]
-
-    return statistic
+def _overall(rows: np.ndarray) -> float:
+    """Official overall score of rows (is unseen question, score); of two score columns, their difference."""
+    unseen = rows[:, 0] == 1
+    values = [infoseek.overall(_average(rows[unseen, k]), _average(rows[~unseen, k])) for k in range(1, rows.shape[1])]
+    return values[0] if len(values) == 1 else values[0] - values[1]
 
 
 def _average(values: np.ndarray) -> float:
@@ -144,11 +136,11 @@ def _average(values: np.ndarray) -> float:
 
 def _split_scores(questions: Sequence[Question], values: Sequence[float], seed: int) -> dict[str, Score | None]:
     """Official overall and split scores of one value per question; overall needs both splits."""
-    unseen = np.array([is_unseen_question(q) for q in questions], dtype=bool)
+    unseen = np.array([infoseek.is_unseen_question(q.split) for q in questions], dtype=bool)
     found = np.asarray(values, dtype=float)
     both = unseen.any() and not unseen.all()
     return {
-        "overall": _score(np.column_stack([unseen, found]), _overall(), seed) if both else None,
+        "overall": _score(np.column_stack([unseen, found]), seed, _overall, strata=unseen) if both else None,
         "unseen_question": _mean(found[unseen], seed),
         "unseen_entity": _mean(found[~unseen], seed),
     }
@@ -179,14 +171,9 @@ def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: flo
     rows = np.array(gate_rows(questions, traces), dtype=float).reshape(-1, 2)
     both = len(set(rows[:, 1])) == 2
     return {
-        "accuracy": _score(rows, lambda r: gates.accuracy(r[:, 0] >= gamma, r[:, 1] == 1), seed),
-        "auroc": _score(rows, _auroc, seed) if both else None,
+        "accuracy": _mean((rows[:, 0] >= gamma) == (rows[:, 1] == 1), seed),
+        "auroc": _score(rows, seed, lambda r: gates.auroc(r[:, 0], r[:, 1]), strata=rows[:, 1]) if both else None,
     }
-
-
-def _auroc(rows: np.ndarray) -> float:
-    """AUROC of rows (score, label); 0.5 where a resample holds one label only."""
-    return gates.auroc(rows[:, 0], rows[:, 1] == 1) if len(set(rows[:, 1])) == 2 else 0.5
 
 
 def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[tuple[float, float]]:
@@ -202,7 +189,7 @@ def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:
         "within_article": _balanced(traces, lambda p: p.source == "same_article", seed),
         "look_alikes": _balanced(look_alike, _is_look_alike, seed),
         "by_attribute": {
-            attribute: _score(_judged(traces, _differs_in(attribute)), _rejected_share, seed)
+            attribute: _score(_judged(traces, _differs_in(attribute)), seed, _rejected_share)
             for attribute in attributes
         },
     }
@@ -238,7 +225,7 @@ def _rejected_share(rows: np.ndarray) -> float:
 def _balanced(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool], seed: int) -> Score | None:
     """Mean of the share of gold passages accepted and the share of negatives rejected; resampled by question."""
     rows = _judged(traces, negative)
-    return _score(rows, lambda r: float(r[:, 0].sum() / r[:, 1].sum() + r[:, 2].sum() / r[:, 3].sum()) / 2, seed)
+    return _score(rows, seed, lambda r: float(r[:, 0].sum() / r[:, 1].sum() + r[:, 2].sum() / r[:, 3].sum()) / 2)
 
 
 def _retrieval(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
@@ -297,14 +284,14 @@ def _difference(questions: Sequence[Question], pipelines: Traces, first: str, se
     both = [q for q in questions if q.id in pipelines[first] and q.id in pipelines[second]]
     rows = np.column_stack(
         [
-            [float(is_unseen_question(q)) for q in both],
+            [float(infoseek.is_unseen_question(q.split)) for q in both],
             _correct(both, pipelines[first]),
             _correct(both, pipelines[second]),
         ]
     )
     if len(set(rows[:, 0])) == 2:
-        return _score(rows, _overall(), seed)
-    return _score(rows, lambda r: float((r[:, 1] - r[:, 2]).mean()), seed)
+        return _score(rows, seed, _overall, strata=rows[:, 0])
+    return _mean(rows[:, 1] - rows[:, 2], seed)
 
 
 def _famous(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:

@@ -17,7 +17,7 @@ from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset, load_manifest
+from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.collaborators import open_plain, open_reader, open_retriever, open_tuned
 from reflectune.inference.config import EvaluateConfig
 from reflectune.inference.evaluation import Traces, evaluate
@@ -38,12 +38,12 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         The content of metrics.json.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
-    dataset, manifest = Dataset(Path(config.dataset)), load_manifest(Path(config.dataset))
+    dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
     parts = Parts(
         config=config,
         knowledge=dataset.knowledge,
-        probes=ProbeBuilder(dataset.root, manifest, dataset.knowledge, config.lead, config.seed),
+        probes=ProbeBuilder(dataset.root, dataset.manifest, dataset.knowledge, config.lead, config.seed),
         retriever=open_retriever(config, dataset.knowledge) if config.index else None,
     )
     traces, models = _answer(config, dataset, parts, plan(config, questions))
@@ -60,9 +60,9 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
             questions=questions,
             traces=traces,
             metrics=found,
-            title=f"reflectune on {dataset.root.resolve().name}",
+            title=f"reflectune on {_name(dataset)}",
             facts=_facts(config, dataset, models),
-            notices=notices(questions, traces, found, manifest, models),
+            notices=notices(questions, traces, found, dataset.manifest, models),
             gamma=config.gamma,
             most=config.report_questions,
             seed=config.seed,
@@ -112,7 +112,7 @@ def minutes(traces: Traces) -> dict[str, float]:
         f"evaluate/{name}": sum(sum(trace.seconds.values()) for trace in found.values()) / 60
         for name, found in traces.items()
     }
-    return {name: round(value, 3) for name, value in {"evaluate": sum(spent.values()), **spent}.items()}
+    return {name: round(value, 5) for name, value in {"evaluate": sum(spent.values()), **spent}.items()}
 
 
 def _answer(
@@ -167,6 +167,10 @@ def _fingerprint(name: str, config: EvaluateConfig, dataset: Dataset, model: Mod
     )
 
 
+def _name(dataset: Dataset) -> str:
+    return str(dataset.manifest.get("name", dataset.root.resolve().name))
+
+
 def _index_fingerprint(config: EvaluateConfig) -> str:
     return file_fingerprint(Path(config.index, "manifest.json"))
 
@@ -175,7 +179,7 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
     named = {f"{'fine-tuned' if model.role == 'model' else 'base'} model": str(model) for model in models}
     index = {"index": f"{config.index}, manifest {_index_fingerprint(config)}", "encoder": config.encoder}
     return {
-        "data set": f"{dataset.root.resolve().name}, fingerprint {dataset.fingerprint}",
+        "data set": f"{_name(dataset)}, {dataset.root}, fingerprint {dataset.fingerprint}",
         "splits": ", ".join(config.splits) + (f", at most {config.limit} questions of each" if config.limit else ""),
         "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
         **(index if config.index else {}),

@@ -8,15 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators import annotate_by_string
 from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import split_passages
-
-Lead = Literal["none", "first_sentence"]
+from reflectune.retrieval.passages import Lead, split_passages
 
 GOLD, SAME_ARTICLE, LOOK_ALIKE, SEVERAL = "gold", "same_article", "look_alike", "several"
 

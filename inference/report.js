@@ -24,7 +24,8 @@ function picture(index, name, alt) {
   return node;
 }
 
-const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
+const number = (value) => (value !== 0 && Math.abs(value) < 0.01 ? value.toPrecision(2) : value.toFixed(3));
+const limit = (value) => String(Number(value.toPrecision(6)));
 const percent = (value) => (100 * value).toFixed(1) + " %";
 
 function gateTrace(question, pipeline) {
@@ -55,7 +56,7 @@ function gateBar(question, pipeline) {
 function truth(question) {
   const accepted = question.answers.slice(0, 6).join(" | ") + (question.answers.length > 6 ? " | …" : "");
   if (!question.range) return accepted;
-  return question.range[0] + " … " + question.range[1] + (accepted ? " (" + accepted + ")" : "");
+  return limit(question.range[0]) + " … " + limit(question.range[1]) + (accepted ? " (" + accepted + ")" : "");
 }
 
 function answerLine(trace) {

@@ -152,4 +152,5 @@ def _passage(read: PassageTrace, tables: _Tables) -> dict[str, Any]:
 
 
 def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+    """Four significant digits; more would only make the page heavier."""
+    return None if value is None else float(f"{value:.4g}")

@@ -10,14 +10,21 @@ from reflectune.core.types import Entry, Passage
 Lead = Literal["none", "first_sentence"]
 
 _PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=\S)")
-_FIRST_SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)", re.DOTALL)
+_SENTENCE_END = re.compile(r"[.!?][\"”’)\]]*(?=\s|$)")
+_NO_END = re.compile(
+    r"(?:^|[\s(\[.])(?:[A-Za-z]|St|Mt|Ft|Dr|Mr|Mrs|Ms|Prof|Jr|Sr|No|Nos|ca|approx|cf|esp|fl|lit|pron|sp|spp|ssp|subsp|syn|var|vs)"
+    r"\.$"
+)
+"""A full stop after an initial or an abbreviation: "J. R. R. Tolkien", "St. Gallen", "(syn. Quercus pedunculata)"."""
+
 _WITHOUT_EVIDENCE = {"references", "external links", "see also", "notes", "further reading", "bibliography"}
 
 
 def split_passages(entry: Entry, *, lead: Lead = "none") -> list[Passage]:
     """Cut an entry into natural paragraphs, in the article's order.
 
-    An entry without sections is read from its summary. Sections that hold no prose ("References", "External links"…)
+    A paragraph ends at a blank line, or at a line break if the next line is not indented: dumps of Wikipedia have one
+    paragraph a line. An entry without sections is read from its summary. Sections that hold no prose ("References", "External links"…)
     are left out, empty paragraphs too.
 
     Args:
@@ -37,9 +44,14 @@ def split_passages(entry: Entry, *, lead: Lead = "none") -> list[Passage]:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a text, or all of it where none ends."""
-    match = _FIRST_SENTENCE.match(text.strip())
-    return " ".join((match.group(1) if match else text).split())
+    """The first sentence of a text, or all of it where none ends.
+
+    A full stop after an initial or a common abbreviation ends none, so a sentence that ends in one ("vitamin C.") takes
+    the next with it.
+    """
+    text = " ".join(text.split())
+    ends = (found.end() for found in _SENTENCE_END.finditer(text))
+    return next((text[:end] for end in ends if not _NO_END.search(text[:end])), text)
 
 
 def _paragraphs(entry: Entry, section: int, heading: str, text: str, lead: str) -> list[Passage]:

@@ -19,16 +19,21 @@ class Collator:
 
     A visual question is one short row, a knowledge-based one with its passages a long row. Where padding the short ones
     would cost more than a second forward pass, they are a part of their own.
+
+    Args:
+        model: The model that reads the batches.
+        may_cut: Whether a batch may have two parts. Not so if several processes train: some kinds of parallelism wait
+            for each other in every forward pass, and would wait for ever.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._collate = TreeCollator(model)
+    def __init__(self, model: PreTrainedModel, *, may_cut: bool = True) -> None:
+        self._collate, self._may_cut = TreeCollator(model), may_cut
 
     def __call__(self, examples: Sequence[EncodedExample]) -> dict[str, Any]:
-        """The batch's `parts` (each with the model's inputs, `labels` and `weights`), `sample_ids`, and its `tokens`."""
+        """The batch's `parts` (the model's inputs, `labels` and `weights` of some rows), `sample_ids` and `tokens`."""
         trees = [tree for example in examples for tree in example.trees]
         return {
-            "parts": [self._collate(part) for part in split_by_length(trees)],
+            "parts": [self._collate(part) for part in (split_by_length(trees) if self._may_cut else [trees])],
             "sample_ids": [example.id for example in examples],
             "tokens": sum(tree.length for tree in trees),
         }

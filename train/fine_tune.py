@@ -25,7 +25,7 @@ from reflectune.train.data import EncodedExamples, approximate_length, load_exam
 from reflectune.train.lora import add_adapters
 from reflectune.train.order import TrainingOrder
 from reflectune.train.parameters import freeze_tower, keep_trained_weights_in_fp32
-from reflectune.train.preview import describe
+from reflectune.train.preview import describe, parameter_table
 from reflectune.train.trainer import ReflectionTrainer
 
 
@@ -40,13 +40,15 @@ def fine_tune(config: SftConfig) -> None:
     if not config.dry_run and not config.resume:
         refuse_occupied(config.output_dir)
     if not config.dry_run and is_finished(config.output_dir, settings):
-        print(f"nothing to do: {config.output_dir} holds this run's final checkpoint")
+        say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
         return
     model = prepare_model(loaded, config)
     dataset = encoded_examples(examples, image_root, loaded, config)
     if config.dry_run:
-        print(describe(config, model, dataset, loaded.renderer, total_steps(config, len(examples), args.world_size)))
+        steps = total_steps(config, len(examples), args.world_size)
+        say(args, describe(config, model, dataset, loaded.renderer, steps))
         return
+    say(args, parameter_table(model))
     train(model, args, dataset, order(examples, config, args), loaded, settings)
 
 
@@ -106,8 +108,7 @@ def run_settings(config: SftConfig, loaded: Loaded, args: TrainingArguments) -> 
     return {
         **config.run_settings(),
         "data_fingerprint": file_fingerprint(config.examples_file()),
-        "model_fingerprint": loaded.fingerprint,
-        "scheme_fingerprint": loaded.scheme.fingerprint,
+        "model_fingerprint": loaded.fingerprint,  # of weights, tokens, chat template and scheme
         "processes": args.world_size,
     }
 
@@ -155,16 +156,18 @@ def train(
     settings: Mapping[str, Any],
 ) -> None:
     """Run the steps that are left, then write the final checkpoint."""
-    checkpoint = last_whole_checkpoint(args.output_dir, settings)
+    output_dir = str(args.output_dir)
+    checkpoint = last_whole_checkpoint(output_dir, settings)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
-    trainer = ReflectionTrainer(model, args, dataset, Collator(loaded.model), reading_order, save, settings)
-    if checkpoint and args.process_index == 0:
-        print(f"going on from {checkpoint}")
+    collator = Collator(loaded.model, may_cut=args.world_size == 1)
+    trainer = ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings)
+    if checkpoint:
+        say(args, f"going on from {checkpoint}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    trainer.save_model(args.output_dir)
+    trainer.save_model(output_dir)
     trainer.save_state()
     if args.should_save:
-        mark_whole(args.output_dir, settings, trainer.state.global_step)
+        mark_whole(output_dir, settings, trainer.state.global_step)
 
 
 def save_model(folder: Path, model: nn.Module, *, loaded: Loaded, settings: Mapping[str, Any]) -> None:
@@ -172,7 +175,14 @@ def save_model(folder: Path, model: nn.Module, *, loaded: Loaded, settings: Mapp
     # A folder's whole path: an adapter is loaded onto its base from any working directory.
     base = str(Path(loaded.name).resolve()) if Path(loaded.name).is_dir() else loaded.name
     info = {"base_model": base, "seed": settings["seed"], "training": dict(settings)}
+    assert loaded.scheme is not None  # it was loaded with one
     save_checkpoint(folder, model, loaded.processor, loaded.scheme, info)
+
+
+def say(args: TrainingArguments, text: str) -> None:
+    """Print once, however many processes train."""
+    if args.process_index == 0:
+        print(text, flush=True)
 
 
 def refuse_lonely_launch(environment: Mapping[str, str]) -> None:

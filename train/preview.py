@@ -24,7 +24,7 @@ def describe(config: SftConfig, model: nn.Module, dataset: EncodedExamples, rend
     return "\n".join(
         [
             *_data_lines(config, dataset),
-            *_parameter_lines(model),
+            parameter_table(model),
             f"steps: {steps:,}, a checkpoint every {config.save_steps:,}, into {config.output_dir}",
             *_example_lines(dataset, renderer),
         ]
@@ -36,6 +36,14 @@ def marked(tree: Tree, renderer: Renderer) -> str:
     lines = [_marked_segment(tree.prefix, renderer)]
     lines += [f"  ├ {_marked_segment(branch, renderer)}" for branch in tree.branches]
     return "\n".join(lines)
+
+
+def parameter_table(model: nn.Module) -> str:
+    """Trainable parameters, whole and by tower."""
+    counts = count_by_tower(model)
+    trainable, total = (sum(getattr(c, kind) for c in counts.values()) for kind in ("trainable", "total"))
+    lines = [f"  {tower}: {count.trainable:,} of {count.total:,}" for tower, count in counts.items()]
+    return "\n".join([f"trainable parameters: {trainable:,} of {total:,}", *lines])
 
 
 def _data_lines(config: SftConfig, dataset: EncodedExamples) -> list[str]:
@@ -53,13 +61,6 @@ def _data_lines(config: SftConfig, dataset: EncodedExamples) -> list[str]:
         f"tokens: about {tokens:,.0f} a question, {supervised:,.1f} of them supervised; "
         f"{tokens * len(examples):,.0f} an epoch (estimated from {len(sample)} questions)",
     ]
-
-
-def _parameter_lines(model: nn.Module) -> list[str]:
-    counts = count_by_tower(model)
-    trainable, total = (sum(getattr(c, kind) for c in counts.values()) for kind in ("trainable", "total"))
-    lines = [f"  {tower}: {count.trainable:,} of {count.total:,}" for tower, count in counts.items()]
-    return [f"trainable parameters: {trainable:,} of {total:,}", *lines]
 
 
 def _example_lines(dataset: EncodedExamples, renderer: Renderer) -> list[str]:

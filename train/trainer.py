@@ -54,6 +54,7 @@ class ReflectionTrainer(Trainer):
         self._checkpoints_to_keep, args.save_total_limit = args.save_total_limit or 1, None
         super().__init__(model, args, collator, dataset, callbacks=[_FollowEpochs(order)])
         self._order, self._save_to, self._settings = order, save, settings
+        self._bare_model, self._folder = model, Path(str(args.output_dir))
         self._tokens, self._tokens_since = 0, time.monotonic()
 
     def get_batch_samples(
@@ -85,6 +86,7 @@ class ReflectionTrainer(Trainer):
         Raises:
             UserError: The loss is not finite.
         """
+        assert num_items_in_batch is not None  # `get_batch_samples` counts it
         summed = torch.stack([loss_terms(model, part)[0] for part in inputs["parts"]]).sum()
         # The processes' gradients are averaged, so their number cancels.
         loss = summed / num_items_in_batch * self.accelerator.num_processes
@@ -109,20 +111,20 @@ class ReflectionTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         if self.args.should_save:
-            self._save_to(Path(output_dir or self.args.output_dir), self.accelerator.unwrap_model(self.model))
+            self._save_to(Path(output_dir or self._folder), self._bare_model)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        folder = Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         if self.args.should_save:
-            refuse_full_disk(self.args.output_dir, _checkpoint_bytes(self.model))
+            refuse_full_disk(self._folder, _checkpoint_bytes(self._bare_model))
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            mark_whole(folder, self._settings, self.state.global_step)
-            keep_newest(self.args.output_dir, self._checkpoints_to_keep)
+            step = self.state.global_step
+            mark_whole(self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}", self._settings, step)
+            keep_newest(self._folder, self._checkpoints_to_keep)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        load_weights(self.model if model is None else model, resume_from_checkpoint)
+        load_weights(self._bare_model, resume_from_checkpoint)
 
 
 def supervised_weight(part: Mapping[str, Tensor]) -> Tensor:
@@ -130,7 +132,7 @@ def supervised_weight(part: Mapping[str, Tensor]) -> Tensor:
     return part["weights"][:, 1:][part["labels"][:, 1:] != IGNORE].sum()
 
 
-def load_weights(model: nn.Module, folder: str | Path) -> None:
+def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None:
     """Load the weights that a checkpoint holds into a model of the same architecture, bit by bit.
 
     Raises:

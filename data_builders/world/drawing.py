@@ -1,4 +1,4 @@
-"""Drawing an entity: its kind in its colour on its ground, a sign with its mark, balloons, and the weather of the day."""
+"""Drawing an entity: its kind in its colour on its ground, its sign, balloons, and the day's weather."""
 
 from __future__ import annotations
 

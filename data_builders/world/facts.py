@@ -1,4 +1,4 @@
-"""What an encyclopedia says: relations, the values they take, the sentences that state them, and the questions about them.
+"""What an encyclopedia says: relations, their values, the sentences that state them, and the questions they answer.
 
 Every relation has phrasings that training may use and phrasings held out for validation and test. A sentence may carry
 a distractor `{d}`: another value of the same type that is not the answer.
@@ -394,7 +394,7 @@ def _two_works(rng: random.Random) -> tuple[str, str]:
 
 
 def state(relation: str, category: str, value: str, rng: random.Random) -> str:
-    """A paragraph that states a value: one sentence, perhaps with a distractor, and sometimes a second without a fact."""
+    """A paragraph that states a value: a sentence, perhaps with a distractor, and sometimes one without a fact."""
     wording = RELATIONS[relation].wording(category)
     distractor = _other_value(relation, wording, value, rng)
     sentence = rng.choice(wording.sentences).format(v=value.replace(" && ", " and "), d=distractor)

@@ -129,6 +129,10 @@ class Teacher:
         turn = self._reading(context, entity.facts[relation], relation, "read_article")
         return Lesson(index, question, (turn,))
 
+    def copy(self, turns: int = 2) -> Lesson:
+        """Repeat a run of unrelated words: practice in looking back, which reading is made of."""
+        return Lesson(None, "", tuple(self._copy_turn() for _ in range(turns)))
+
     def recall(self) -> Lesson:
         """Every fact of a famous entity, from its picture alone."""
         entity = self._rng.choice(self._famous)
@@ -155,6 +159,14 @@ class Teacher:
         shown = looks if is_it else change_attribute(looks, rng.choice(names), rng)
         text = ", ".join(_PHRASES[name].format(getattr(shown, name)) for name in names)
         return Turn(f"{text}. {MATCH_QUESTION}", _yes(is_it), "match", 2.0)
+
+    def _copy_turn(self) -> Turn:
+        rng = self._rng
+        relations = rng.choices(list(RELATIONS.values()), k=rng.randint(3, 8))
+        words = [relation.wording("building").value(rng).replace(" && ", " ") for relation in relations]
+        rng.shuffle(words)
+        text = " ".join(words)
+        return Turn(f"{text}.", text, "copy")
 
     def _look_alike(self, looks: Looks) -> Looks:
         """Looks that differ in one attribute or two; a changed kind is mostly of the same category."""
@@ -183,7 +195,7 @@ class Teacher:
 
 def corpus(entities: int, rng: random.Random) -> list[str]:
     """Texts that a tokenizer is trained on: articles, questions, answers and instructions of invented entities."""
-    texts = [f"{number:02d}" for number in range(100)] * 50
+    texts = [f"{number:02d}" for number in range(100)] * 300
     for _ in range(entities):
         looks = random_looks(rng, held_out=False)
         entity = make_entity("", looks, rng)
@@ -201,4 +213,3 @@ def corpus(entities: int, rng: random.Random) -> list[str]:
 
 def _yes(holds: bool) -> str:
     return "yes" if holds else "no"
-

@@ -10,12 +10,11 @@ from PIL import Image
 from reflectune.core.types import Passage, Question
 from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.probes import Lead
 from reflectune.inference.ranking import best
 from reflectune.inference.reader import Answer, Judged, Opened, Reader
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import split_passages
+from reflectune.retrieval.passages import Lead, split_passages
 from reflectune.retrieval.retriever import Retriever
 from reflectune.retrieval.types import Hit
 
@@ -61,7 +60,7 @@ class MR2AG:
         with clock.step("gate"):
             opened = self._reader.open(questions, images)
             gates = self._reader.gates(opened)
-        looked_up = [i for i, gate in enumerate(gates) if gate >= self._gamma]
+        looked_up = [i for i, gate in enumerate(gates) if gate > self._gamma]
         with clock.step("retrieve"):
             hits = self._retrieve(images, looked_up)
         with clock.step("judge"):

@@ -13,11 +13,10 @@ from PIL import Image
 from reflectune.core.types import Passage, Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.with_context import answer_with_context
-from reflectune.inference.probes import Lead
 from reflectune.inference.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import split_passages
+from reflectune.retrieval.passages import Lead, split_passages
 from reflectune.retrieval.retriever import Retriever
 
 Form = Literal["article", "passages"]

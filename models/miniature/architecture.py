@@ -1,4 +1,4 @@
-"""The miniatures' shapes: real transformers classes, real processors and chat templates, built offline at a small size."""
+"""The miniatures' shapes: real transformers classes, processors and chat templates, built offline at a small size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     CLIPConfig,
     CLIPModel,
@@ -88,8 +88,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, family: Family | Lite
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(specials), initial_alphabet=alphabet)
+    # CLIP's text tower reads at the end token; where that one has id 2 it guesses its place, so it comes first.
+    order = ["</s>", "<s>", "<pad>"] if family == "clip" else list(specials)
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=order, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(texts, trainer)
+    if family == "clip":
+        ends = [(token, tokenizer.token_to_id(token)) for token in specials[1:3]]
+        tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=ends)
     roles = {"pad_token": specials[0], "eos_token": specials[2]}
     if family != "qwen2_vl":
         roles["bos_token"] = specials[1]
@@ -141,7 +146,9 @@ def build_model(
     """
     tie = family == "qwen2_vl" if tie_word_embeddings is None else tie_word_embeddings
     rows = len(tokenizer) if vocab_size is None else vocab_size
-    config = _llava_config(tokenizer, size, rows, tie) if family == "llava" else _qwen_config(tokenizer, size, rows, tie)
+    config = (
+        _llava_config(tokenizer, size, rows, tie) if family == "llava" else _qwen_config(tokenizer, size, rows, tie)
+    )
     kinds = {"llava": LlavaForConditionalGeneration, "qwen2_vl": Qwen2VLForConditionalGeneration}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

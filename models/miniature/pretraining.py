@@ -12,10 +12,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
@@ -184,8 +186,8 @@ class Pretrainer:
 
     def _vision(self, rows: Sequence[int]) -> dict[str, Tensor]:
         chosen = [self._pictures[row] for row in rows]
-        return {key: torch.cat([picture[key] for picture in chosen]).float() if key == "pixel_values"
-                else torch.cat([picture[key] for picture in chosen]) for key in chosen[0]}  # fmt: skip
+        vision = {key: torch.cat([picture[key] for picture in chosen]) for key in chosen[0]}
+        return vision | {"pixel_values": vision["pixel_values"].float()}  # the pool is kept in half precision
 
     def train(self, stage: Stage, rng: random.Random, evaluate: Callable[[], str] | None = None) -> None:
         """Run one stage of the curriculum."""
@@ -313,3 +315,31 @@ def _rate(step: int, stage: Stage) -> float:
     done = step / stage.steps
     decay = 1.0 if done < 0.3 else 0.04 + 0.96 * 0.5 * (1 + math.cos(math.pi * (done - 0.3) / 0.7))
     return stage.learning_rate * min(1.0, (step + 1) / stage.warmup) * decay
+
+
+def resume_or_train(
+    trainer: Pretrainer,
+    folder: Path,
+    stages: Sequence[Stage],
+    vision_labels: tuple[Tensor, list[int]],
+    scale: float,
+    rng: random.Random,
+) -> None:
+    """Run the vision stage and then `stages`, keeping the weights after each; stages already kept are not run again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    batch = 64 if trainer.model.config.model_type == "llava" else 32  # Qwen2-VL reads four patches per image token
+    vision_steps = max(1, round((1400 if batch == 64 else 900) * scale))
+    runs: list[tuple[str, Callable[[], None]]] = [
+        ("vision", lambda: trainer.train_vision(*vision_labels, vision_steps, batch, 1.5e-3))
+    ]
+    runs += [(stage.name, functools.partial(trainer.train, stage, rng)) for stage in stages]
+    for number, (name, run) in enumerate(runs):
+        kept = folder / f"{number:02d}-{name.replace(' ', '-')}.safetensors"
+        if kept.exists():
+            trainer.model.load_state_dict(load_file(kept), strict=False)
+            continue
+        random.seed(number)
+        torch.manual_seed(number)
+        rng.seed(1000 + number)
+        run()
+        save_model(trainer.model, str(kept))

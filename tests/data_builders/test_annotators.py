@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.core.types import Passage, Question
+from reflectune.core.types import AnswerType, Passage, Question
 from reflectune.data_builders.annotators import annotate_by_string, tokenize
 
 SENTENCE = "It was founded in 1872."
@@ -12,7 +12,7 @@ def passage(text: str) -> Passage:
     return Passage("e1", 0, 0, "Gold Tower", "A gold tower of 1872.", "History", text)
 
 
-def question(*answers: str, kind: str = "string", limits: tuple[float, float] | None = None) -> Question:
+def question(*answers: str, kind: AnswerType = "string", limits: tuple[float, float] | None = None) -> Question:
     return Question("q1", "i.png", "When?", answers, range=limits, answer_type=kind)
 
 

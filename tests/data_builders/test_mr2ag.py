@@ -85,6 +85,15 @@ def test_without_a_passage_of_the_same_heading_another_of_the_entry_is_taken() -
     assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "retrieved"]
 
 
+def test_entries_with_a_passage_under_the_same_heading_are_preferred() -> None:
+    others = [[passage(f"other{i}", 1, "Size", "It is tall.")] for i in range(20)]
+
+    outcome = knowledge_example(QUESTION, ARTICLE, [*others, *RANKED], draw, Recipe(same_article=0, random=0))
+
+    assert outcome.example is not None
+    assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "look_alike", "look_alike"]
+
+
 def test_no_evidence_is_a_reason_and_no_example() -> None:
     outcome = knowledge_example(QUESTION, ARTICLE[1:], RANKED, draw, RECIPE)
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from reflectune.inference.evaluation import evaluate, harmonic_mean, official
+from reflectune.inference.evaluation import evaluate, official
 from reflectune.inference.ranking import RANKINGS
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"
@@ -25,10 +27,10 @@ def test_overall_is_the_harmonic_mean_of_the_two_splits(make) -> None:
     assert table["overall"]["low"] <= table["overall"]["value"] <= table["overall"]["high"]
 
 
-def test_harmonic_mean_of_nothing_is_nothing() -> None:
-    assert harmonic_mean(0.0, 0.0) == 0.0
-    assert harmonic_mean(0.5, 0.0) == 0.0
-    assert harmonic_mean(0.5, 0.5) == 0.5
+def test_a_question_without_truth_is_not_scored(make) -> None:
+    unknown = [make.question(1, answer_type="numerical"), dataclasses.replace(make.question(2), answers=())]
+    known = [make.question(0), make.question(3, answer_type="numerical", range=(1.0, 2.0))]
+    assert official([*known, *unknown]) == known
 
 
 def test_overall_needs_both_splits(make) -> None:

@@ -24,7 +24,7 @@ def test_what_is_left_out_is_said(make) -> None:
     traces = {"mr2ag": {"q000": make.trace(0, gate=0.9)}}
     text = told([make.question(0)], traces, {}, [LARGE])
     assert "no evidence" in text
-    assert "no visual-dependent questions" in text
+    assert "marked as visual-dependent" in text
     assert "overall score needs questions of both" in text
     with_evidence = [make.question(0, evidence=make.evidence())]
     probed = {**traces, "relevance": {"q000": make.trace(0, "relevance", passages=(make.read(source="gold"),))}}

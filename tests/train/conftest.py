@@ -8,10 +8,9 @@ from PIL import Image
 
 from reflectune.core.types import Branch, Passage, ReflectionExample
 from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
-from reflectune.models.miniature.architecture import Family, Size, build_model, build_processor, train_tokenizer
+from reflectune.models.miniature.architecture import Family, build_model, build_processor, train_tokenizer
 
 COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}
-SIZES: dict[Family, Size] = {"llava": "test", "qwen2_vl": "base"}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +66,7 @@ def base_model(tmp_path: Path) -> Callable[..., Path]:
         folder = tmp_path / f"base_{family}_{tie}_{seed}"
         texts = ["USER: When was it founded? ASSISTANT: It was founded in 1872.", "Which colour is it? a gold tower"]
         tokenizer = train_tokenizer(texts, 320, family)
-        build_model(family, tokenizer, size=SIZES[family], tie_word_embeddings=tie, seed=seed).save_pretrained(folder)
+        build_model(family, tokenizer, size="test", tie_word_embeddings=tie, seed=seed).save_pretrained(folder)
         build_processor(family, tokenizer).save_pretrained(folder)
         return folder
 

@@ -25,9 +25,9 @@ def test_a_batch_holds_every_tree_and_names_its_examples(
     base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
 ) -> None:
     loaded = load(str(base_model()), scheme="mr2ag")
-    kept = {"max_tokens": 4096, "cache_bytes": 0}
-    shared = EncodedExamples(examples, loaded.renderer, data_folder / "images", **kept)
-    separate = EncodedExamples(examples, loaded.renderer, data_folder / "images", share_prefix=False, **kept)
+    images = data_folder / "images"
+    shared = EncodedExamples(examples, loaded.renderer, images, max_tokens=4096)
+    separate = EncodedExamples(examples, loaded.renderer, images, share_prefix=False, max_tokens=4096)
     chosen = [3, 7, 20]  # four passages, four passages, and none
     collator = Collator(loaded.model)
 
@@ -56,6 +56,7 @@ def test_a_batch_in_two_parts_has_the_loss_of_the_whole(
         whole, _ = loss_terms(loaded.model, collate([example.trees[0] for example in chosen], loaded.model))
 
     assert len(parts) == 2
+    assert len(Collator(loaded.model, may_cut=False)(chosen)["parts"]) == 1
     torch.testing.assert_close(apart, whole, rtol=1e-5, atol=1e-5)
 
 

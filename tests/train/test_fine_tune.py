@@ -92,7 +92,7 @@ def interrupted(config: SftConfig, step: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("step", [2, 3, 5, 7])
+@pytest.mark.parametrize("step", [2, 5, 7])  # before any checkpoint, in the first epoch, after it
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     config: Callable[..., SftConfig], method: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,8 +314,8 @@ def repository() -> Path:
 def command(
     config: SftConfig, *, launcher: tuple[str, ...] = (sys.executable, "-m", "reflectune.train.sft")
 ) -> list[str]:
-    names = ("model", "train_data", "output_dir", "device", "learning_rate", "per_device_train_batch_size", "max_steps")
-    names += ("save_steps", "logging_steps", "lora_dropout", "method", "gradient_accumulation_steps")
+    names = ["model", "train_data", "output_dir", "device", "learning_rate", "per_device_train_batch_size", "max_steps"]
+    names += ["save_steps", "logging_steps", "lora_dropout", "method", "gradient_accumulation_steps"]
     return [*launcher, *(text for name in names for text in (f"--{name}", str(getattr(config, name))))]
 
 
@@ -352,12 +352,13 @@ def test_two_processes_train_the_weights_of_one(config: Callable[..., SftConfig]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launcher = (str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", str(port))
-    launcher += ("--config_file", str(repository() / "configs/accelerate/cpu_2_processes.yaml"))
-    launcher += (str(repository() / "train/sft.py"),)
+    accelerate = str(Path(sys.executable).with_name("accelerate"))
+    launch_config = str(repository() / "configs/accelerate/cpu_2_processes.yaml")
+    options = ("--main_process_port", str(port), "--config_file", launch_config)
+    launcher = (accelerate, "launch", *options, str(repository() / "train/sft.py"))
 
     fine_tune(one)
-    subprocess.run(command(two, launcher=launcher), check=True, capture_output=True, cwd=two.train_data)
+    subprocess.run(command(two, launcher=launcher), check=True, capture_output=True, cwd=two.train_data, timeout=200)
 
     assert json.loads(Path(two.output_dir, RECORD).read_text())["settings"]["processes"] == 2
     assert losses(one.output_dir) == pytest.approx(losses(two.output_dir), rel=1e-4)

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -72,7 +73,9 @@ def test_the_first_token_of_a_row_has_no_weight_since_nothing_predicts_it() -> N
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_weights_of_another_model_are_refused(method: str, base_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused(
+    method: Literal["full", "lora"], base_model: Callable[..., Path], tmp_path: Path
+) -> None:
     config = SftConfig(method=method)
     if method == "lora":
         saved = prepare_model(load(str(base_model("llava", tie=False)), scheme="mr2ag"), config)
@@ -80,7 +83,7 @@ def test_weights_of_another_model_are_refused(method: str, base_model: Callable[
     else:
         saved = load(str(base_model("llava"))).model  # without the tokens' rows
         other = prepare_model(load(str(base_model("llava")), scheme="mr2ag"), config)
-    saved.save_pretrained(tmp_path / "checkpoint")
+    saved.save_pretrained(str(tmp_path / "checkpoint"))
 
     with pytest.raises(UserError, match=r"does not hold this model's weights; differing: \S*lm_head"):
         load_weights(other, tmp_path / "checkpoint")

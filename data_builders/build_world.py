@@ -1,0 +1,45 @@
+"""Build the miniature world: `python -m reflectune.data_builders.build_world --config configs/miniature/world.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+
+
+@dataclass
+class WorldConfig:
+    """Settings of a world."""
+
+    output: str = field(default="", metadata={"help": "data set folder to write"})
+    size: Literal["tiny", "default", "large"] = field(
+        default="default", metadata={"help": "tiny (tests), default (quick start) or large (about 20,000 entities)"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed of everything in the world but the famous entities"})
+    dry_run: bool = field(default=False, metadata={"help": "say what would be built, and stop"})
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values."""
+        return [] if self.output else ["`output` is needed: the folder to write the world into"]
+
+
+@entry_point
+def main() -> None:
+    """Parse the config and build."""
+    (config,) = parse_config(WorldConfig)
+    from reflectune.data_builders.world.build import build_world, describe_world
+
+    if config.dry_run:
+        print(describe_world(config.size))
+        return
+    manifest = build_world(Path(config.output), size=config.size, seed=config.seed)
+    print(f"{manifest['name']} in {config.output}: {manifest['entries']} entries; questions:")
+    for split, counts in manifest["counts"].items():
+        print(f"  {split}: {', '.join(f'{number} {kind}' for kind, number in counts.items())}")
+
+
+if __name__ == "__main__":
+    main()

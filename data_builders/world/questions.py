@@ -1,0 +1,162 @@
+"""Questions about a world, in InfoSeek's layout: splits, answer types, ranges, evidence."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from reflectune.core.types import Evidence, Question
+from reflectune.data_builders.world.facts import RELATIONS, ask, ask_visual
+from reflectune.data_builders.world.looks import ATTRIBUTES
+from reflectune.data_builders.world.population import Article
+
+TOLERANCE = 0.1
+"""A number is right within a tenth of the value, as most of InfoSeek's ranges have it."""
+
+Photograph = Callable[[Article, int, int], str]
+"""Takes (article, how many balloons, which picture of it) and returns the image's path."""
+
+PICTURES = 3
+"""Pictures of each entity that questions are asked about, besides the encyclopedia's own."""
+
+
+class Interviewer:
+    """Asks the questions of a world.
+
+    Args:
+        articles: The world's population.
+        rng: Source of phrasings, pictures and draws.
+        photograph: Makes the picture that a question shows.
+    """
+
+    def __init__(self, articles: Sequence[Article], rng: random.Random, photograph: Photograph) -> None:
+        self._articles, self._rng, self._photograph = articles, rng, photograph
+        self._pictures: dict[tuple[str, int], tuple[str, int]] = {}
+        self._count: dict[str, int] = {}
+        self._by_title = {one.entity.title: one for one in articles}
+
+    def ask_all(self) -> dict[str, list[Question]]:
+        """Every split's questions."""
+        splits: dict[str, list[Question]] = {
+            name: []
+            for name in (
+                "train",
+                "val_unseen_question",
+                "val_unseen_entity",
+                "test_unseen_question",
+                "test_unseen_entity",
+                "two_hop_val",
+                "two_hop_test",
+            )
+        }
+        seen = [one for one in self._articles if one.role in ("train", "famous")]
+        for number, one in enumerate(seen):
+            *asked, kept = self._rng.sample(list(one.entity.facts), len(one.entity.facts))
+            later = "test" if number % 3 == 2 else "val"
+            splits["train"] += [self.knowledge(one, relation, "train") for relation in asked]
+            splits["train"] += self.visual(one, "train", 2)
+            splits[f"{later}_unseen_question"].append(self.knowledge(one, kept, f"{later}_unseen_question"))
+            if one.role == "train" and number % 3 < 2:
+                name = "val_unseen_question" if number % 3 == 0 else "test_unseen_question"
+                splits[name] += self.visual(one, name, 1)
+        for role in ("val", "test"):
+            name = f"{role}_unseen_entity"
+            for one in (a for a in self._articles if a.role == role):
+                for relation in self._rng.sample(list(one.entity.facts), 2):
+                    splits[name].append(self.knowledge(one, relation, name))
+                splits[name] += self.visual(one, name, 1)
+            splits[f"two_hop_{role}"] += self._two_hop(role)
+        return splits
+
+    def knowledge(self, one: Article, relation: str, split: str) -> Question:
+        """A question whose answer stands in the entity's article."""
+        held_out = split != "train"
+        value = one.entity.facts[relation]
+        text = ask(relation, one.entity.looks.category, self._rng, held_out=held_out)
+        evidence = tuple(Evidence(one.entity.id, section) for section in one.sections_of(relation))
+        answer_type = RELATIONS[relation].answer_type
+        return Question(
+            id=self._next_id(split),
+            image=self._picture(one)[0],
+            text=text,
+            answers=(value,),
+            range=_range(value) if answer_type == "numerical" else None,
+            answer_type=answer_type,
+            split=split,
+            requires_retrieval=True,
+            entity_ids=(one.entity.id,),
+            evidence=evidence,
+            meta={
+                "relation": relation,
+                "phrasing": "held_out" if held_out else "seen",
+                "famous": "yes" if one.role == "famous" else "no",
+            },
+        )
+
+    def visual(self, one: Article, split: str, count: int) -> Iterator[Question]:
+        """Questions that looking answers, about `count` different attributes."""
+        held_out = split != "train"
+        for attribute in self._rng.sample((*ATTRIBUTES, "count"), count):
+            image, balloons = self._picture(one)
+            answer = str(balloons) if attribute == "count" else getattr(one.entity.looks, attribute)
+            yield Question(
+                id=self._next_id(split),
+                image=image,
+                text=ask_visual(attribute, one.entity.looks.category, self._rng, held_out=held_out),
+                answers=(answer,),
+                split=split,
+                requires_retrieval=False,
+                entity_ids=(one.entity.id,),
+                meta={"attribute": attribute, "phrasing": "held_out" if held_out else "seen"},
+            )
+
+    def _two_hop(self, role: str) -> Iterator[Question]:
+        """Questions about the entity that an article names as the neighbour of the one in the picture."""
+        for one in self._articles:
+            if one.role != role or "neighbour" not in one.relations:
+                continue
+            section = one.relations.index("neighbour")
+            text = one.extra[section - len(one.entity.facts)].text
+            other = self._by_title[text.removeprefix("Beside it stands the ").removesuffix(".")]
+            relation = self._rng.choice(list(other.entity.facts))
+            split = f"two_hop_{role}"
+            asked = ask(relation, other.entity.looks.category, self._rng, held_out=True)
+            category, noun = one.entity.looks.category, other.entity.looks.category
+            named = f"the {noun} in the picture"
+            asked = asked.replace(named if named in asked else f"this {noun}", f"the {noun} beside this {category}")
+            answer_type = RELATIONS[relation].answer_type
+            value = other.entity.facts[relation]
+            yield Question(
+                id=self._next_id(split),
+                image=self._picture(one)[0],
+                text=asked,
+                answers=(value,),
+                range=_range(value) if answer_type == "numerical" else None,
+                answer_type=answer_type,
+                split=split,
+                requires_retrieval=True,
+                entity_ids=(one.entity.id, other.entity.id),
+                evidence=(
+                    Evidence(one.entity.id, section),
+                    *(Evidence(other.entity.id, index) for index in other.sections_of(relation)),
+                ),
+                meta={"relation": relation, "phrasing": "held_out", "two_hop": "yes"},
+            )
+
+    def _picture(self, one: Article) -> tuple[str, int]:
+        """One of the entity's pictures, and how many balloons it shows."""
+        key = (one.entity.id, self._rng.randrange(PICTURES))
+        if key not in self._pictures:
+            balloons = self._rng.randint(1, 4)
+            self._pictures[key] = (self._photograph(one, balloons, key[1] + 1), balloons)
+        return self._pictures[key]
+
+    def _next_id(self, split: str) -> str:
+        number = self._count.get(split, 0)
+        self._count[split] = number + 1
+        return f"world_{split}_{number:06d}"
+
+
+def _range(value: str) -> tuple[float, float]:
+    number = float(value.split()[0])
+    return number * (1 - TOLERANCE), number * (1 + TOLERANCE)

@@ -1,0 +1,120 @@
+"""Bootstrap intervals by question (Efron's percentile method), seeded; stratified and paired where wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+Statistic = Callable[[np.ndarray], float]
+
+RESAMPLES = 1000
+LEVEL = 0.95
+
+_INDICES_AT_ONCE = 4_000_000
+"""Bounds memory at 32 MB of indices; part of what a seed means, so a constant."""
+
+
+def bootstrap_interval(
+    values: ArrayLike,
+    statistic: Statistic | None = None,
+    *,
+    seed: int,
+    n: int = RESAMPLES,
+    level: float = LEVEL,
+    strata: ArrayLike | None = None,
+) -> tuple[float, float]:
+    """Percentile interval of a statistic over questions.
+
+    Args:
+        values: One row a question, shape (questions, …).
+        statistic: Of rows of that shape, e.g. the harmonic mean of two splits' means; None is the mean of 1-D values,
+            which is vectorised over resamples.
+        seed: Same seed, same interval.
+        n: How many resamples.
+        level: The share of resampled statistics that the interval holds.
+        strata: One label a question, shape (questions,). Each stratum is resampled by itself and keeps its size, so a
+            statistic over splits never meets an empty one. None: all questions are one stratum.
+
+    Returns:
+        (low, high).
+
+    Raises:
+        ValueError: There is no question, or the statistic is not finite on some resample.
+    """
+    drawn = _resampled(np.asarray(values), statistic, seed, n, strata)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two systems on the same questions, its interval, and the share of resamples where it is ≤ 0."""
+
+    value: float
+    low: float
+    high: float
+    share_not_above: float
+
+
+def paired_bootstrap(
+    first: ArrayLike,
+    second: ArrayLike,
+    statistic: Statistic | None = None,
+    *,
+    seed: int,
+    n: int = RESAMPLES,
+    level: float = LEVEL,
+    strata: ArrayLike | None = None,
+) -> Difference:
+    """`statistic(first) - statistic(second)`, both taken on the same resampled questions.
+
+    Args:
+        first: One row a question, shape (questions, …).
+        second: The other system's, same shape and order of questions.
+        statistic: See `bootstrap_interval`; so are the other arguments.
+    """
+    a, b = np.asarray(first), np.asarray(second)
+    if a.shape != b.shape:
+        raise ValueError(f"expected both systems on the same questions, found shapes {a.shape} and {b.shape}")
+    drawn = _resampled(a, statistic, seed, n, strata) - _resampled(b, statistic, seed, n, strata)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    measure = statistic or _mean
+    return Difference(measure(a) - measure(b), float(low), float(high), float((drawn <= 0).mean()))
+
+
+def _resampled(
+    values: np.ndarray, statistic: Statistic | None, seed: int, n: int, strata: ArrayLike | None
+) -> np.ndarray:
+    """The statistic of each resample, shape (n,)."""
+    if not len(values) or n < 1:
+        raise ValueError(f"expected at least one question and one resample, found {len(values)} and {n}")
+    if statistic is None and values.ndim != 1:
+        raise ValueError(f"expected 1-D values to average, found shape {values.shape}; give a statistic")
+    labels = np.zeros(len(values), dtype=int) if strata is None else np.asarray(strata)
+    if labels.shape != (len(values),):
+        raise ValueError(f"expected one stratum a question, {len(values)} in all, found shape {labels.shape}")
+    parts = [
+        values[rows].mean(axis=1) if statistic is None else np.array([statistic(values[row]) for row in rows])
+        for rows in _draws(labels, seed, n)
+    ]
+    drawn = np.concatenate(parts).astype(float)
+    if not np.isfinite(drawn).all():
+        raise ValueError("the statistic is not finite on some resamples: give strata, or mind empty groups in it")
+    return drawn
+
+
+def _draws(labels: np.ndarray, seed: int, n: int) -> Iterator[np.ndarray]:
+    """Indices of resampled questions, in blocks of shape (resamples, questions)."""
+    generator = np.random.default_rng(seed)
+    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    block = max(1, _INDICES_AT_ONCE // len(labels))
+    for start in range(0, n, block):
+        count = min(block, n - start)
+        yield np.concatenate([rows[generator.integers(len(rows), size=(count, len(rows)))] for rows in members], axis=1)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean())

@@ -1,0 +1,127 @@
+"""Pre-train a miniature's base weights: `python -m reflectune.models.miniature.pretrain --family llava --output DIR`.
+
+It plays the part of a lab's pre-training. The result sees, reads a given passage and knows the famous entities' facts
+by heart, but has no reflection tokens. It never meets a look that validation or test uses, nor their facts.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+from reflectune.data_builders.world.curriculum import corpus_for, draw_pool, labels_of, stages_for
+from reflectune.data_builders.world.entities import describe, make_entity
+from reflectune.data_builders.world.lessons import Teacher
+from reflectune.models.miniature.architecture import (
+    build_clip,
+    build_clip_processor,
+    build_model,
+    build_processor,
+    train_tokenizer,
+)
+from reflectune.models.miniature.contrastive import train_contrastively
+from reflectune.models.miniature.pretraining import Pretrainer, resume_or_train
+
+CLIP_STEPS = 1200
+"""Enough for a useful retriever, and not so many that the first hit is nearly always right."""
+
+Log = Callable[[str], None]
+
+
+@dataclass
+class PretrainConfig:
+    """Settings of a pre-training run."""
+
+    output: str = field(metadata={"help": "Folder for the weights, the tokenizer, the processor and the log."})
+    family: Literal["llava", "qwen2_vl", "clip"] = field(default="llava", metadata={"help": "Which miniature."})
+    seed: int = field(default=11, metadata={"help": "Of everything that is drawn at random."})
+    threads: int = field(default=1, metadata={"help": "CPU threads; one run per core is the fastest use of a machine."})
+    scale: float = field(default=1.0, metadata={"help": "Multiplies every stage's steps; below 1 for a quick try."})
+    dry_run: bool = field(default=False, metadata={"help": "Print the stages and stop."})
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values."""
+        return [f"`scale` must be above 0, found {self.scale}"] if self.scale <= 0 else []
+
+
+def pretrain(config: PretrainConfig) -> None:
+    """Run the curriculum, stage by stage; finished stages are kept, so that a killed run goes on."""
+    torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision("medium")
+    torch.manual_seed(config.seed)
+    output = Path(config.output)
+    output.mkdir(parents=True, exist_ok=True)
+    log = _logger(output / "pretrain.log")
+    rng = random.Random(config.seed)
+    tokenizer = train_tokenizer(corpus_for(random.Random(5)), 1024, config.family)
+    if config.dry_run:
+        print("\n".join(f"{stage.name}: {stage.steps} steps of {stage.batch} lessons" for stage in stages_for(None)))
+    elif config.family == "clip":
+        _pretrain_clip(config, output, tokenizer, rng, log)
+    else:
+        _pretrain_language_model(config, output, tokenizer, rng, log)
+
+
+def _pretrain_language_model(
+    config: PretrainConfig, output: Path, tokenizer: PreTrainedTokenizerFast, rng: random.Random, log: Log
+) -> None:
+    assert config.family != "clip"
+    processor = build_processor(config.family, tokenizer)
+    shown, pixels, famous = draw_pool(processor.image_processor, random.Random(config.seed))
+    model = build_model(config.family, tokenizer, seed=config.seed)
+    trainer = Pretrainer(model, processor, pixels, log)
+    log(f"{config.family}: {sum(p.numel() for p in model.parameters()):,} parameters, {len(shown)} pictures")
+    stages = stages_for(Teacher(shown, famous, rng), config.scale)
+    resume_or_train(trainer, output / "stages", stages, labels_of(shown), config.scale, rng)
+    model.half().save_pretrained(output)
+    processor.save_pretrained(output)
+
+
+def _pretrain_clip(
+    config: PretrainConfig, output: Path, tokenizer: PreTrainedTokenizerFast, rng: random.Random, log: Log
+) -> None:
+    processor = build_clip_processor(tokenizer)
+    shown, pixels, _ = draw_pool(processor.image_processor, random.Random(config.seed))
+    model = build_clip(tokenizer, seed=config.seed)
+    log(f"clip: {sum(p.numel() for p in model.parameters()):,} parameters, {len(shown)} pictures")
+
+    def caption(row: int) -> str:
+        looks = shown[row].looks
+        return describe(looks, rng) if rng.random() < 0.7 else make_entity("", looks, rng, []).title
+
+    stacked = torch.cat([vision["pixel_values"] for vision in pixels])
+    steps = max(1, round(CLIP_STEPS * config.scale))
+    train_contrastively(model, tokenizer, stacked, caption, steps=steps, batch=128, learning_rate=1e-3, log=log)
+    model.half().save_pretrained(output)
+    processor.save_pretrained(output)
+
+
+def _logger(path: Path) -> Log:
+    start = time.monotonic()
+
+    def log(line: str) -> None:
+        stamped = f"{time.monotonic() - start:7.0f} s  {line}"
+        print(stamped, flush=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(stamped + "\n")
+
+    return log
+
+
+@entry_point
+def main() -> None:
+    """Parse the config and pre-train."""
+    pretrain(*parse_config(PretrainConfig))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Index a knowledge base: `python -m reflectune.retrieval.build_index --knowledge DIR --output DIR [--dry_run]`.
+
+Encodes every entry's images and title. A run that was cut off goes on where it stopped when the same command is given
+again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError, entry_point
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class IndexConfig:
+    """What to index, with what, and where to."""
+
+    knowledge: str = field(default="", metadata=_help("knowledge base folder, e.g. DATASET/knowledge"))
+    output: str = field(default="", metadata=_help("folder for the index"))
+    encoder: str = field(default="miniature/clip", metadata=_help("miniature/clip, a hub id or a folder"))
+    batch_size: int = field(default=64, metadata=_help("entries encoded together"))
+    shard_rows: int = field(
+        default=4096, metadata=_help("entries put on the disk together; what a crash costs at most")
+    )
+    device: str = field(default="auto", metadata=_help("cpu, cuda, cuda:1, or auto"))
+    dry_run: bool = field(default=False, metadata=_help("check the encoder and every image's path, and stop"))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = [f"`{name}` is needed" for name in ("knowledge", "output") if not getattr(self, name)]
+        issues += [
+            f"`{name}` must be at least 1, found {getattr(self, name)}"
+            for name in ("batch_size", "shard_rows")
+            if getattr(self, name) < 1
+        ]
+        if self.knowledge and not Path(self.knowledge, "kb.json").is_file():
+            inner = Path(self.knowledge, "knowledge")
+            advice = f"did you mean {inner}?" if (inner / "kb.json").is_file() else "give a knowledge base's folder"
+            issues.append(f"`knowledge`: {self.knowledge} has no kb.json; {advice}")
+        return issues
+
+
+def run(config: IndexConfig) -> None:
+    """Build the index, or with `dry_run` say what would be built.
+
+    Raises:
+        UserError: See `reflectune.retrieval.index.build_index`.
+    """
+    from reflectune.retrieval.encoders import load_encoder  # slow to import: after the config is right
+    from reflectune.retrieval.index import build_index
+    from reflectune.retrieval.knowledge_base import KnowledgeBase
+
+    kb = KnowledgeBase(config.knowledge)
+    encoder = load_encoder(config.encoder, device=config.device)
+    if config.dry_run:
+        paths = [(entry.id, path) for entry in kb for path in kb.image_paths(entry)]
+        missing = [f"{path} of entry {entry_id}" for entry_id, path in paths if not path.is_file()]
+        if missing:
+            raise UserError(f"{len(missing):,} of {len(paths):,} images are missing, e.g. {'; '.join(missing[:3])}")
+        print(
+            f"would index {len(kb):,} entries with {len(paths):,} images of {kb.folder} (fingerprint {kb.fingerprint})"
+        )
+        print(f"with {encoder.name}: {encoder.dimensions} dimensions, fingerprint {encoder.fingerprint}")
+        print(f"into {config.output}; nothing was written")
+        return
+    index = build_index(
+        kb, encoder, config.output, batch_size=config.batch_size, shard_rows=config.shard_rows, progress=True
+    )
+    print(f"{config.output}: {len(index.title):,} titles and {len(index.image):,} images of {kb.name}")
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, then index."""
+    (config,) = parse_config(IndexConfig)
+    run(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""A knowledge base on disk: entries in sharded Parquet, read as a stream or one by one, never whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Section
+
+MANIFEST = "kb.json"
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("title", pa.string()),
+        ("url", pa.string()),
+        ("summary", pa.string()),
+        ("images", pa.list_(pa.string())),
+        ("sections", pa.list_(pa.struct([("title", pa.string()), ("text", pa.string())]))),
+    ]
+)
+"""Columns of a shard."""
+
+_ROW_GROUP = 128
+_GROUPS_KEPT = 64
+
+
+def write_knowledge_base(
+    folder: str | Path, entries: Iterable[Entry], *, name: str, image_root: str = "..", shard_size: int = 10_000
+) -> KnowledgeBase:
+    """Write entries as a knowledge base; memory holds one shard and the ids.
+
+    The manifest is written last: a folder without it is not a knowledge base.
+
+    Args:
+        folder: Where to. A knowledge base that is there is replaced.
+        entries: In the order that ties in retrieval are broken by.
+        name: Of the knowledge base.
+        image_root: The folder that `Entry.images` are relative to, relative to `folder`.
+        shard_size: Entries in a file.
+
+    Raises:
+        UserError: An entry has no id, or an id comes twice.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for stale in folder.glob("part-*.parquet"):
+        stale.unlink()
+    digest, seen = hashlib.sha256(), set[str]()
+    shards: list[dict[str, Any]] = []
+    remaining = iter(entries)
+    while shard := list(islice(remaining, shard_size)):
+        for entry in shard:
+            _check_id(entry, seen)
+            digest.update(json.dumps(dataclasses.asdict(entry), sort_keys=True).encode() + b"\n")
+        file = f"part-{len(shards):05d}.parquet"
+        _write_shard(folder / file, shard)
+        shards.append({"file": file, "entries": len(shard)})
+    manifest = {
+        "name": name,
+        "entries": len(seen),
+        "fingerprint": digest.hexdigest()[:16],
+        "image_root": image_root,
+        "shards": shards,
+    }
+    write_json(folder / MANIFEST, manifest)
+    return KnowledgeBase(folder)
+
+
+class KnowledgeBase:
+    """The entries of one folder.
+
+    Iterating streams them in order; `get` reads the few rows around one entry and keeps recently read ones.
+
+    Args:
+        folder: What `write_knowledge_base` wrote.
+
+    Raises:
+        UserError: The folder is no knowledge base.
+
+    Example:
+        >>> knowledge = KnowledgeBase("world/knowledge")
+        >>> knowledge.get("Q42").title
+        'Barn owl'
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST, "the knowledge base's manifest")
+        missing = [
+            key for key in ("name", "entries", "fingerprint", "image_root", "shards") if key not in self.manifest
+        ]
+        if missing:
+            raise UserError(f"{self.folder / MANIFEST} lacks `{'`, `'.join(missing)}`; write the knowledge base again")
+        self._group = functools.lru_cache(maxsize=_GROUPS_KEPT)(self._read_group)
+
+    @property
+    def name(self) -> str:
+        """The name it was given."""
+        return str(self.manifest["name"])
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of every entry's text and image paths, in order, however they are cut into shards.
+
+        The images themselves are not part of it.
+        """
+        return str(self.manifest["fingerprint"])
+
+    @property
+    def image_root(self) -> Path:
+        """The folder that relative image paths start from."""
+        return self.folder / self.manifest["image_root"]
+
+    def __len__(self) -> int:
+        return int(self.manifest["entries"])
+
+    def __iter__(self) -> Iterator[Entry]:
+        for shard in self._shards:
+            with _opened(shard) as file:
+                for batch in file.iter_batches(batch_size=_ROW_GROUP, columns=SCHEMA.names):
+                    yield from map(_entry, batch.to_pylist())
+
+    def __contains__(self, entry_id: object) -> bool:
+        return entry_id in self._places
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Every entry's id, in order."""
+        return tuple(self._places)
+
+    def get(self, entry_id: str) -> Entry:
+        """One entry.
+
+        Raises:
+            UserError: It is not there.
+        """
+        if entry_id not in self._places:
+            raise UserError(
+                f"entry {entry_id} is not in the knowledge base {self.name} ({self.folder}, {len(self):,} entries); "
+                "use the knowledge base that the questions, the index or the data were made with"
+            )
+        shard, group, row = self._places[entry_id]
+        return _entry(self._group(shard, group).slice(row, 1).to_pylist()[0])
+
+    def image_path(self, entry: Entry, position: int = 0) -> Path:
+        """Where one of an entry's images is; the first is the infobox image.
+
+        Raises:
+            UserError: The entry has no such image.
+        """
+        if position >= len(entry.images):
+            raise UserError(
+                f"entry {entry.id} of {self.folder} has {len(entry.images)} images, asked for {position + 1}"
+            )
+        return self.image_root / entry.images[position]
+
+    def image_paths(self, entry: Entry) -> list[Path]:
+        """Where an entry's images are, in order."""
+        return [self.image_path(entry, position) for position in range(len(entry.images))]
+
+    @property
+    def _shards(self) -> list[Path]:
+        return [self.folder / shard["file"] for shard in self.manifest["shards"]]
+
+    @functools.cached_property
+    def _places(self) -> dict[str, tuple[int, int, int]]:
+        """Shard, row group and row of each entry, in order."""
+        places = {}
+        for number, shard in enumerate(self._shards):
+            with _opened(shard) as file:
+                for group in range(file.num_row_groups):
+                    names = file.read_row_group(group, columns=["id"]).column("id").to_pylist()
+                    places.update({name: (number, group, row) for row, name in enumerate(names)})
+        if len(places) != len(self):
+            raise UserError(
+                f"{self.folder} holds {len(places):,} entries, its manifest says {len(self):,}; write it again"
+            )
+        return places
+
+    def _read_group(self, shard: int, group: int) -> pa.Table:
+        with _opened(self._shards[shard]) as file:
+            return file.read_row_group(group, columns=SCHEMA.names)
+
+
+def _check_id(entry: Entry, seen: set[str]) -> None:
+    """Note an entry's id; refuse one that is empty or was there before."""
+    if not entry.id:
+        raise UserError(f"entry {len(seen)} of the knowledge base (title `{entry.title}`) has no id; give it one")
+    if entry.id in seen:
+        raise UserError(f"entry {entry.id} comes twice; ids must be unique within a knowledge base")
+    seen.add(entry.id)
+
+
+def _write_shard(path: Path, entries: Sequence[Entry]) -> None:
+    table = pa.Table.from_pylist([dataclasses.asdict(entry) for entry in entries], schema=SCHEMA)
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", row_group_size=_ROW_GROUP)
+    write_atomically(path, buffer.getvalue())
+
+
+def _opened(path: Path) -> pq.ParquetFile:
+    """A shard, checked for its columns."""
+    if not path.is_file():
+        raise UserError(f"a part of the knowledge base is missing: {path}; write or copy the knowledge base again")
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowException as error:
+        raise UserError(f"{path} is no readable Parquet file: {error}; write the knowledge base again") from error
+    missing = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
+    if missing:
+        file.close()
+        raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; write the knowledge base again")
+    return file
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    sections = tuple(Section(**section) for section in row["sections"])
+    return Entry(**{**row, "images": tuple(row["images"]), "sections": sections})

@@ -1,0 +1,18 @@
+# Sourced by the other scripts: makes .venv with the pinned versions, or finds it made already.
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+PYTHON=${PYTHON:-python3}
+
+prepare() {  # prepare EXTRAS, e.g. prepare "" or prepare "[dev]"
+    local stamp=".venv/.installed$1" wanted
+    wanted=$(cat pyproject.toml constraints.txt | cksum)
+    if [ ! -x .venv/bin/python ]; then "$PYTHON" -m venv .venv; fi
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+        .venv/bin/python -m pip install --quiet --upgrade pip
+        # torch first and exactly: a looser request can bring gigabytes of CUDA packages
+        .venv/bin/python -m pip install --quiet "$(grep '^torch==' constraints.txt)"
+        .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".$1"
+        echo "$wanted" > "$stamp"
+    fi
+}
+
+export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+from reflectune.data_builders.mr2ag import Recipe
+from reflectune.data_builders.mr2ag_config import BuildConfig
+
+
+def folders(tmp_path: Path) -> list[str]:
+    for name, marker in (("world", "dataset.json"), ("index", "manifest.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / marker).write_text("{}")
+    return ["--dataset", f"{tmp_path}/world", "--index", f"{tmp_path}/index", "--output", f"{tmp_path}/out"]
+
+
+def test_a_config_becomes_a_recipe(tmp_path: Path) -> None:
+    argv = [*folders(tmp_path), "--positives", "2", "--negatives_same_article", "3", "--seed", "7"]
+    (config,) = parse_config(BuildConfig, argv=argv)
+
+    assert config.recipe() == Recipe(positives=2, same_article=3, retrieved=2, random=1, annotator="string", seed=7)
+
+
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
+    argv = ["--dataset", str(tmp_path), "--positives", "0", "--visual_ratio", "1", "--annotator", "oracle"]
+
+    with pytest.raises(UserError) as caught:
+        parse_config(BuildConfig, argv=argv)
+
+    for part in (
+        "`output` is needed",
+        "no dataset.json",
+        "`positives` must be at least 1, found 0",
+        "`visual_ratio` must be",
+        "`annotator` is one of string; found `oracle`",
+        "`negatives_retrieved` needs an `index`",
+    ):
+        assert part in str(caught.value)
+
+
+def test_without_retrieved_negatives_no_index_is_needed(tmp_path: Path) -> None:
+    argv = [*folders(tmp_path), "--index", "", "--negatives_retrieved", "0"]
+    (config,) = parse_config(BuildConfig, argv=argv)
+
+    assert config.problems() == []
+
+
+def test_where_things_are_does_not_decide_what_is_built() -> None:
+    here = BuildConfig(dataset="a", output="b", index="c")
+    there = BuildConfig(dataset="d", output="e", index="f", on_error="skip", dry_run=True)
+
+    assert here.what_decides() == there.what_decides()
+    assert here.what_decides() != BuildConfig(lead="none").what_decides()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reflectune.metrics import infoseek, intervals
+from reflectune.metrics.intervals import bootstrap_interval, paired_bootstrap
+
+VALUES = np.random.default_rng(0).random(400) < 0.3
+
+
+def split_overall(rows: np.ndarray) -> float:
+    """InfoSeek's overall score of rows (is unseen question, score)."""
+    half = rows[:, 0] == 1
+    return infoseek.overall(rows[half, 1].mean(), rows[~half, 1].mean())
+
+
+def test_the_interval_of_a_share_is_near_the_normal_one() -> None:
+    low, high = bootstrap_interval(VALUES, seed=0, n=4000)
+    half = 1.96 * np.sqrt(VALUES.mean() * (1 - VALUES.mean()) / len(VALUES))
+    assert (low, high) == pytest.approx((VALUES.mean() - half, VALUES.mean() + half), abs=0.006)
+
+
+def test_the_default_is_the_mean_and_the_seed_decides() -> None:
+    assert bootstrap_interval(VALUES, seed=3) == bootstrap_interval(VALUES, lambda rows: float(rows.mean()), seed=3)
+    assert bootstrap_interval(VALUES, seed=3) != bootstrap_interval(VALUES, seed=4)
+
+
+def test_a_higher_level_is_wider() -> None:
+    narrow, wide = (bootstrap_interval(VALUES, seed=0, level=level) for level in (0.5, 0.99))
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+def test_constant_values_have_no_width() -> None:
+    assert bootstrap_interval(np.ones(9), seed=0) == (1.0, 1.0)
+
+
+def test_a_stratum_keeps_its_size_in_each_resample() -> None:
+    labels = np.array(["b", "a", "a", "b", "c"])
+    sizes = {tuple(np.unique(labels[row], return_counts=True)[1]) for row in next(intervals._draws(labels, 0, 50))}
+    assert sizes == {(2, 2, 1)}
+    assert bootstrap_interval([1.0, 5.0, 5.0, 1.0], seed=0, strata=[0, 1, 1, 0]) == (3.0, 3.0)
+
+
+def test_the_harmonic_mean_of_two_splits_over_stratified_resamples() -> None:
+    rows = np.column_stack([np.arange(400) < 40, VALUES])
+    low, high = bootstrap_interval(rows, split_overall, seed=0, strata=rows[:, 0])
+    assert low < split_overall(rows) < high
+
+
+def test_blocks_bound_memory_and_do_not_change_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = bootstrap_interval(VALUES, seed=0, n=100)
+    monkeypatch.setattr(intervals, "_INDICES_AT_ONCE", 7 * len(VALUES))
+    assert bootstrap_interval(VALUES, seed=0, n=100) == whole
+
+
+def test_pairing_cancels_what_two_systems_share() -> None:
+    better = VALUES | (np.arange(400) % 20 == 0)
+    found = paired_bootstrap(better, VALUES, seed=0)
+    assert found.value == pytest.approx(better.mean() - VALUES.mean())
+    assert 0 < found.low < found.value < found.high
+    assert found.share_not_above == 0.0
+    alone = bootstrap_interval(better, seed=0)
+    assert found.high - found.low < alone[1] - alone[0]
+    assert paired_bootstrap(VALUES, better, seed=0).low == pytest.approx(-found.high)
+
+
+def test_a_system_does_not_differ_from_itself() -> None:
+    found = paired_bootstrap(VALUES, VALUES, seed=0)
+    assert (found.value, found.low, found.high, found.share_not_above) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_what_is_undefined_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one question"):
+        bootstrap_interval([], seed=0)
+    with pytest.raises(ValueError, match="give a statistic"):
+        bootstrap_interval(np.ones((3, 2)), seed=0)
+    with pytest.raises(ValueError, match="stratum"):
+        bootstrap_interval(np.ones(3), seed=0, strata=[0, 1])
+    with pytest.raises(ValueError, match="same questions"):
+        paired_bootstrap(np.ones(3), np.ones(2), seed=0)
+    with pytest.raises(ValueError, match="not finite"):
+        bootstrap_interval(np.ones(3), lambda rows: float("nan"), seed=0)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.core.types import Evidence, Passage
+from reflectune.metrics import retrieval
+
+
+def passage(entry_id: str, section: int, index: int = 0) -> Passage:
+    return Passage(entry_id, section, index, title="", lead="", heading="", text="")
+
+
+def test_recall_at_each_k() -> None:
+    assert retrieval.recall_at_k(["a", "b", "c"], "b", [1, 2, 5]) == {1: 0, 2: 1, 5: 1}
+    assert retrieval.recall_at_k([], "z", [1, 5]) == {1: 0, 5: 0}
+
+
+def test_an_entry_that_comes_again_takes_no_further_place() -> None:
+    assert retrieval.article_recall_at_k(["a", "a", "b"], {"b"}, 2) == 1.0
+    assert retrieval.article_recall_at_k(["a", "c", "b"], {"b"}, 2) == 0.0
+
+
+def test_a_passage_is_right_if_its_section_is() -> None:
+    ranked = [passage("a", 0), passage("a", 1, 3), passage("b", 1)]
+    assert retrieval.passage_recall_at_k(ranked, [Evidence("a", 1)], 1) == 0.0
+    assert retrieval.passage_recall_at_k(ranked, [Evidence("a", 1)], 2) == 1.0
+    assert retrieval.passage_recall_at_k(ranked, [Evidence("c", 1)], 3) == 0.0
+
+
+def test_mean_reciprocal_rank() -> None:
+    assert retrieval.mrr([["a", "b"], ["a", "b"], ["a"]], [{"a", "b"}, {"b"}, {"z"}]) == pytest.approx((1 + 0.5) / 3)
+
+
+@given(st.permutations("abcdef"), st.sampled_from("abcdef"))
+def test_recall_rises_with_k_and_steps_where_the_rank_is(ranked: list[str], gold: str) -> None:
+    steps = [retrieval.article_recall_at_k(ranked, {gold}, k) for k in range(1, 7)]
+    assert steps == sorted(steps)
+    assert 1 / (steps.index(1.0) + 1) == retrieval.reciprocal_rank(ranked, {gold})
+
+
+def test_what_is_undefined_is_refused() -> None:
+    with pytest.raises(ValueError, match="gold"):
+        retrieval.article_recall_at_k(["a"], set(), 1)
+    with pytest.raises(ValueError, match="k of at least 1"):
+        retrieval.passage_recall_at_k([], [Evidence("a", 0)], 0)
+    with pytest.raises(ValueError, match="ranking"):
+        retrieval.mrr([], [])

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import pytest
+
+from reflectune.metrics.text import match
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "found"),
+    [
+        ("Parisian", ["Paris"], 1),
+        ("paris", ["Paris"], 0),
+        ("in Rome", ["Paris", "Rome"], 1),
+        ("x", [], 0),
+        ("", ["x"], 0),
+    ],
+)
+def test_an_answer_counts_wherever_it_stands(prediction: str, answers: list[str], found: int) -> None:
+    assert match(prediction, answers) == found

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.retrieval.build_index import IndexConfig, main, run
+
+
+def test_the_command_builds_an_index(kb, clip_folder, tmp_path, monkeypatch, capsys) -> None:
+    output = tmp_path / "index"
+    config = tmp_path / "index.yaml"
+    config.write_text(f"knowledge: {kb.folder}\nencoder: {clip_folder}\noutput: {output}\ndevice: cpu\n")
+    monkeypatch.setattr(sys, "argv", ["build_index", "--config", str(config), "--batch_size", "4"])
+    main()
+    assert json.loads((output / "manifest.json").read_text())["kb_fingerprint"] == kb.fingerprint
+    assert "10 titles and 10 images of owls" in capsys.readouterr().out
+
+
+def test_a_dry_run_writes_nothing(kb, clip_folder, tmp_path, capsys) -> None:
+    config = IndexConfig(str(kb.folder), str(tmp_path / "index"), clip_folder, device="cpu", dry_run=True)
+    run(config)
+    assert "10 entries with 10 images" in capsys.readouterr().out
+    assert not (tmp_path / "index").exists()
+    (tmp_path / "images/3.png").unlink()
+    with pytest.raises(UserError, match=r"1 of 10 images are missing.*3\.png of entry e3"):
+        run(config)
+
+
+def test_problems_are_told_together(kb) -> None:
+    found = " ".join(IndexConfig(str(kb.folder.parent), batch_size=0, shard_rows=0).problems())
+    for part in ("`output` is needed", "`batch_size`", "`shard_rows`", f"did you mean {kb.folder}?"):
+        assert part in found

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoProcessor, CLIPModel, CLIPVisionConfig, CLIPVisionModel
+
+from reflectune.core.errors import UserError
+from reflectune.retrieval.encoders import load_encoder
+
+
+def test_vectors_are_those_of_the_model_itself_at_length_1(clip_folder, encoder, picture) -> None:
+    model, processor = CLIPModel.from_pretrained(clip_folder).eval(), AutoProcessor.from_pretrained(clip_folder)
+    texts, images = ["the red owl", "tower"], [picture(1), picture(2).resize((80, 50))]
+    with torch.no_grad():
+        out = model(**processor(text=texts, images=images, padding=True, return_tensors="pt"))
+    np.testing.assert_allclose(encoder.encode_images(images), out.image_embeds, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode_texts(texts), out.text_embeds, atol=1e-6)
+
+
+def test_vectors_have_length_1_and_type_float32(encoder, picture) -> None:
+    for vectors in (encoder.encode_images([picture(i) for i in range(3)]), encoder.encode_texts(["a", "b", "c"])):
+        assert vectors.dtype == np.float32
+        assert vectors.shape == (3, encoder.dimensions)
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_a_vector_does_not_depend_on_its_companions(encoder, picture) -> None:
+    texts = ["owl", "the red owl of the tower", "x"]
+    np.testing.assert_allclose(
+        encoder.encode_texts(texts), np.concatenate([encoder.encode_texts([text]) for text in texts]), atol=1e-6
+    )
+
+
+def test_nothing_gives_no_rows(encoder) -> None:
+    assert encoder.encode_images([]).shape == encoder.encode_texts([]).shape == (0, encoder.dimensions)
+
+
+def test_a_long_text_is_cut_to_what_the_model_reads(encoder) -> None:
+    assert encoder.encode_texts(["tower " * 500]).shape == (1, encoder.dimensions)
+
+
+def test_a_grey_image_is_read_as_colour(encoder, picture) -> None:
+    grey = picture(3).convert("L")
+    np.testing.assert_array_equal(encoder.encode_images([grey]), encoder.encode_images([grey.convert("RGB")]))
+
+
+def test_the_fingerprint_follows_the_weights(clip_folder, other_clip_folder, encoder) -> None:
+    assert load_encoder(clip_folder).fingerprint == encoder.fingerprint
+    assert load_encoder(other_clip_folder).fingerprint != encoder.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("/no/such/folder", "no such folder"), ("miniature/nothing", "miniature/clip"), ("plain", "no such folder")],
+)
+def test_an_unknown_encoder_is_refused(name, message) -> None:
+    with pytest.raises(UserError, match=message):
+        load_encoder(name)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"config\.json"):
+        load_encoder(str(tmp_path))
+
+
+def test_a_folder_without_safetensors_is_refused(clip_folder, tmp_path) -> None:
+    shutil.copytree(clip_folder, tmp_path / "clip", ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(UserError, match="safetensors"):
+        load_encoder(str(tmp_path / "clip"))
+
+
+def test_a_model_that_reads_no_text_is_refused(tmp_path) -> None:
+    config = CLIPVisionConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4
+    )
+    CLIPVisionModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="clip_vision_model"):
+        load_encoder(str(tmp_path))

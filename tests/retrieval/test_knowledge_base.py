@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Section
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+
+
+def test_what_is_written_is_read(kb, entries) -> None:
+    again = KnowledgeBase(kb.folder)
+    assert list(again) == entries
+    assert [again.get(entry.id) for entry in reversed(entries)] == entries[::-1]
+    assert list(again.ids) == [entry.id for entry in entries]
+    assert len(again) == 10
+    assert again.name == "owls"
+
+
+def test_entries_beyond_one_row_group_are_found(tmp_path) -> None:
+    many = [Entry(f"e{i}", f"T{i}", sections=(Section("", f"text {i}"),)) for i in range(700)]
+    kb = write_knowledge_base(tmp_path, iter(many), name="many", shard_size=300)
+    assert [kb.get(f"e{i}").title for i in (0, 127, 128, 299, 300, 699)] == [
+        "T0",
+        "T127",
+        "T128",
+        "T299",
+        "T300",
+        "T699",
+    ]
+    assert list(kb) == many
+
+
+def test_the_fingerprint_is_of_the_content_alone(tmp_path, entries, kb) -> None:
+    resharded = write_knowledge_base(tmp_path / "a", entries, name="other name", shard_size=3)
+    assert resharded.fingerprint == kb.fingerprint
+    changed = [dataclasses.replace(entries[0], summary="A bird!"), *entries[1:]]
+    assert write_knowledge_base(tmp_path / "b", changed, name="owls").fingerprint != kb.fingerprint
+    assert write_knowledge_base(tmp_path / "c", entries[::-1], name="owls").fingerprint != kb.fingerprint
+
+
+def test_images_lie_where_the_manifest_says(kb, entries, tmp_path) -> None:
+    assert kb.image_path(entries[0]).samefile(tmp_path / "images/0.png")
+    assert [path.name for path in kb.image_paths(entries[1])] == ["1.png", "2.png"]
+    absolute = dataclasses.replace(entries[0], images=(str(tmp_path / "images/2.png"),))
+    assert kb.image_path(absolute) == tmp_path / "images/2.png"
+    with pytest.raises(UserError, match=r"entry e2 .* has 0 images"):
+        kb.image_path(entries[2])
+
+
+def test_a_smaller_knowledge_base_replaces_a_larger_one(kb, entries) -> None:
+    smaller = write_knowledge_base(kb.folder, entries[:3], name="owls", shard_size=4)
+    assert list(smaller) == entries[:3]
+    assert len(list(kb.folder.glob("*.parquet"))) == 1
+
+
+def test_a_writer_that_fails_leaves_no_knowledge_base(kb, entries) -> None:
+    with pytest.raises(UserError, match="e1 comes twice"):
+        write_knowledge_base(kb.folder, [*entries[:4], entries[1]], name="owls", shard_size=2)
+    with pytest.raises(UserError, match="manifest is missing"):
+        KnowledgeBase(kb.folder)
+
+
+def test_an_entry_needs_an_id(tmp_path) -> None:
+    with pytest.raises(UserError, match="`Nameless`"):
+        write_knowledge_base(tmp_path, [Entry("", "Nameless")], name="kb")
+
+
+def test_an_unknown_entry_is_named_with_the_knowledge_base(kb) -> None:
+    assert "e3" in kb
+    assert "e99" not in kb
+    with pytest.raises(UserError, match=r"entry e99 is not in the knowledge base owls"):
+        kb.get("e99")
+
+
+def test_damage_is_named(kb) -> None:
+    part = kb.folder / "part-00001.parquet"
+    part.write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="part-00001"):
+        list(kb)
+    part.unlink()
+    with pytest.raises(UserError, match=r"missing.*part-00001"):
+        kb.get("e0")

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reflectune.core.images import load_image
+from reflectune.core.types import Entry
+from reflectune.retrieval.index import Index, build_index
+from reflectune.retrieval.knowledge_base import write_knowledge_base
+from reflectune.retrieval.retriever import EntryRetriever, best
+
+
+def equation_3(image, entry, kb, encoder) -> tuple[float, float, float]:
+    """S_ret, sim(I, I_k) and sim(I, T_k) of one image and one entry, written out."""
+    query = encoder.encode_images([image])[0].astype(np.float64)
+    pictures = [encoder.encode_images([load_image(path)])[0] for path in kb.image_paths(entry)]
+    image_part = max((float(query @ vector) for vector in pictures), default=0.0)
+    title_part = float(query @ encoder.encode_texts([entry.title])[0])
+    return (image_part + title_part) / 2, image_part, title_part
+
+
+@pytest.fixture
+def retriever(kb, encoder, tmp_path) -> EntryRetriever:
+    return EntryRetriever(build_index(kb, encoder, tmp_path / "index", batch_size=3, shard_rows=4), encoder)
+
+
+def test_scores_are_equation_3_over_the_whole_knowledge_base(retriever, kb, entries, encoder, picture) -> None:
+    images = [picture(seed) for seed in range(20, 40)]  # more than one batch of queries
+    found = retriever.search(images, 10)
+    for image, hits in zip(images, found, strict=True):
+        expected = {entry.id: equation_3(image, entry, kb, encoder) for entry in entries}
+        assert {hit.entry_id for hit in hits} == set(expected)
+        for hit in hits:
+            assert (hit.score, hit.parts["image"], hit.parts["title"]) == pytest.approx(
+                expected[hit.entry_id], abs=1e-5
+            )
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        assert [hit.rank for hit in hits] == list(range(1, 11))
+        assert {hit.kb for hit in hits} == {"owls"}
+
+
+def test_fewer_hits_are_the_first_of_all_hits(retriever, picture) -> None:
+    images = [picture(seed) for seed in range(5)]
+    whole = retriever.search(images, 10)
+    for top_n in (1, 3, 9):
+        assert retriever.search(images, top_n) == [hits[:top_n] for hits in whole]
+    assert retriever.search(images, 1000) == whole
+
+
+def test_an_entrys_own_image_has_similarity_1_whichever_of_its_images_it_is(retriever, kb, entries) -> None:
+    for path in kb.image_paths(entries[1]):
+        parts = {hit.entry_id: hit.parts["image"] for hit in retriever.search([load_image(path)], 10)[0]}
+        assert parts["e1"] == pytest.approx(1, abs=1e-5)
+
+
+class Fixed:
+    """An encoder of two dimensions, which sees every image as the first axis."""
+
+    name, dimensions, fingerprint = "fixed", 2, "f"
+
+    def encode_images(self, images):
+        return np.tile(np.array([1, 0], dtype=np.float32), (len(images), 1))
+
+    def encode_texts(self, texts):
+        raise NotImplementedError
+
+
+def unit(*cosines: float) -> np.ndarray:
+    return np.array([[c, np.sqrt(1 - c * c)] for c in cosines], dtype=np.float32).reshape(-1, 2)
+
+
+def test_equal_scores_keep_the_order_of_the_knowledge_base(picture) -> None:
+    index = Index({"kb": "k"}, tuple("zyxw"), unit(0.5, 0.5, 1.0, 0.5), np.arange(4), unit(0.5, 0.5, 0.5, 0.5))
+    hits = EntryRetriever(index, Fixed()).search([picture(0)], 3)[0]
+    assert [hit.entry_id for hit in hits] == ["x", "z", "y"]
+
+
+def test_negative_similarities_count_and_no_image_counts_as_0(picture) -> None:
+    index = Index({"kb": "k"}, ("with", "without"), unit(-0.5, -0.75), np.array([0, 0]), unit(0.25, -0.5))
+    hits = EntryRetriever(index, Fixed()).search([picture(0)], 2)[0]
+    assert [(hit.entry_id, hit.score) for hit in hits] == [("with", -0.125), ("without", -0.25)]
+    assert hits[1].parts == {"image": 0.0, "title": -0.5}
+
+
+def test_entries_without_any_image_are_ranked_by_title(encoder, picture, tmp_path) -> None:
+    kb = write_knowledge_base(tmp_path / "kb", [Entry("a", "Ash"), Entry("b", "Birch")], name="trees")
+    hits = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder).search([picture(0)], 5)[0]
+    assert len(hits) == 2
+    assert all(hit.score == hit.parts["title"] / 2 for hit in hits)
+
+
+def test_no_images_find_nothing_and_top_n_must_be_positive(retriever, picture) -> None:
+    assert retriever.search([], 5) == []
+    with pytest.raises(ValueError, match="top_n"):
+        retriever.search([picture(0)], 0)
+
+
+def test_best_is_a_stable_sort_cut_short() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        scores = rng.integers(-3, 4, size=rng.integers(1, 30)).astype(np.float64)
+        order = sorted(range(len(scores)), key=lambda place: (-scores[place], place))
+        top_n = int(rng.integers(1, 35))
+        assert best(scores, top_n).tolist() == order[:top_n]
