@@ -9,16 +9,14 @@ import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import yaml
 
 from reflectune.core.errors import UserError
 
-Config = TypeVar("Config")
 
-
-def parse_config(*kinds: type, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Read `--config FILE.yaml` and `--key value` overrides into one instance of each dataclass.
 
     A config class may have a method `problems() -> list[str]`, which says what is wrong with its values. Unknown keys

@@ -21,9 +21,10 @@ def balanced_accuracy(decisions: ArrayLike, labels: ArrayLike) -> float:
 
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     """Chance that a positive outscores a negative, a tie counting half (Mann–Whitney U over pairs; exact)."""
-    _, truth = _pair(scores, labels, bool)
+    values, numbers = _pair(scores, labels, float)
+    truth = numbers.astype(bool)
     _both(truth)
-    _, places, counts = np.unique(np.asarray(scores, dtype=float), return_inverse=True, return_counts=True)
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
     positives = int(truth.sum())
     pairs = positives * (len(truth) - positives)
@@ -65,6 +66,8 @@ def _pair(first: ArrayLike, second: ArrayLike, kind: DTypeLike) -> tuple[np.ndar
     other: np.ndarray = np.asarray(second, dtype=kind)
     if one.ndim != 1 or one.shape != other.shape or not len(one):
         raise ValueError(f"expected two 1-D arrays of one length, at least 1; found shapes {one.shape}, {other.shape}")
+    if np.isnan(one).any() or np.isnan(other).any():
+        raise ValueError(f"expected numbers, found {np.isnan(one).sum() + np.isnan(other).sum()} NaN")
     return one, other
 
 

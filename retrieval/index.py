@@ -6,7 +6,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -131,19 +131,23 @@ def _check_origin(folder: Path, found: dict[str, Any], expected: dict[str, Any])
 def _encode_shards(
     kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path, batch_size: int, shard_rows: int, progress: bool
 ) -> None:
-    """Encode every shard that is not on the disk yet."""
+    """Encode every shard that is not on the disk yet; the progress bar's rate counts only these."""
     _claim(folder, _origin(kb, encoder), batch_size, shard_rows)
     entries = iter(kb)
-    with tqdm(total=len(kb), unit=" entries", desc="indexing", disable=not progress) as bar:
-        for number in range(0, len(kb), shard_rows):
-            shard = islice(entries, shard_rows)
-            paths = {part: folder / f"{part}-{number // shard_rows:05d}.npy" for part in _PARTS}
-            if all(path.is_file() for path in paths.values()):
-                bar.update(sum(1 for _ in shard))
-            else:
-                found = _encode_shard(kb, encoder, shard, number, batch_size, bar)
+    shards = {first: _shard_paths(folder, first // shard_rows) for first in range(0, len(kb), shard_rows)}
+    finished = {first for first, paths in shards.items() if all(path.is_file() for path in paths.values())}
+    before = sum(min(shard_rows, len(kb) - first) for first in finished)
+    with tqdm(total=len(kb), initial=before, unit=" entries", desc="indexing", disable=not progress) as bar:
+        for first, paths in shards.items():
+            shard = list(islice(entries, shard_rows))
+            if first not in finished:
+                found = _encode_shard(kb, encoder, shard, first, batch_size, bar)
                 for part, path in paths.items():
                     _write_array(path, found[part])
+
+
+def _shard_paths(folder: Path, number: int) -> dict[str, Path]:
+    return {part: folder / f"{part}-{number:05d}.npy" for part in _PARTS}
 
 
 def _claim(folder: Path, origin: dict[str, Any], batch_size: int, shard_rows: int) -> None:
@@ -163,16 +167,16 @@ def _claim(folder: Path, origin: dict[str, Any], batch_size: int, shard_rows: in
 
 
 def _encode_shard(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, entries: Iterator[Entry], first: int, batch_size: int, bar: tqdm
+    kb: KnowledgeBase, encoder: ImageTextEncoder, entries: Sequence[Entry], first: int, batch_size: int, bar: tqdm
 ) -> dict[str, npt.NDArray[Any]]:
     """Vectors of a shard's images and titles, and which entry (counted from `first`) owns each image."""
     images, titles = [], []
     owner: list[int] = []
-    while batch := list(islice(entries, batch_size)):
+    for start in range(0, len(entries), batch_size):
+        batch = entries[start : start + batch_size]
         titles.append(encoder.encode_texts([_title(entry) for entry in batch]))
         images.append(_encode_images(kb, encoder, batch, batch_size))
-        owner += [first + i for i, entry in enumerate(batch) for _ in entry.images]
-        first += len(batch)
+        owner += [first + start + i for i, entry in enumerate(batch) for _ in entry.images]
         bar.update(len(batch))
     return {"image": np.concatenate(images), "title": np.concatenate(titles), "owner": np.array(owner, dtype=np.int64)}
 

@@ -11,10 +11,8 @@ Lead = Literal["none", "first_sentence"]
 
 _PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=\S)")
 _SENTENCE_END = re.compile(r"[.!?][\"”’)\]]*(?=\s|$)")
-_NO_END = re.compile(
-    r"(?:^|[\s(\[.])(?:[A-Za-z]|St|Mt|Ft|Dr|Mr|Mrs|Ms|Prof|Jr|Sr|No|Nos|ca|approx|cf|esp|fl|lit|pron|sp|spp|ssp|subsp|syn|var|vs)"
-    r"\.$"
-)
+_ABBREVIATIONS = "St Mt Ft Dr Mr Mrs Ms Prof Jr Sr No Nos ca approx cf esp fl pron sp spp ssp subsp syn var vs".split()
+_NO_END = re.compile(rf"(?:^|[\s(\[.])(?:[A-Za-z]|{'|'.join(_ABBREVIATIONS)})\.$")
 """A full stop after an initial or an abbreviation: "J. R. R. Tolkien", "St. Gallen", "(syn. Quercus pedunculata)"."""
 
 _WITHOUT_EVIDENCE = {"references", "external links", "see also", "notes", "further reading", "bibliography"}
@@ -24,8 +22,8 @@ def split_passages(entry: Entry, *, lead: Lead = "none") -> list[Passage]:
     """Cut an entry into natural paragraphs, in the article's order.
 
     A paragraph ends at a blank line, or at a line break if the next line is not indented: dumps of Wikipedia have one
-    paragraph a line. An entry without sections is read from its summary. Sections that hold no prose ("References", "External links"…)
-    are left out, empty paragraphs too.
+    paragraph a line. An entry without sections is read from its summary. Sections that hold no prose ("References",
+    "External links"…) are left out, empty paragraphs too.
 
     Args:
         entry: The article.

@@ -75,7 +75,7 @@ def build_world(folder: Path, *, size: str, seed: int, quiet: bool = False) -> d
     return manifest
 
 
-def _rng(seed: int, *what: object) -> random.Random:
+def _rng(seed: int | str, *what: object) -> random.Random:
     """A source of randomness of its own for each part, so that a change in one leaves the others alone."""
     return random.Random("/".join(map(str, (seed, *what))))
 

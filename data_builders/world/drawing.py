@@ -47,8 +47,8 @@ class Pen:
         self._draw = ImageDraw.Draw(image)
         self._feet, self._scale, self._flip = feet, scale, -1 if flip else 1
         self.fill = fill
-        self.shade = tuple(int(value * 0.72) for value in fill) if sum(fill) > 150 else (84, 84, 92)
-        self.edge = tuple(int(value * 0.5) for value in fill) if sum(fill) > 150 else (110, 110, 118)
+        self.shade = _darken(fill, 0.72) if sum(fill) > 150 else (84, 84, 92)
+        self.edge = _darken(fill, 0.5) if sum(fill) > 150 else (110, 110, 118)
         self._width = max(1, round(scale * 1.3))
 
     def _at(self, x: float, y: float) -> tuple[float, float]:
@@ -190,6 +190,11 @@ def _foreground(image: Image.Image, ground: str, rng: random.Random) -> None:
     for shift in (-1, 0, 1):
         radius = side * rng.uniform(0.035, 0.055)
         pen.ellipse(_round_box(x + shift * radius * 1.3, y, radius, radius), fill=_jitter(colour, 10, rng))
+
+
+def _darken(colour: Colour, share: float) -> Colour:
+    red, green, blue = (int(value * share) for value in colour)
+    return red, green, blue
 
 
 def _shift(colour: Colour, amount: int) -> Colour:

@@ -60,7 +60,7 @@ class MR2AG:
         with clock.step("gate"):
             opened = self._reader.open(questions, images)
             gates = self._reader.gates(opened)
-        looked_up = [i for i, gate in enumerate(gates) if gate > self._gamma]
+        looked_up = [i for i, gate in enumerate(gates) if gate >= self._gamma]
         with clock.step("retrieve"):
             hits = self._retrieve(images, looked_up)
         with clock.step("judge"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -67,7 +67,7 @@ _CHAT_TEMPLATES: dict[Family, str] = {
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
 }
-_LANGUAGE_SIZES: dict[Size, dict[str, int]] = {
+_LANGUAGE_SIZES: dict[Size, dict[str, Any]] = {
     "base": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 5, "num_attention_heads": 4},
     "test": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
 }
@@ -149,7 +149,7 @@ def build_model(
     config = (
         _llava_config(tokenizer, size, rows, tie) if family == "llava" else _qwen_config(tokenizer, size, rows, tie)
     )
-    kinds = {"llava": LlavaForConditionalGeneration, "qwen2_vl": Qwen2VLForConditionalGeneration}
+    kinds: dict[Family, Any] = {"llava": LlavaForConditionalGeneration, "qwen2_vl": Qwen2VLForConditionalGeneration}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kinds[family]._from_config(config, attn_implementation="sdpa")
@@ -194,7 +194,7 @@ def _square_image_processor() -> CLIPImageProcessorPil:
 def _llava_config(tokenizer: PreTrainedTokenizerFast, size: Size, rows: int, tie: bool) -> LlavaConfig:
     width, layers, heads = _VISION_SIZES[size]
     language = _LANGUAGE_SIZES[size]
-    image_token = tokenizer.convert_tokens_to_ids("<image>")
+    image_token: Any = tokenizer.convert_tokens_to_ids("<image>")
     return LlavaConfig(
         vision_config=CLIPVisionConfig(
             hidden_size=width,
@@ -227,7 +227,7 @@ def _qwen_config(tokenizer: PreTrainedTokenizerFast, size: Size, rows: int, tie:
     width, layers, heads = _VISION_SIZES[size]
     language = _LANGUAGE_SIZES[size]
     half_head = language["hidden_size"] // language["num_attention_heads"] // 2
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in _SPECIAL_TOKENS["qwen2_vl"]}
+    ids: dict[str, Any] = {token: tokenizer.convert_tokens_to_ids(token) for token in _SPECIAL_TOKENS["qwen2_vl"]}
     return Qwen2VLConfig(
         vision_config={
             "depth": layers,

@@ -64,7 +64,7 @@ class Stage:
 class LessonEncoder:
     """Turns lessons into token trees with a family's own tokenizer and chat template."""
 
-    def __init__(self, processor: ProcessorMixin, image_tokens: int) -> None:
+    def __init__(self, processor: Any, image_tokens: int) -> None:
         self._tokenizer = processor.tokenizer
         self._image_token = processor.image_token
         self._image_tokens = image_tokens
@@ -73,7 +73,7 @@ class LessonEncoder:
         self._middle, self._answer_start, self._end = self._ids(middle), answer_start, self._ids(end)[:1]
 
     @staticmethod
-    def _pieces(processor: ProcessorMixin, *, with_image: bool) -> tuple[str, str, str, str]:
+    def _pieces(processor: Any, *, with_image: bool) -> tuple[str, str, str, str]:
         """What the chat template puts before a question, between it and the answer's cue, and after the answer."""
         image = [{"type": "image"}] if with_image else []
         user = {"role": "user", "content": [*image, {"type": "text", "text": "QUESTION"}]}

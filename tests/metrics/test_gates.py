@@ -67,3 +67,6 @@ def test_what_is_undefined_is_refused() -> None:
         gates.accuracy([], [])
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         gates.expected_calibration_error([1.5], [1])
+    for measure in (gates.auroc, gates.expected_calibration_error, gates.risk_coverage):
+        with pytest.raises(ValueError, match="1 NaN"):
+            measure([0.5, float("nan")], [True, False])

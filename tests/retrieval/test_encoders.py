@@ -5,9 +5,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from transformers import AutoProcessor, CLIPModel, CLIPVisionConfig, CLIPVisionModel
+from transformers import AutoProcessor, CLIPModel, CLIPVisionConfig, CLIPVisionModel, SiglipConfig, SiglipModel
 
 from reflectune.core.errors import UserError
+from reflectune.models import miniature
 from reflectune.retrieval.encoders import load_encoder
 
 
@@ -45,6 +46,39 @@ def test_a_long_text_is_cut_to_what_the_model_reads(encoder) -> None:
 def test_a_grey_image_is_read_as_colour(encoder, picture) -> None:
     grey = picture(3).convert("L")
     np.testing.assert_array_equal(encoder.encode_images([grey]), encoder.encode_images([grey.convert("RGB")]))
+
+
+@pytest.fixture
+def siglip_folder(clip_folder, tmp_path) -> str:
+    """A tiny random SigLIP with CLIP's tokenizer; it pools the last position, so padding matters."""
+    clip = CLIPModel.from_pretrained(clip_folder).config
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    words = {"vocab_size": clip.text_config.vocab_size, "max_position_embeddings": 12, "projection_size": 16}
+    picture = {"image_size": clip.vision_config.image_size, "patch_size": clip.vision_config.patch_size}
+    shutil.copytree(clip_folder, tmp_path / "siglip", ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
+    torch.manual_seed(0)
+    config = SiglipConfig(text_config={**tower, **words}, vision_config={**tower, **picture})
+    SiglipModel(config).save_pretrained(tmp_path / "siglip")
+    return str(tmp_path / "siglip")
+
+
+def test_siglip_reads_texts_padded_to_full_length(siglip_folder, picture) -> None:
+    encoder = load_encoder(siglip_folder)
+    model, processor = SiglipModel.from_pretrained(siglip_folder).eval(), AutoProcessor.from_pretrained(siglip_folder)
+    texts, images = ["owl", "the red owl"], [picture(1)]
+    inputs = processor(text=texts, images=images, padding="max_length", max_length=12, return_tensors="pt")
+    with torch.no_grad():
+        out = model(**inputs)
+    np.testing.assert_allclose(encoder.encode_texts(texts), out.text_embeds, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode_texts(texts[:1]), out.text_embeds[:1], atol=1e-6)
+    np.testing.assert_allclose(encoder.encode_images(images), out.image_embeds, atol=1e-6)
+
+
+def test_a_miniature_is_a_folder_of_the_package(clip_folder, encoder, tmp_path, monkeypatch) -> None:
+    shutil.copytree(clip_folder, tmp_path / "clip")
+    monkeypatch.setattr(miniature, "__path__", [str(tmp_path)])
+    found = load_encoder("miniature/clip")
+    assert (found.name, found.fingerprint) == ("miniature/clip", encoder.fingerprint)
 
 
 def test_the_fingerprint_follows_the_weights(clip_folder, other_clip_folder, encoder) -> None:

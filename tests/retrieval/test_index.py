@@ -83,6 +83,17 @@ def test_a_shard_that_lacks_a_file_is_encoded_again(kb, encoder, tmp_path, part)
     assert second.batches == 3
 
 
+def test_progress_goes_on_where_it_was_and_has_a_rate(kb, encoder, tmp_path, capsys) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build_index(kb, Counting(encoder, 3), tmp_path / "index", batch_size=2, shard_rows=4)
+    assert capsys.readouterr().err == ""
+    build_index(kb, encoder, tmp_path / "index", batch_size=2, shard_rows=4, progress=True)
+    first, *_, last = capsys.readouterr().err.strip().split("\r")
+    assert "4/10" in first
+    assert "10/10" in last
+    assert " entries/s" in last
+
+
 def test_a_finished_index_is_not_built_again(kb, encoder, tmp_path) -> None:
     build_index(kb, encoder, tmp_path / "index")
     again = Counting(encoder)
