@@ -52,16 +52,20 @@ def load_encoder(name: str, *, device: str = "cpu") -> ImageTextEncoder:
         device: `cpu`, `cuda`, …; `auto` takes an accelerator if there is one.
 
     Raises:
-        UserError: There is no such encoder, or it does not encode both images and texts.
+        UserError: There is no such encoder, its files are damaged or of another model, it does not encode both images
+            and texts, or there is no such device.
     """
-    from transformers import AutoConfig
+    from safetensors import SafetensorError
 
     folder = _resolve(name)
     files = sorted(path for pattern in _FILES for path in folder.glob(pattern))
     if not any(path.suffix == ".safetensors" for path in files):
         raise UserError(f"{name} has no weights in safetensors format ({folder}); only those are loaded")
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    return _TransformersEncoder(name, folder, config, file_fingerprint(*files), _device(device))
+    place = _device(device)
+    try:
+        return _TransformersEncoder(name, folder, file_fingerprint(*files), place)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"the encoder {name} cannot be loaded from {folder}: {error}; check or replace it") from error
 
 
 class _TransformersEncoder:
@@ -71,15 +75,22 @@ class _TransformersEncoder:
     a query must come from the same pixels.
     """
 
-    def __init__(self, name: str, folder: Path, config: Any, fingerprint: str, device: str) -> None:
+    def __init__(self, name: str, folder: Path, fingerprint: str, device: torch.device) -> None:
         from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
         self.name, self.fingerprint = name, fingerprint
-        model = AutoModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False)
+        model, weights = AutoModel.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+        config = model.config
         if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
             raise UserError(
                 f"{name} is a `{config.model_type}`, which does not encode images and texts into one space; "
                 "give a model like CLIP or SigLIP"
+            )
+        if missing := sorted(weights["missing_keys"]):  # transformers would leave them random and go on
+            raise UserError(
+                f"{name} lacks {len(missing)} of its weights, e.g. {missing[0]}; replace the files in {folder}"
             )
         self._model = model.requires_grad_(False).eval().to(device)
         self._image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
@@ -147,8 +158,13 @@ def _download(name: str) -> Path:
         ) from error
 
 
-def _device(device: str) -> str:
-    if device != "auto":
-        return device
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return str(accelerator) if accelerator is not None else "cpu"
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device `{name}` cannot be used: {reason}; use cpu, cuda, cuda:0 … or auto") from error
+    return device

@@ -30,9 +30,9 @@ def split_passages(entry: Entry, *, lead: Lead = "none") -> list[Passage]:
         lead: `first_sentence` puts the first sentence of the entry's summary before each paragraph: it says what the
             article is about, which a paragraph alone often doesn't.
     """
-    opening = first_sentence(entry.summary) if lead == "first_sentence" and entry.sections else ""
     if not entry.sections:
         return _paragraphs(entry, 0, "", entry.summary, "")
+    opening = first_sentence(entry.summary) if lead == "first_sentence" else ""
     return [
         passage
         for index, section in enumerate(entry.sections)

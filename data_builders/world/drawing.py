@@ -132,9 +132,9 @@ def _ground(image: Image.Image, ground: str, horizon: float, rng: random.Random)
     if ground == "water":
         for row in range(int(horizon) + 6, side, 11):
             start = rng.randint(0, 16)
-            for x in range(-start, side, 34):
-                pen.arc((x, row, x + 18, row + 9), 20, 160, fill=lighter, width=3)
-                pen.arc((x + 17, row + 3, x + 33, row + 11), 200, 340, fill=darker, width=2)
+            for left in range(-start, side, 34):
+                pen.arc((left, row, left + 18, row + 9), 20, 160, fill=lighter, width=3)
+                pen.arc((left + 17, row + 3, left + 33, row + 11), 200, 340, fill=darker, width=2)
     elif ground == "rock":
         for _ in range(9):
             x, y, w = rng.uniform(0, side), rng.uniform(horizon + 4, side), rng.uniform(9, 20)

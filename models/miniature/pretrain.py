@@ -31,7 +31,7 @@ from reflectune.models.miniature.architecture import (
 from reflectune.models.miniature.contrastive import train_contrastively
 from reflectune.models.miniature.pretraining import Pretrainer, resume_or_train
 
-CLIP_STEPS = 1200
+CLIP_STEPS = 500
 """Enough for a useful retriever, and not so many that the first hit is nearly always right."""
 
 Log = Callable[[str], None]

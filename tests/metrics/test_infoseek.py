@@ -41,6 +41,7 @@ def test_normalised_answers(text: str, wanted: str) -> None:
         ("9-10", [9.0, 10.0]),
         ("from 3 to 5 of 10", [3.0, 5.0]),
         ("5 to 3", 5.0),
+        ("5 or 5", [5.0, 5.0]),
         ("-5", -5.0),
         ("−5", 5.0),
         (".5", 5.0),
@@ -82,6 +83,11 @@ def test_no_text_is_beyond_reading(text: str) -> None:
 )
 def test_numerical_answers(prediction: str, answer_range: tuple[float, float], right: int) -> None:
     assert infoseek.numerical(prediction, answer_range) == right
+
+
+def test_a_single_number_stands_for_a_tenth_to_either_side() -> None:
+    assert [infoseek.numerical_range(said, 20.0) for said in (17.9, 18.0, 22.0, 22.1)] == [0, 1, 1, 0]
+    assert infoseek.numerical_range((18.0, 22.0), 20.0) == infoseek.numerical_range((18.0, 22.0), (18.0, 22.0)) == 1
 
 
 def test_times_need_an_exact_match_whatever_the_official_docstring_says() -> None:

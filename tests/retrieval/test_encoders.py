@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor, CLIPModel, CLIPVisionConfig, CLIPVisionModel, SiglipConfig, SiglipModel
 
 from reflectune.core.errors import UserError
@@ -103,6 +104,30 @@ def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
 def test_a_folder_without_safetensors_is_refused(clip_folder, tmp_path) -> None:
     shutil.copytree(clip_folder, tmp_path / "clip", ignore=shutil.ignore_patterns("*.safetensors"))
     with pytest.raises(UserError, match="safetensors"):
+        load_encoder(str(tmp_path / "clip"))
+
+
+def test_a_device_that_is_not_there_is_refused(clip_folder) -> None:
+    for device in ("cuda:99", "abacus"):
+        with pytest.raises(UserError, match=f"device `{device}`"):
+            load_encoder(clip_folder, device=device)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_damaged_encoder_is_named(clip_folder, tmp_path, name) -> None:
+    shutil.copytree(clip_folder, tmp_path / "clip")
+    path = tmp_path / "clip" / name
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(UserError, match=str(tmp_path / "clip")):
+        load_encoder(str(tmp_path / "clip"))
+
+
+def test_weights_that_are_missing_are_not_drawn_at_random(clip_folder, tmp_path) -> None:
+    shutil.copytree(clip_folder, tmp_path / "clip")
+    weights = load_file(tmp_path / "clip/model.safetensors")
+    del weights["visual_projection.weight"]
+    save_file(weights, tmp_path / "clip/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks 1 of its weights, e\.g\. visual_projection\.weight"):
         load_encoder(str(tmp_path / "clip"))
 
 

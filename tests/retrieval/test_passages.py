@@ -46,6 +46,19 @@ def test_an_entry_without_sections_is_read_from_its_summary_without_a_lead() -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "paragraphs"),
+    [
+        ("One.\n\nTwo.", ["One.", "Two."]),
+        ("One.\nTwo.", ["One.", "Two."]),
+        ("One.\n \t\n  Two.", ["One.", "Two."]),
+        ("One,\n  and so on.", ["One, and so on."]),
+    ],
+)
+def test_where_a_paragraph_ends(text: str, paragraphs: list[str]) -> None:
+    assert [passage.text for passage in split_passages(owl(Section("Diet", text)))] == paragraphs
+
+
 @pytest.mark.parametrize("text", ["", " \n\n \n"])
 def test_nothing_written_gives_no_passage(text: str) -> None:
     assert split_passages(owl(Section("Diet", text))) == []
