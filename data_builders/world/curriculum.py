@@ -6,6 +6,7 @@ before matching, one attribute before four.
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -65,7 +66,8 @@ def stages_for(teacher: Teacher | None, scale: float = 1.0) -> list[Stage]:
         return max(1, round(count * scale))
 
     copying, reading = (1.0, t.copy), (1.0, lambda: t.read_many(5))
-    matches = [(1.0, lambda level=level: t.match(level, 10)) for level in (1, 2, 3, 4)]
+    matches = [functools.partial(t.match, level, 12) for level in (1, 2, 3, 4)]
+    judging = [(0.6, lambda: t.read(with_picture=False, evidence_weight=3.0)), (0.3, reading[1]), (0.1, t.copy)]
     mixture = [
         (0.07, t.recall),
         (0.05, t.look),
@@ -90,11 +92,17 @@ def stages_for(teacher: Teacher | None, scale: float = 1.0) -> list[Stage]:
     return [
         Stage("copy", steps(450), 16, 2e-3, [copying], vision_factor=0.0),
         Stage("read", steps(700), 8, 2e-3, [(0.25, t.copy), (0.75, reading[1])], vision_factor=0.0),
+        Stage("judge", steps(1200), 8, 2e-3, judging, vision_factor=0.0, until=("evidence", 0.96)),
         Stage("look", steps(350), 16, 2e-3, [(1.0, t.look)], vision_factor=0.5),
-        Stage("match 1", steps(150), 6, 1.5e-3, [(0.85, matches[0][1]), (0.15, reading[1])]),
-        Stage("match 2", steps(150), 6, 1.5e-3, [(0.85, matches[1][1]), (0.15, reading[1])]),
-        Stage("match 3", steps(150), 6, 1.5e-3, [(0.85, matches[2][1]), (0.15, reading[1])]),
-        Stage("match 4", steps(300), 6, 1.5e-3, [(0.85, matches[3][1]), (0.15, reading[1])]),
+        *(
+            Stage(f"match {level}", steps(most), 4, 1.5e-3, [(0.9, match), (0.1, reading[1])], until=("match", share))
+            for level, most, match, share in (
+                (1, 2500, matches[0], 0.93),
+                (2, 300, matches[1], 0.93),
+                (3, 300, matches[2], 0.93),
+                (4, 400, matches[3], 0.95),
+            )
+        ),
         Stage("mixture", steps(1100), 8, 1.6e-3, mixture, vision_factor=0.3),
         Stage("polish", steps(350), 8, 1.0e-3, polish, vision_factor=0.3),
     ]

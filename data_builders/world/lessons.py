@@ -26,12 +26,17 @@ _PHRASES: dict[Attribute, str] = {"kind": "a {}", "colour": "a {} one", "ground"
 
 @dataclass(frozen=True)
 class Turn:
-    """One continuation of a lesson's prefix: what the user adds, what the assistant answers, and how much it counts."""
+    """One continuation of a lesson's prefix: what the user adds, what the assistant answers, and how much it counts.
+
+    `text_weight` is what predicting the user's own words counts: a description that fits the picture is worth
+    predicting, and that is what teaches to compare the two.
+    """
 
     text: str
     answer: str
     skill: str
     weight: float = 1.0
+    text_weight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -154,11 +159,11 @@ class Teacher:
         if level == len(ATTRIBUTES):
             shown = looks if is_it else self._look_alike(looks)
             title = make_entity("", shown, rng, []).title
-            return Turn(f"{title}: {describe(shown, rng)} {MATCH_QUESTION}", _yes(is_it), "match", 2.0)
+            return Turn(f"{title}: {describe(shown, rng)} {MATCH_QUESTION}", _yes(is_it), "match", 2.0, 0.1 * is_it)
         names = rng.sample(ATTRIBUTES, level)
         shown = looks if is_it else change_attribute(looks, rng.choice(names), rng)
         text = ", ".join(_PHRASES[name].format(getattr(shown, name)) for name in names)
-        return Turn(f"{text}. {MATCH_QUESTION}", _yes(is_it), "match", 2.0)
+        return Turn(f"{text}. {MATCH_QUESTION}", _yes(is_it), "match", 2.0, 0.1 * is_it)
 
     def _copy_turn(self) -> Turn:
         rng = self._rng

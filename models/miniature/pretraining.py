@@ -29,6 +29,7 @@ class TurnLike(Protocol):
     answer: str
     skill: str
     weight: float
+    text_weight: float
 
 
 class LessonLike(Protocol):
@@ -50,6 +51,8 @@ class Stage:
         learning_rate: Its peak, reached after `warmup` steps, held for 30 % of the stage, then decayed by a cosine.
         lessons: (weight, draw) pairs; a lesson is drawn from one of them by weight.
         vision_factor: The vision tower's share of the learning rate.
+        until: The beginning of a skill's name, and a share: the stage ends once that share of its turns is right, over
+            30 steps.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Stage:
     lessons: Sequence[tuple[float, Callable[[], LessonLike]]]
     vision_factor: float = 1.0
     warmup: int = 50
+    until: tuple[str, float] | None = None
 
 
 class LessonEncoder:
@@ -93,16 +97,26 @@ class LessonEncoder:
         head = self._heads[lesson.picture is not None]
         return self._ids(head.replace(self._image_token, self._image_token * self._image_tokens) + lesson.question)
 
-    def turn(self, lesson: LessonLike, turn: TurnLike) -> tuple[list[int], int]:
-        """Ids of one continuation, and how many of them (the last ones) are the answer and its end."""
-        text = f" {turn.text}" if lesson.question else turn.text
+    def turn(self, lesson: LessonLike, turn: TurnLike) -> tuple[list[int], int, int]:
+        """Ids of one continuation; how many of them are the user's text (the first), and the answer and its end."""
+        text = self._tokenizer.backend_tokenizer.encode(f" {turn.text}" if lesson.question else turn.text).ids
         answer = [*self._ids(self._answer_start + turn.answer), *self._end]
-        return [*self._tokenizer.backend_tokenizer.encode(text).ids, *self._middle, *answer], len(answer)
+        return [*text, *self._middle, *answer], len(text), len(answer)
+
+
+_END_WEIGHT = 0.2
+"""What an answer's end token counts beside its words: it is soon learned, and would drown a one-word answer."""
+
+_TEXT = -1
+"""The group of targets that are the user's words: no turn's answer."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Trees as rows. `source` indexes the flattened (batch · length) hidden states that predict `target`."""
+    """Trees as rows. `source` indexes the flattened (batch · length) hidden states that predict `target`.
+
+    `group` says which turn's answer a target belongs to.
+    """
 
     inputs: dict[str, Tensor]
     source: Tensor
@@ -189,7 +203,7 @@ class Pretrainer:
         vision = {key: torch.cat([picture[key] for picture in chosen]) for key in chosen[0]}
         return vision | {"pixel_values": vision["pixel_values"].float()}  # the pool is kept in half precision
 
-    def train(self, stage: Stage, rng: random.Random, evaluate: Callable[[], str] | None = None) -> None:
+    def train(self, stage: Stage, rng: random.Random) -> None:
         """Run one stage of the curriculum."""
         vision = {id(p) for p in self._vision_parameters()} if stage.vision_factor != 1 else set()
         parameters = list(self.model.parameters())
@@ -200,22 +214,30 @@ class Pretrainer:
         groups = [group for group in groups if group["params"]]
         optimiser = torch.optim.AdamW(groups, lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=0.02, fused=True)
         self.model.train()
-        losses, tokens, start = [], 0, time.monotonic()
+        losses, right, tokens, start = [], [], 0, time.monotonic()
         for step, batch in enumerate(self._batches(stage, rng)):
             for group in optimiser.param_groups:
                 group["lr"] = _rate(step, stage) * group["factor"]
-            loss = self._loss(batch)
+            logits = self._logits(batch)
+            loss = _weighted_loss(logits, batch)
             optimiser.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimiser.step()
             losses.append(loss.item())
+            if stage.until:
+                hits = _whole_answers(batch, (logits.argmax(-1) == batch.target).float())
+                asked = [v for v, skill in zip(hits, batch.skills, strict=True) if skill.startswith(stage.until[0])]
+                right += [_mean(asked)] if asked else []
             tokens += int((batch.inputs["position_ids"] >= 0).sum()) // (3 if self._is_qwen else 1)
-            if (step + 1) % max(100, stage.steps // 6) == 0 or step + 1 == stage.steps:
+            learned = stage.until is not None and len(right) >= 60 and _mean(right[-30:]) >= stage.until[1]
+            if (step + 1) % max(100, stage.steps // 6) == 0 or step + 1 == stage.steps or learned:
                 speed = tokens / (time.monotonic() - start)
-                scores = evaluate() if evaluate else ""
-                mean = sum(losses[-100:]) / len(losses[-100:])
-                self._log(f"{stage.name} step {step + 1}/{stage.steps}: loss {mean:.3f}, {speed:.0f} tokens/s {scores}")
+                share = f", {stage.until[0]} {_mean(right[-30:]):.3f} right" if stage.until else ""
+                line = f"{stage.name} step {step + 1}/{stage.steps}: loss {_mean(losses[-100:]):.3f}{share}"
+                self._log(f"{line}, {speed:.0f} tokens/s")
+            if learned:
+                break
         self.model.eval()
 
     def _batches(self, stage: Stage, rng: random.Random) -> Iterator[Batch]:
@@ -223,10 +245,6 @@ class Pretrainer:
         for _ in range(stage.steps):
             draws = rng.choices([draw for _, draw in stage.lessons], weights, k=stage.batch)
             yield self.collate([draw() for draw in draws])
-
-    def _loss(self, batch: Batch) -> Tensor:
-        losses = F.cross_entropy(self._logits(batch), batch.target, reduction="none")
-        return (losses * batch.weight).sum() / batch.weight.sum()
 
     def _logits(self, batch: Batch) -> Tensor:
         hidden = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
@@ -240,8 +258,7 @@ class Pretrainer:
         for start in range(0, len(lessons), batch):
             rows = self.collate(lessons[start : start + batch])
             hits = (self._logits(rows).argmax(-1) == rows.target).float()
-            whole = torch.ones(len(rows.skills)).scatter_reduce(0, rows.group, hits, "amin")
-            for skill, value in zip(rows.skills, whole.tolist(), strict=True):
+            for skill, value in zip(rows.skills, _whole_answers(rows, hits), strict=True):
                 right[skill].append(value)
         self.model.train(training)
         return {skill: sum(values) / len(values) for skill, values in sorted(right.items())}
@@ -258,13 +275,21 @@ class Pretrainer:
             row.extend(self._encoder.prefix(lesson), segment=0, start=0)
             prefix = len(row.ids)
             for branch, turn in enumerate(lesson.turns, start=1):
-                ids, answer = self._encoder.turn(lesson, turn)
+                ids, text, answer = self._encoder.turn(lesson, turn)
                 row.extend(ids, segment=branch, start=prefix)
-                end = len(row.ids)
+                start, end = len(row.ids) - len(ids), len(row.ids)
                 sources += [(number, place - 1) for place in range(end - answer, end)]
                 targets += ids[-answer:]
-                weights += [turn.weight] * answer
+                weights += [*[turn.weight] * (answer - 1), turn.weight * _END_WEIGHT]
                 groups += [len(skills)] * answer
+                if turn.text_weight:
+                    # the first word is predicted by the prefix's last token, not by the branch before
+                    sources += [
+                        (number, place - 1 if place > start else prefix - 1) for place in range(start, start + text)
+                    ]
+                    targets += ids[:text]
+                    weights += [turn.text_weight] * text
+                    groups += [_TEXT] * text
                 skills.append(turn.skill)
         length = max(len(row.ids) for row in rows)
         inputs = self._inputs(rows, length, [lesson.picture for lesson in lessons])
@@ -310,10 +335,29 @@ class _Row:
         self.positions += range(start, start + len(ids))
 
 
+def _weighted_loss(logits: Tensor, batch: Batch) -> Tensor:
+    losses = F.cross_entropy(logits, batch.target, reduction="none")
+    return (losses * batch.weight).sum() / batch.weight.sum()
+
+
+def _whole_answers(batch: Batch, hits: Tensor) -> list[float]:
+    """For each turn, 1 if every token of its answer is right, else 0."""
+    answers = batch.group != _TEXT
+    whole = torch.ones(len(batch.skills)).scatter_reduce(0, batch.group[answers], hits[answers], "amin")
+    return whole.tolist()
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def _rate(step: int, stage: Stage) -> float:
-    """Linear warm-up, a plateau over the first 30 %, then a cosine to 4 % of the peak."""
+    """Linear warm-up, a plateau over the first 30 %, then a cosine to 4 % of the peak.
+
+    A stage that ends when its skill is learned stays on the plateau: nobody knows when it will be.
+    """
     done = step / stage.steps
-    decay = 1.0 if done < 0.3 else 0.04 + 0.96 * 0.5 * (1 + math.cos(math.pi * (done - 0.3) / 0.7))
+    decay = 1.0 if done < 0.3 or stage.until else 0.04 + 0.96 * 0.5 * (1 + math.cos(math.pi * (done - 0.3) / 0.7))
     return stage.learning_rate * min(1.0, (step + 1) / stage.warmup) * decay
 
 

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+
+
+@dataclass
+class Settings:
+    """Settings of a test."""
+
+    learning_rate: float = 1e-3
+    steps: int = 10
+    method: Literal["full", "lora"] = "full"
+    names: list[str] = field(default_factory=list)
+    limit: int | None = None
+    dry_run: bool = False
+
+    def problems(self) -> list[str]:
+        return ["`steps` must be positive"] if self.steps < 1 else []
+
+
+def write(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    return ["--config", str(path)]
+
+
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
+    (settings,) = parse_config(Settings, argv=[*write(tmp_path, "steps: 3\nnames: [a, b]\n"), "--steps", "5"])
+    assert (settings.steps, settings.names) == (5, ["a", "b"])
+
+
+def test_a_number_that_yaml_reads_as_text_is_a_number(tmp_path: Path) -> None:
+    (settings,) = parse_config(Settings, argv=write(tmp_path, "learning_rate: 2e-5\n"))
+    assert settings.learning_rate == 2e-5
+
+
+def test_every_problem_of_the_file_is_reported_at_once(tmp_path: Path) -> None:
+    text = "learning_rat: 1\nsteps: many\nmethod: qlora\nnames: a\n"
+    with pytest.raises(UserError) as caught:
+        parse_config(Settings, argv=write(tmp_path, text))
+    message = str(caught.value)
+    assert "unknown key `learning_rat`; did you mean `learning_rate`?" in message
+    assert "`steps` should be a whole number, found 'many'" in message
+    assert "`method` should be one of 'full', 'lora', found 'qlora'" in message
+    assert "`names` should be a list of text, found 'a'" in message
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--stepz", "3"], "did you mean `steps`?"),
+        (["--config"], "--config needs the path"),
+        (["--config", "nowhere.yaml"], "config file not found: nowhere.yaml"),
+        (["--steps", "0"], "`steps` must be positive"),
+    ],
+)
+def test_a_bad_command_line_is_a_user_error(argv: list[str], said: str) -> None:
+    with pytest.raises(UserError, match="problems") as caught:
+        parse_config(Settings, argv=argv)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n"])
+def test_a_file_that_holds_no_keys_is_a_user_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError):
+        parse_config(Settings, argv=write(tmp_path, text))
+
+
+def test_true_is_no_number(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="whole number"):
+        parse_config(Settings, argv=write(tmp_path, "steps: true\n"))
+
+
+def test_null_stands_for_an_optional_value(tmp_path: Path) -> None:
+    (settings,) = parse_config(Settings, argv=write(tmp_path, "limit: null\n"))
+    assert settings.limit is None

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.core.durable import RowLog, read_json, read_rows, write_atomically, write_json
+from reflectune.core.errors import UserError
+
+
+@given(keep=st.integers(min_value=0, max_value=200))
+def test_a_log_cut_off_anywhere_resumes_with_whole_rows_only(
+    tmp_path_factory: pytest.TempPathFactory, keep: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "rows.jsonl"
+    with RowLog(path, "f") as log:
+        for number in range(4):
+            log.append(str(number), {"answer": f"ünïcode {number}"})
+    path.write_bytes(path.read_bytes()[:keep])
+    with RowLog(path, "f") as log:
+        for number in range(4):
+            if str(number) not in log.done:
+                log.append(str(number), {"answer": f"ünïcode {number}"})
+    assert [(row["id"], row["answer"]) for row in read_rows(path)] == [(str(n), f"ünïcode {n}") for n in range(4)]
+
+
+def test_a_log_of_other_settings_is_refused(tmp_path: Path) -> None:
+    RowLog(tmp_path / "rows.jsonl", "one").close()
+    with pytest.raises(UserError, match="written with other settings"):
+        RowLog(tmp_path / "rows.jsonl", "two")
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"old": 1})
+    with pytest.raises(TypeError):
+        write_atomically(path, 3)  # type: ignore[arg-type]
+    assert read_json(path, "it") == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_or_broken_json_says_what_it_should_be(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the manifest is missing"):
+        read_json(tmp_path / "a.json", "the manifest")
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(UserError, match="the manifest is not valid JSON"):
+        read_json(tmp_path / "a.json", "the manifest")

@@ -1,0 +1,145 @@
+"""Truths about a whole world: what is held out, where answers stand, and that a seed decides everything."""
+
+from __future__ import annotations
+
+import filecmp
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.data_builders.dataset import Dataset, splits
+from reflectune.data_builders.world.build import build_world
+from reflectune.data_builders.world.entities import make_entity, random_looks
+from reflectune.data_builders.world.facts import RELATIONS, state
+from reflectune.data_builders.world.famous import famous_entities
+from reflectune.data_builders.world.looks import ALL_LOOKS, ATTRIBUTES, Looks, look_alike
+from reflectune.data_builders.world.population import constructed_look_alike
+
+UNSEEN = ("val_unseen_question", "val_unseen_entity", "test_unseen_question", "test_unseen_entity")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    build_world(folder, size="tiny", seed=3, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def manifest(folder: Path) -> dict[str, Any]:
+    return Dataset(folder).manifest
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_same_seed_gives_the_same_bytes_also_after_a_cut(folder: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    (again / "dataset.json").unlink()
+    for path in sorted((again / "images").rglob("*.jpg"))[::2]:
+        path.unlink()
+    build_world(again, size="tiny", seed=3, quiet=True)
+    assert files(again) == files(folder)
+    _, different, failed = filecmp.cmpfiles(folder, again, files(folder), shallow=False)
+    assert (different, failed) == ([], [])
+
+
+def test_another_seed_gives_another_world_with_the_same_famous_entities(folder: Path, tmp_path: Path) -> None:
+    build_world(tmp_path, size="tiny", seed=4, quiet=True)
+    one, two = Dataset(folder).knowledge, Dataset(tmp_path).knowledge
+    assert one.get("val-00000").title != two.get("val-00000").title
+    for entity in famous_entities():
+        assert [s.text for s in one.get(entity.id).sections[:4]] == [s.text for s in two.get(entity.id).sections[:4]]
+
+
+def test_a_folder_with_another_world_is_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match="holds another data set"):
+        build_world(folder, size="tiny", seed=5, quiet=True)
+
+
+def test_unseen_entities_have_held_out_looks_and_seen_ones_do_not(manifest: dict[str, Any]) -> None:
+    for entity_id, looks in manifest["looks"].items():
+        if "-like-" not in entity_id:
+            assert Looks(**looks).held_out == entity_id.startswith(("val", "test")), entity_id
+
+
+def test_no_two_entities_look_the_same(manifest: dict[str, Any]) -> None:
+    looks = [tuple(sorted(value.items())) for value in manifest["looks"].values()]
+    assert len(set(looks)) == len(looks)
+
+
+def test_every_answer_stands_in_its_evidence(folder: Path) -> None:
+    dataset = Dataset(folder)
+    for split in splits(folder):
+        for question in dataset.questions(split):
+            if not question.requires_retrieval:
+                assert not question.evidence
+                continue
+            hops = question.evidence[1:] if "two_hop" in question.meta else question.evidence
+            assert hops
+            for evidence in hops:
+                text = dataset.knowledge.get(evidence.entry_id).sections[evidence.section].text
+                assert all(part in text for part in question.answers[0].split(" && ")), question
+
+
+def test_training_shares_no_phrasing_and_no_fact_with_validation_and_test(folder: Path) -> None:
+    dataset = Dataset(folder)
+    train = dataset.questions("train")
+    phrasings = {question.text for question in train}
+    facts = {(question.entity_ids, question.meta.get("relation")) for question in train}
+    for split in UNSEEN:
+        for question in dataset.questions(split):
+            assert question.text not in phrasings
+            if question.requires_retrieval:
+                assert (question.entity_ids, question.meta["relation"]) not in facts
+
+
+def test_images_exist_and_the_count_of_balloons_is_asked_about_the_same_picture(folder: Path) -> None:
+    dataset = Dataset(folder)
+    told: dict[str, str] = {}
+    for split in splits(folder):
+        for question in dataset.questions(split):
+            assert (folder / question.image).is_file()
+            if question.meta.get("attribute") == "count":
+                assert told.setdefault(question.image, question.answers[0]) == question.answers[0]
+
+
+def test_a_sixth_of_all_looks_is_held_out() -> None:
+    share = sum(looks.held_out for looks in ALL_LOOKS) / len(ALL_LOOKS)
+    assert abs(share - 1 / 6) < 0.02
+
+
+@pytest.mark.parametrize("differences", [1, 2, 3, 4])
+def test_a_look_alike_differs_in_as_many_attributes_as_asked(differences: int) -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        looks = rng.choice(ALL_LOOKS)
+        assert len(looks.differences(look_alike(looks, differences, rng))) == differences
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+def test_a_constructed_look_alike_differs_in_that_attribute_alone(attribute: str) -> None:
+    rng = random.Random(1)
+    for _ in range(30):
+        entity = make_entity("e", random_looks(rng, held_out=False), rng)
+        relation = rng.choice(list(entity.facts))
+        other = constructed_look_alike(entity, attribute, relation, rng)
+        assert other.looks.differences(entity.looks) == (attribute,)
+        assert other.looks.category == entity.looks.category
+        assert other.facts[relation] != entity.facts[relation]
+
+
+@pytest.mark.parametrize("relation", list(RELATIONS))
+def test_a_distractor_is_never_the_answer(relation: str) -> None:
+    rng = random.Random(2)
+    for _ in range(60):
+        value = RELATIONS[relation].wording("building").value(rng)
+        text = state(relation, "building", value, rng)
+        for part in value.split(" && "):
+            assert text.count(part) == 1

@@ -1,0 +1,97 @@
+"""Lessons as trees must be what the same lessons are as rows of their own."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from reflectune.data_builders.world.drawing import draw
+from reflectune.data_builders.world.entities import make_entity, random_looks
+from reflectune.data_builders.world.lessons import Lesson, Picture, Teacher, Turn, corpus
+from reflectune.models.miniature.architecture import FAMILIES, build_model, build_processor, train_tokenizer
+from reflectune.models.miniature.pretraining import Pretrainer, Stage
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def school(request: pytest.FixtureRequest) -> tuple[Pretrainer, Teacher, Any]:
+    rng = random.Random(0)
+    processor: Any = build_processor(request.param, train_tokenizer(corpus(40, rng), 500, request.param))
+    famous = [make_entity("famous", random_looks(rng, held_out=False), rng)]
+    shown = [Picture(random_looks(rng, held_out=False), 2) for _ in range(6)] + [Picture(famous[0].looks, 1)]
+    pixels = [
+        dict(processor.image_processor(images=[draw(p.looks, p.balloons, rng)], return_tensors="pt")) for p in shown
+    ]
+    model = build_model(request.param, processor.tokenizer, size="test", seed=1)
+    return Pretrainer(model, processor, pixels, lambda line: None), Teacher(shown, famous, rng), processor
+
+
+def lessons_of(teacher: Teacher) -> list[Lesson]:
+    return [teacher.look(), teacher.read(with_picture=True), teacher.copy(), teacher.match(4, 3), teacher.recall()]
+
+
+def test_a_tree_predicts_what_separate_rows_predict(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, teacher, _ = school
+    for lesson in lessons_of(teacher):
+        whole = trainer.collate([lesson])
+        logits = trainer._logits(whole)
+        for number, turn in enumerate(lesson.turns):
+            alone = trainer.collate([Lesson(lesson.picture, lesson.question, (turn,))])
+            mine = logits[_targets_of(whole, number, lesson)]
+            assert torch.allclose(mine, trainer._logits(alone), atol=1e-5)
+
+
+def _targets_of(batch: Any, number: int, lesson: Lesson) -> torch.Tensor:
+    """The rows of a batch's targets that belong to one turn: its answer's, then its text's if that counts."""
+    texts = [turn for turn in lesson.turns if turn.text_weight]
+    answer = batch.group == number
+    if lesson.turns[number] not in texts:
+        return answer.nonzero()[:, 0]
+    first = int(answer.nonzero()[0])
+    end = first + int(answer.sum())
+    while end < len(batch.group) and batch.group[end] < 0:
+        end += 1
+    return torch.arange(first, end)
+
+
+def test_a_batch_predicts_what_its_lessons_predict_alone(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, teacher, _ = school
+    lessons = lessons_of(teacher)
+    together = trainer._logits(trainer.collate(lessons))
+    apart = torch.cat([trainer._logits(trainer.collate([lesson])) for lesson in lessons])
+    assert torch.allclose(together, apart, atol=1e-5)
+
+
+def test_a_lesson_is_tokenised_as_its_conversation_is(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, teacher, processor = school
+    lesson = teacher.read(with_picture=True)
+    turn = lesson.turns[0]
+    user = [{"type": "image"}, {"type": "text", "text": f"{lesson.question} {turn.text}"}]
+    reply = [{"type": "text", "text": turn.answer}]
+    messages = [{"role": "user", "content": user}, {"role": "assistant", "content": reply}]
+    text = processor.apply_chat_template(messages).replace(processor.image_token, processor.image_token * 16)
+    whole = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = [*trainer._encoder.prefix(lesson), *trainer._encoder.turn(lesson, turn)[0]]
+    assert whole[: len(ids)] == ids
+    assert processor.tokenizer.decode(whole[len(ids) :]).strip() == ""
+
+
+def test_a_few_steps_lower_the_loss(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, _, _ = school
+    lesson = Lesson(0, "", (Turn("What is it?", "owl", "visual_kind"),))
+    before = trainer.accuracy([lesson])["visual_kind"]
+    trainer.train(Stage("test", 40, 4, 5e-3, [(1.0, lambda: lesson)], warmup=1), random.Random(0))
+    assert before == 0.0
+    assert trainer.accuracy([lesson])["visual_kind"] == 1.0
+
+
+def test_a_stage_ends_once_its_skill_is_learned(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, _, _ = school
+    lines: list[str] = []
+    trainer._log = lines.append  # type: ignore[method-assign]
+    lesson = Lesson(0, "", (Turn("What is it?", "owl", "visual_kind"),))
+    stage = Stage("test", 400, 2, 5e-3, [(1.0, lambda: lesson)], warmup=1, until=("visual", 0.9))
+    trainer.train(stage, random.Random(0))
+    assert int(lines[-1].split("step ")[1].split("/")[0]) < 200
