@@ -39,7 +39,8 @@ def score_one(prediction: str, question: Question) -> float:
     """1.0 if the prediction is right, else 0.0.
 
     `string` and `time` need an exact match with an accepted answer, `numerical` a value in the range or a range that
-    overlaps it. `multi_answer`, which InfoSeek does not have, is compared as E-VQA compares lists.
+    overlaps it. `multi_answer`, which InfoSeek does not have, is compared as E-VQA compares lists, after the `&&` that
+    mR²AG's prompt asks for (arXiv 2411.15041, §7.3) has been read as a comma.
 
     Raises:
         UserError: The question has no range (`numerical`) or no answers (all others).
@@ -51,7 +52,8 @@ def score_one(prediction: str, question: Question) -> float:
     if not question.answers:
         raise UserError(f"question {question.id} has no answers; leave it out of what is scored")
     if question.answer_type == "multi_answer":
-        return float(any(evqa.multi_exact_match(answer, prediction) for answer in question.answers))
+        listed = prediction.replace("&&", ",")
+        return float(any(evqa.multi_exact_match(answer, listed) for answer in question.answers))
     return float(exact_match(prediction, question.answers))
 
 

@@ -107,7 +107,8 @@ def test_a_number_is_scored_by_its_range_and_not_by_its_answers() -> None:
 
 def test_lists_are_scored_by_overlap_against_any_reference() -> None:
     asked = question("q", answers=("x && y", "red && blue && green"), answer_type="multi_answer")
-    assert [infoseek.score_one(said, asked) for said in ("blue, red", "red", "y and x")] == [1, 0, 1]
+    said = ("blue, red", "red", "y and x", "x && y", "green && red && oak")
+    assert [infoseek.score_one(one, asked) for one in said] == [1, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("asked", [question("q7", answers=()), question("q7", answer_type="numerical")])
