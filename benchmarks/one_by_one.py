@@ -1,0 +1,85 @@
+"""The engine against a loop of one `generate` call per passage, on the same model, questions and passages.
+
+    python benchmarks/one_by_one.py --model runs/quickstart/checkpoint --dataset runs/quickstart/world
+
+Both sides read the gate, judge 20 passages a question and answer (16 tokens at most). The engine reads a question's
+image and prefix once and answers from the passages judged relevant; the loop decodes for every one, as peers do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from reflectune.core.images import load_image
+from reflectune.core.types import Passage, Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.reader import Reader
+from reflectune.models.engine import PrefixEngine
+from reflectune.models.loading import Loaded, load
+from reflectune.retrieval.passages import split_passages
+
+PASSAGES, NEW_TOKENS = 20, 16
+
+
+def run_engine(loaded: Loaded, root: Path, questions: list[Question], passages: list[list[Passage]]) -> int:
+    """All questions as one batch; returns how many answers were decoded."""
+    reader = Reader(PrefixEngine(loaded), NEW_TOKENS)
+    opened = reader.open(questions, [load_image(q.image, root=root) for q in questions])
+    reader.gates(opened)
+    judged = reader.judge(opened, passages)
+    rows = [(q, k) for q, found in enumerate(judged.relevance) for k, (yes, no) in enumerate(found) if yes > no]
+    reader.answer_from(judged, rows)
+    return len(rows)
+
+
+@torch.no_grad()
+def run_loop(loaded: Loaded, root: Path, questions: list[Question], passages: list[list[Passage]]) -> int:
+    """One `generate` for the gate and one per passage, each from the pixels on."""
+    decoded = 0
+    for question, own in zip(questions, passages, strict=True):
+        prefix = loaded.renderer.prefix(question.text, load_image(question.image, root=root))
+        branches = [[], *(loaded.renderer.passage_branch(passage) for passage in own)]
+        for branch in branches:
+            ids = torch.tensor([[*prefix.ids, *branch]])
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **prefix.vision}
+            if loaded.model.config.model_type == "qwen2_vl":
+                inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
+            loaded.model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+            decoded += 1
+    return decoded
+
+
+def timed(run: Callable[[], int]) -> tuple[float, int]:
+    """Seconds of a call, after one that warms up, and what it returned."""
+    run()
+    start = time.perf_counter()
+    result = run()
+    return time.perf_counter() - start, result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--dataset", type=Path, required=True)
+    parser.add_argument("--questions", type=int, default=8)
+    arguments = parser.parse_args()
+    loaded = load(arguments.model, scheme="mr2ag")
+    dataset = Dataset(arguments.dataset)
+    wanted = [q for q in dataset.questions("val_unseen_entity") if q.requires_retrieval][: arguments.questions]
+    pool = [p for entry in dataset.knowledge for p in split_passages(entry, lead="first_sentence")]
+    passages = [pool[i * PASSAGES : (i + 1) * PASSAGES] for i in range(len(wanted))]
+    work = (loaded, dataset.root, wanted, passages)
+    fast, answered = timed(lambda: run_engine(*work))
+    slow, decoded = timed(lambda: run_loop(*work))
+    print(f"{len(wanted)} questions, {PASSAGES} passages each, {torch.get_num_threads()} threads")
+    print(f"engine: {fast:.2f} s, {answered} answers decoded; one by one: {slow:.2f} s, {decoded} calls of generate")
+    print(f"ratio: {slow / fast:.1f}")
+
+
+if __name__ == "__main__":
+    main()
