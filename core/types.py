@@ -50,7 +50,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Section:
-    """One section of an article: a heading and its text (paragraphs separated by a blank line)."""
+    """One section of an article: a heading and its text, its paragraphs parted by a blank line or a line break."""
 
     title: str
     text: str

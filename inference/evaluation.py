@@ -13,6 +13,7 @@ from reflectune.inference.ranking import PAPER_TABLE_5, RANKINGS, choice_weights
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics import gates, infoseek
 from reflectune.metrics.intervals import bootstrap_interval
+from reflectune.metrics.retrieval import article_recall_at_k
 
 Score = dict[str, float | int]
 Traces = Mapping[str, Mapping[str, Trace]]
@@ -234,7 +235,7 @@ def _retrieval(questions: Sequence[Question], traces: Mapping[str, Trace], seed:
 
 
 def _found(question: Question, trace: Trace, k: int) -> float:
-    return float(any(hit.entry_id in question.entity_ids for hit in trace.hits[:k]))
+    return article_recall_at_k([hit.entry_id for hit in trace.hits], question.entity_ids, k)
 
 
 def _rankings(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Any] | None:

@@ -115,7 +115,7 @@ def _answer(
     total: int,
 ) -> None:
     left = sum(map(len, batches))
-    with tqdm(total=total, initial=total - left, desc=name, unit="question", disable=_quiet()) as progress:
+    with tqdm(total=total, initial=total - left, desc=name, unit="question", disable=_is_hidden()) as progress:
         for batch in batches:
             good, images, errors = open_questions(batch, image_root, on_error)
             traces = pipeline.run(good, images) if good else []
@@ -126,8 +126,9 @@ def _answer(
             progress.update(len(batch))
 
 
-def _quiet() -> bool:
-    return not PartialState().is_main_process
+def _is_hidden() -> bool | None:
+    """tqdm's `disable`: None hides the bar where nobody watches, as in a log file."""
+    return None if PartialState().is_main_process else True
 
 
 def _check_unique(ordered: Sequence[Question]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
 
+from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
@@ -88,7 +89,7 @@ def load(
     parts = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(_dtype(dtype))]
     if used is not None and own is None:
         parts.append(str(seed))
-    network.requires_grad_(True).eval().to(_device(device))
+    network.requires_grad_(True).eval().to(find_device(device))
     return Loaded(network, processor, used, renderer, model, fingerprint(parts), own is not None)
 
 
@@ -232,16 +233,3 @@ def _dtype(name: str | torch.dtype) -> torch.dtype:
     if name not in _DTYPES:
         raise UserError(f"unknown dtype `{name}`; choose one of {', '.join(_DTYPES)}")
     return _DTYPES[name]
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return accelerator or torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"unknown device `{name}`; use cpu, cuda, cuda:0 … or auto") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device `{name}` is asked for, but torch finds no GPU; use cpu or auto")
-    return device

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 
@@ -61,7 +62,7 @@ def load_encoder(name: str, *, device: str = "cpu") -> ImageTextEncoder:
     files = sorted(path for pattern in _FILES for path in folder.glob(pattern))
     if not any(path.suffix == ".safetensors" for path in files):
         raise UserError(f"{name} has no weights in safetensors format ({folder}); only those are loaded")
-    place = _device(device)
+    place = find_device(device)
     try:
         return _TransformersEncoder(name, folder, file_fingerprint(*files), place)
     except (OSError, ValueError, SafetensorError) as error:
@@ -156,15 +157,3 @@ def _download(name: str) -> Path:
             f"the encoder {name} is not in the local cache and could not be downloaded: {error}; "
             "check the name and the network, or give a folder"
         ) from error
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"device `{name}` cannot be used: {reason}; use cpu, cuda, cuda:0 … or auto") from error
-    return device

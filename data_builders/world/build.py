@@ -85,7 +85,7 @@ class _Painter:
 
     def __init__(self, folder: Path, seed: int, quiet: bool) -> None:
         self._folder, self._seed = folder, seed
-        self._progress = tqdm(desc="drawing", unit="picture", disable=quiet, mininterval=1.0)
+        self._progress = tqdm(desc="drawing", unit="picture", disable=quiet or None, mininterval=1.0)
 
     def photograph(self, one: Article, balloons: int, number: int) -> str:
         """Draw an entity's picture; `number` 0 is the encyclopedia's own. Returns its path in the data set."""

@@ -6,8 +6,8 @@ before matching, one attribute before four.
 
 from __future__ import annotations
 
-import functools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor
 from transformers.image_processing_utils import BaseImageProcessor
 
 from reflectune.data_builders.world.drawing import draw
-from reflectune.data_builders.world.entities import Entity
+from reflectune.data_builders.world.entities import Entity, random_looks
 from reflectune.data_builders.world.famous import famous_entities
 from reflectune.data_builders.world.lessons import Picture, Teacher, corpus
-from reflectune.data_builders.world.looks import ALL_LOOKS, ATTRIBUTES, BALLOONS, VALUES
-from reflectune.models.miniature.pretraining import Stage
+from reflectune.data_builders.world.looks import ALL_LOOKS, ATTRIBUTES, BALLOONS, VALUES, Looks
+from reflectune.models.miniature.architecture import Family
+from reflectune.models.miniature.pretraining import Lesson, Stage, VisionStage
 
 PICTURES_PER_LOOKS = 6
 PICTURES_PER_FAMOUS = 24
@@ -30,79 +31,89 @@ def corpus_for(rng: random.Random) -> list[str]:
     return corpus(4000, rng)
 
 
-def draw_pool(
-    image_processor: BaseImageProcessor, rng: random.Random
-) -> tuple[list[Picture], list[dict[str, Tensor]], list[Entity]]:
+Pixels = list[dict[str, Tensor]]
+"""Vision inputs of each picture, as the processor returns them, in half precision."""
+
+
+def draw_pool(image_processor: BaseImageProcessor, rng: random.Random) -> tuple[list[Picture], Pixels, list[Entity]]:
     """Draw the pictures that lessons are about, with looks that training may use, more of them for famous entities.
 
     Returns:
-        What each picture shows, its vision inputs (pixel values in half precision), and the famous entities.
+        What each picture shows, its pixels, and the famous entities.
     """
     famous = famous_entities()
     looks = [looks for looks in ALL_LOOKS if not looks.held_out] * PICTURES_PER_LOOKS
     looks += [entity.looks for entity in famous] * PICTURES_PER_FAMOUS
-    shown = [Picture(look, rng.choice(BALLOONS)) for look in looks]
+    return *_draw(looks, image_processor, rng), famous
+
+
+def draw_exam(
+    image_processor: BaseImageProcessor, rng: random.Random, pictures: int = 200
+) -> tuple[Pixels, list[Lesson]]:
+    """Lessons about looks that are held out of all training, to see what was learned."""
+    shown, pixels = _draw([random_looks(rng, held_out=True) for _ in range(pictures)], image_processor, rng)
+    teacher = Teacher(shown, [], rng)
+    lessons = [(teacher.look, 100), (teacher.match, 30), (lambda: teacher.read(with_picture=True), 100)]
+    lessons += [(teacher.read_article, 50), (lambda: teacher.read_article(2), 50)]
+    return pixels, [lesson() for lesson, count in lessons for _ in range(count)]
+
+
+def _draw(
+    all_looks: Sequence[Looks], image_processor: BaseImageProcessor, rng: random.Random
+) -> tuple[list[Picture], Pixels]:
+    shown = [Picture(looks, rng.choice(BALLOONS)) for looks in all_looks]
     pixels = []
     for picture in shown:
         vision = dict(image_processor(images=[draw(picture.looks, picture.balloons, rng)], return_tensors="pt"))
         pixels.append(vision | {"pixel_values": vision["pixel_values"].half()})
-    return shown, pixels, famous
+    return shown, pixels
 
 
-def labels_of(shown: list[Picture]) -> tuple[Tensor, list[int]]:
-    """For the vision stage: each picture's attribute values as indices (pictures, 5), and how many values each has."""
-    rows = [
+def _vision_stage(shown: Sequence[Picture], family: Family, scale: float) -> VisionStage:
+    """Every attribute's value, and the number of balloons, named in words."""
+    labels = [
         [*(VALUES[name].index(getattr(picture.looks, name)) for name in ATTRIBUTES), BALLOONS.index(picture.balloons)]
         for picture in shown
     ]
-    return torch.tensor(rows), [*(len(VALUES[name]) for name in ATTRIBUTES), len(BALLOONS)]
+    names = [*(VALUES[name] for name in ATTRIBUTES), tuple(str(count) for count in BALLOONS)]
+    steps, batch = (1400, 64) if family == "llava" else (900, 32)  # Qwen2-VL reads four patches per image token
+    return VisionStage("vision", max(1, round(steps * scale)), batch, 1.5e-3, torch.tensor(labels), names)
 
 
-def stages_for(teacher: Teacher | None, scale: float = 1.0) -> list[Stage]:
-    """The stages after the vision tower's own. Without a teacher they can be listed, not run."""
+def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> list[Stage | VisionStage]:
+    """The stages of a family's pre-training. Without a teacher they can be listed, not run."""
     t: Any = teacher or Teacher([], [], random.Random(0))
 
     def steps(count: int) -> int:
         return max(1, round(count * scale))
 
     copying, reading = (1.0, t.copy), (1.0, lambda: t.read_many(5))
-    matches = [functools.partial(t.match, level, 12) for level in (1, 2, 3, 4)]
     judging = [(0.6, lambda: t.read(with_picture=False, evidence_weight=3.0)), (0.3, reading[1]), (0.1, t.copy)]
+    searching = [
+        (0.55, lambda: t.read_article(with_picture=False)),
+        (0.20, lambda: t.read(with_picture=False, evidence_weight=3.0)),
+        (0.20, reading[1]),
+        (0.05, t.copy),
+    ]
     mixture = [
         (0.07, t.recall),
-        (0.05, t.look),
-        (0.08, lambda: t.match(4)),
-        (0.07, lambda: t.read(with_picture=False)),
-        (0.13, lambda: t.read_many(4)),
-        (0.03, t.copy),
-        (0.37, lambda: t.read(with_picture=True)),
-        (0.12, t.read_article),
-        (0.08, lambda: t.read_article(2)),
-    ]
-    polish = [
-        (0.12, t.recall),
-        (0.07, t.look),
-        (0.08, lambda: t.match(4)),
-        (0.20, lambda: t.read_many(4)),
-        (0.03, t.copy),
-        (0.30, lambda: t.read(with_picture=True)),
-        (0.12, t.read_article),
-        (0.08, lambda: t.read_article(2)),
+        (0.06, t.look),
+        (0.08, t.match),
+        (0.05, lambda: t.read(with_picture=False)),
+        (0.08, lambda: t.read_many(4)),
+        (0.02, t.copy),
+        (0.34, lambda: t.read(with_picture=True)),
+        (0.18, t.read_article),
+        (0.12, lambda: t.read_article(2)),
     ]
     return [
         Stage("copy", steps(450), 16, 2e-3, [copying], vision_factor=0.0),
         Stage("read", steps(700), 8, 2e-3, [(0.25, t.copy), (0.75, reading[1])], vision_factor=0.0),
-        Stage("judge", steps(1200), 8, 2e-3, judging, vision_factor=0.0, until=("evidence", 0.96)),
+        Stage("judge", steps(4000), 8, 2e-3, judging, vision_factor=0.0, until=("evidence", 0.96)),
+        Stage("search", steps(2500), 8, 1.5e-3, searching, vision_factor=0.0, until=("read_article", 0.92)),
+        _vision_stage(t.pictures, family, scale),
         Stage("look", steps(350), 16, 2e-3, [(1.0, t.look)], vision_factor=0.5),
-        *(
-            Stage(f"match {level}", steps(most), 4, 1.5e-3, [(0.9, match), (0.1, reading[1])], until=("match", share))
-            for level, most, match, share in (
-                (1, 2500, matches[0], 0.93),
-                (2, 300, matches[1], 0.93),
-                (3, 300, matches[2], 0.93),
-                (4, 400, matches[3], 0.95),
-            )
-        ),
-        Stage("mixture", steps(1100), 8, 1.6e-3, mixture, vision_factor=0.3),
-        Stage("polish", steps(350), 8, 1.0e-3, polish, vision_factor=0.3),
+        Stage("match", steps(3000), 4, 1.5e-3, [(0.9, t.match), (0.1, reading[1])], until=("match", 0.95)),
+        Stage("mixture", steps(1500), 8, 1.6e-3, mixture, vision_factor=0.3),
+        Stage("polish", steps(500), 8, 1.0e-3, mixture, vision_factor=0.3),
     ]

@@ -14,38 +14,14 @@ from dataclasses import dataclass, replace
 from reflectune.core.types import Passage
 from reflectune.data_builders.world.entities import Entity, article, describe, make_entity, random_looks
 from reflectune.data_builders.world.facts import RELATIONS, ask, ask_visual
-from reflectune.data_builders.world.looks import ATTRIBUTES, VALUES, Attribute, Looks, change_attribute, look_alike
+from reflectune.data_builders.world.looks import ATTRIBUTES, VALUES, Looks, look_alike
+from reflectune.models.miniature.pretraining import Lesson, Turn
 from reflectune.models.scheme import passage_text, reading_instruction
 from reflectune.retrieval.passages import split_passages
 
 EVIDENCE_QUESTION = "Is this document evidence?"
 MATCH_QUESTION = "Is this it?"
 CAPTION_QUESTION = "What is in the picture?"
-_PHRASES: dict[Attribute, str] = {"kind": "a {}", "colour": "a {} one", "ground": "on {}", "mark": "with a {} sign"}
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One continuation of a lesson's prefix: what the user adds, what the assistant answers, and how much it counts.
-
-    `text_weight` is what predicting the user's own words counts: a description that fits the picture is worth
-    predicting, and that is what teaches to compare the two.
-    """
-
-    text: str
-    answer: str
-    skill: str
-    weight: float = 1.0
-    text_weight: float = 0.0
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """A picture (or none), the beginning of the user's turn, and the turns that continue it independently."""
-
-    picture: int | None
-    question: str
-    turns: tuple[Turn, ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +42,7 @@ class Teacher:
     """
 
     def __init__(self, pictures: Sequence[Picture], famous: Sequence[Entity], rng: random.Random) -> None:
-        self._pictures, self._famous, self._rng = pictures, famous, rng
+        self.pictures, self._famous, self._rng = pictures, famous, rng
         self._by_looks: dict[Looks, list[int]] = {}
         for index, picture in enumerate(pictures):
             self._by_looks.setdefault(picture.looks, []).append(index)
@@ -77,10 +53,10 @@ class Teacher:
         caption = Turn(CAPTION_QUESTION, describe(picture.looks, self._rng), "caption")
         return Lesson(index, "", (caption, *(self._visual(picture, a) for a in (*ATTRIBUTES, "count"))))
 
-    def match(self, level: int, turns: int = 8) -> Lesson:
-        """ "Is this it?", about `level` attributes at a time (4: a full description with a title)."""
+    def match(self, turns: int = 12) -> Lesson:
+        """ "Is this it?", asked of titles and descriptions that fit the picture or differ in one attribute or two."""
         index, picture = self._any_picture()
-        asked = [self._match_turn(picture.looks, level) for _ in range(turns)]
+        asked = [self._match_turn(picture.looks) for _ in range(turns)]
         return Lesson(index, "", (self._visual(picture, self._rng.choice((*ATTRIBUTES, "count"))), *asked))
 
     def read(self, *, with_picture: bool, evidence_weight: float = 2.0) -> Lesson:
@@ -91,25 +67,26 @@ class Teacher:
         entity = make_entity("", looks, rng)
         relation, other = rng.sample(list(entity.facts), 2)
         question = ask(relation, looks.category, rng)
-        passages = self._passages(entity)
 
-        def evidence(passage: Passage, is_evidence: bool, skill: str) -> Turn:
-            return Turn(f"{passage_text(passage)} {EVIDENCE_QUESTION}", _yes(is_evidence), skill, evidence_weight)
+        def evidence(source: Entity, told: str, skill: str) -> Turn:
+            text = f"{passage_text(self._passages(source)[told])} {EVIDENCE_QUESTION}"
+            words = _words(source.looks, looks) if with_picture else ()
+            answer = _yes(source.looks == looks and told == relation)
+            return Turn(text, answer, skill, evidence_weight, shown=words)
 
         turns = [
-            self._reading([passages[relation]], entity.facts[relation], relation, "read"),
-            evidence(passages[relation], True, "evidence_gold"),
-            evidence(passages[other], False, "evidence_section"),
+            self._reading([self._passages(entity)[relation]], entity.facts[relation], relation, "read"),
+            evidence(entity, relation, "evidence_gold"),
+            evidence(entity, other, "evidence_section"),
         ]
         if with_picture:
             for _ in range(2):
                 alike = make_entity("", self._look_alike(looks), rng, [relation])
-                turns.append(evidence(self._passages(alike)[relation], False, "evidence_look_alike"))
-            twin = make_entity("", looks, rng, [relation])
-            turns.append(evidence(self._passages(twin)[relation], True, "evidence_gold"))
+                turns.append(evidence(alike, relation, "evidence_look_alike"))
+            turns.append(evidence(make_entity("", looks, rng, [relation]), relation, "evidence_gold"))
             stranger = make_entity("", random_looks(rng, held_out=False), rng, [relation])
             if stranger.looks != looks:
-                turns.append(evidence(self._passages(stranger)[relation], False, "evidence_stranger"))
+                turns.append(evidence(stranger, relation, "evidence_stranger"))
         else:
             turns.append(self._other_reading(relation, looks))
         return Lesson(index if with_picture else None, question, tuple(turns))
@@ -121,18 +98,24 @@ class Teacher:
         question = ask(relation, looks.category, self._rng)
         return Lesson(None, question, tuple(self._other_reading(relation, looks) for _ in range(turns)))
 
-    def read_article(self, articles: int = 1) -> Lesson:
-        """An answer read from a whole article, or from two articles of which the second is about something else."""
+    def read_article(self, articles: int = 1, *, with_picture: bool = True, turns: int = 2) -> Lesson:
+        """An answer read from a whole article, or from two of which the second is of a look-alike."""
         index, picture = self._any_picture()
+        relation = self._rng.choice(list(RELATIONS))
+        question = ask(relation, picture.looks.category, self._rng)
+        asked = tuple(self._article_turn(picture.looks, relation, articles) for _ in range(turns))
+        return Lesson(index if with_picture else None, question, asked)
+
+    def _article_turn(self, looks: Looks, relation: str, articles: int) -> Turn:
         rng = self._rng
-        entity = make_entity("", picture.looks, rng, rng.randint(2, 5))
-        relation = rng.choice(list(entity.facts))
+        others = rng.sample([name for name in RELATIONS if name != relation], rng.randint(1, 5))
+        relations = [relation, *others]
+        rng.shuffle(relations)
+        entity = make_entity("", looks, rng, relations)
         context = list(self._passages(entity).values())
         if articles == 2:
-            context += self._passages(make_entity("", self._look_alike(picture.looks), rng)).values()
-        question = ask(relation, picture.looks.category, rng)
-        turn = self._reading(context, entity.facts[relation], relation, "read_article")
-        return Lesson(index, question, (turn,))
+            context += self._passages(make_entity("", self._look_alike(looks), rng)).values()
+        return self._reading(context, entity.facts[relation], relation, "read_article")
 
     def copy(self, turns: int = 2) -> Lesson:
         """Repeat a run of unrelated words: practice in looking back, which reading is made of."""
@@ -147,23 +130,18 @@ class Teacher:
         return Lesson(index, "", facts)
 
     def _any_picture(self) -> tuple[int, Picture]:
-        index = self._rng.randrange(len(self._pictures))
-        return index, self._pictures[index]
+        index = self._rng.randrange(len(self.pictures))
+        return index, self.pictures[index]
 
     def _visual(self, picture: Picture, attribute: str) -> Turn:
         answer = str(picture.balloons) if attribute == "count" else getattr(picture.looks, attribute)
         return Turn(ask_visual(attribute, picture.looks.category, self._rng), answer, f"visual_{attribute}")
 
-    def _match_turn(self, looks: Looks, level: int) -> Turn:
-        rng, is_it = self._rng, self._rng.random() < 0.5
-        if level == len(ATTRIBUTES):
-            shown = looks if is_it else self._look_alike(looks)
-            title = make_entity("", shown, rng, []).title
-            return Turn(f"{title}: {describe(shown, rng)} {MATCH_QUESTION}", _yes(is_it), "match", 2.0, 0.1 * is_it)
-        names = rng.sample(ATTRIBUTES, level)
-        shown = looks if is_it else change_attribute(looks, rng.choice(names), rng)
-        text = ", ".join(_PHRASES[name].format(getattr(shown, name)) for name in names)
-        return Turn(f"{text}. {MATCH_QUESTION}", _yes(is_it), "match", 2.0, 0.1 * is_it)
+    def _match_turn(self, looks: Looks) -> Turn:
+        is_it = self._rng.random() < 0.5
+        shown = looks if is_it else self._look_alike(looks)
+        text = f"{make_entity('', shown, self._rng, []).title}: {describe(shown, self._rng)} {MATCH_QUESTION}"
+        return Turn(text, _yes(is_it), "match", 2.0, 0.1 * is_it, _words(shown, looks))
 
     def _copy_turn(self) -> Turn:
         rng = self._rng
@@ -174,13 +152,15 @@ class Teacher:
         return Turn(f"{text}.", text, "copy")
 
     def _look_alike(self, looks: Looks) -> Looks:
-        """Looks that differ in one attribute or two; a changed kind is mostly of the same category."""
+        """Looks that training may use and that differ in one attribute or two; a changed kind mostly keeps the noun."""
         rng = self._rng
-        shown = look_alike(looks, rng.choice((1, 1, 1, 2)), rng)
-        if shown.kind != looks.kind and rng.random() < 0.7:
-            siblings = [k for k in VALUES["kind"] if replace(looks, kind=k).category == looks.category]
-            shown = replace(shown, kind=rng.choice([k for k in siblings if k != looks.kind]))
-        return shown
+        while True:
+            shown = look_alike(looks, rng.choice((1, 1, 1, 2)), rng)
+            if shown.kind != looks.kind and rng.random() < 0.7:
+                siblings = [k for k in VALUES["kind"] if replace(looks, kind=k).category == looks.category]
+                shown = replace(shown, kind=rng.choice([k for k in siblings if k != looks.kind]))
+            if not shown.held_out:
+                return shown
 
     def _passages(self, entity: Entity) -> dict[str, Passage]:
         """The entity's passages by relation, in the article's order."""
@@ -214,6 +194,11 @@ def corpus(entities: int, rng: random.Random) -> list[str]:
         texts += [f" {EVIDENCE_QUESTION} yes no", f" {MATCH_QUESTION}", f" {CAPTION_QUESTION}"]
         texts += ["USER: \n", " ASSISTANT: yes", "user\n", "assistant\n"]
     return texts
+
+
+def _words(described: Looks, seen: Looks) -> tuple[tuple[str, bool], ...]:
+    """The words of a description, and whether they hold of what is seen."""
+    return tuple((getattr(described, name), getattr(described, name) == getattr(seen, name)) for name in ATTRIBUTES)
 
 
 def _yes(holds: bool) -> str:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.data_builders.world.curriculum import corpus_for, draw_pool, labels_of, stages_for
+from reflectune.data_builders.world.curriculum import corpus_for, draw_exam, draw_pool, stages_for
 from reflectune.data_builders.world.entities import describe, make_entity
 from reflectune.data_builders.world.lessons import Teacher
 from reflectune.models.miniature.architecture import (
@@ -63,10 +63,14 @@ def pretrain(config: PretrainConfig) -> None:
     log = _logger(output / "pretrain.log")
     rng = random.Random(config.seed)
     tokenizer = train_tokenizer(corpus_for(random.Random(5)), 1024, config.family)
-    if config.dry_run:
-        print("\n".join(f"{stage.name}: {stage.steps} steps of {stage.batch} lessons" for stage in stages_for(None)))
-    elif config.family == "clip":
-        _pretrain_clip(config, output, tokenizer, rng, log)
+    if config.family == "clip":
+        if config.dry_run:
+            print(f"clip: {CLIP_STEPS} steps of 128 pairs")
+        else:
+            _pretrain_clip(config, output, tokenizer, rng, log)
+    elif config.dry_run:
+        stages = stages_for(config.family, None, config.scale)
+        print("\n".join(f"{stage.name}: {stage.steps} steps of {stage.batch}" for stage in stages))
     else:
         _pretrain_language_model(config, output, tokenizer, rng, log)
 
@@ -80,8 +84,11 @@ def _pretrain_language_model(
     model = build_model(config.family, tokenizer, seed=config.seed)
     trainer = Pretrainer(model, processor, pixels, log)
     log(f"{config.family}: {sum(p.numel() for p in model.parameters()):,} parameters, {len(shown)} pictures")
-    stages = stages_for(Teacher(shown, famous, rng), config.scale)
-    resume_or_train(trainer, output / "stages", stages, labels_of(shown), config.scale, rng)
+    stages = stages_for(config.family, Teacher(shown, famous, rng), config.scale)
+    resume_or_train(trainer, output / "stages", stages, rng)
+    exam_pixels, exam = draw_exam(processor.image_processor, random.Random(config.seed + 1))
+    shares = Pretrainer(model, processor, exam_pixels, log).accuracy(exam)
+    log("held-out looks: " + ", ".join(f"{skill} {share:.3f}" for skill, share in shares.items()))
     model.half().save_pretrained(output)
     processor.save_pretrained(output)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import math
 import random
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,22 +23,29 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
 
-class TurnLike(Protocol):
-    """What a continuation of a lesson offers: see `reflectune.data_builders.world.lessons.Turn`."""
+@dataclass(frozen=True)
+class Turn:
+    """One continuation of a lesson's prefix: what the user adds, what the assistant answers, and how much it counts.
+
+    `text_weight` is what predicting the user's own words counts: a description that fits the picture is worth
+    predicting. `shown` lists words of the text and whether the picture shows them.
+    """
 
     text: str
     answer: str
     skill: str
-    weight: float
-    text_weight: float
+    weight: float = 1.0
+    text_weight: float = 0.0
+    shown: tuple[tuple[str, bool], ...] = ()
 
 
-class LessonLike(Protocol):
-    """A picture's index (or none), the beginning of the user's turn, and turns that continue it independently."""
+@dataclass(frozen=True)
+class Lesson:
+    """A picture (or none), the beginning of the user's turn, and the turns that continue it independently."""
 
     picture: int | None
     question: str
-    turns: tuple[Any, ...]
+    turns: tuple[Turn, ...]
 
 
 @dataclass(frozen=True)
@@ -59,10 +67,31 @@ class Stage:
     steps: int
     batch: int
     learning_rate: float
-    lessons: Sequence[tuple[float, Callable[[], LessonLike]]]
+    lessons: Sequence[tuple[float, Callable[[], Lesson]]]
     vision_factor: float = 1.0
     warmup: int = 50
     until: tuple[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class VisionStage:
+    """The stage of the vision tower and the projector alone.
+
+    Attributes:
+        name: For the log.
+        steps: Optimiser steps.
+        batch: Pictures a step.
+        learning_rate: Its peak, reached after 50 steps, then decayed linearly.
+        labels: Of shape (pictures, attributes): the index of each picture's value.
+        names: Each attribute's values as words.
+    """
+
+    name: str
+    steps: int
+    batch: int
+    learning_rate: float
+    labels: Tensor
+    names: Sequence[Sequence[str]]
 
 
 class LessonEncoder:
@@ -92,20 +121,45 @@ class LessonEncoder:
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
-    def prefix(self, lesson: LessonLike) -> list[int]:
+    def prefix(self, lesson: Lesson) -> list[int]:
         """Ids of the chat template's head, the picture's tokens, and the beginning of the user's turn."""
         head = self._heads[lesson.picture is not None]
         return self._ids(head.replace(self._image_token, self._image_token * self._image_tokens) + lesson.question)
 
-    def turn(self, lesson: LessonLike, turn: TurnLike) -> tuple[list[int], int, int]:
-        """Ids of one continuation; how many of them are the user's text (the first), and the answer and its end."""
-        text = self._tokenizer.backend_tokenizer.encode(f" {turn.text}" if lesson.question else turn.text).ids
+    def turn(self, lesson: Lesson, turn: Turn) -> EncodedTurn:
+        """Ids of one continuation."""
+        text = f" {turn.text}" if lesson.question else turn.text
+        encoded = self._tokenizer.backend_tokenizer.encode(text)
         answer = [*self._ids(self._answer_start + turn.answer), *self._end]
-        return [*text, *self._middle, *answer], len(text), len(answer)
+        shown = [(_last_token(encoded.offsets, text, word), is_shown) for word, is_shown in turn.shown]
+        return EncodedTurn([*encoded.ids, *self._middle, *answer], len(encoded.ids), len(answer), shown)
+
+
+@dataclass(frozen=True)
+class EncodedTurn:
+    """Ids of a continuation.
+
+    `text` counts the user's tokens (the first), `answer` those of the answer and its end (the last); `shown` gives
+    the place of a word's last token and whether the picture shows it.
+    """
+
+    ids: list[int]
+    text: int
+    answer: int
+    shown: list[tuple[int, bool]]
+
+
+def _last_token(offsets: Sequence[tuple[int, int]], text: str, word: str) -> int:
+    found = re.search(rf"\b{re.escape(word)}\b", text)
+    assert found is not None, f"{word!r} is not in {text!r}"
+    return next(place for place, (_, end) in enumerate(offsets) if end >= found.end())
 
 
 _END_WEIGHT = 0.2
 """What an answer's end token counts beside its words: it is soon learned, and would drown a one-word answer."""
+
+GROUNDING_WEIGHT = 1.0
+"""What the grounding loss counts, see `Pretrainer._forward`."""
 
 _TEXT = -1
 """The group of targets that are the user's words: no turn's answer."""
@@ -115,7 +169,8 @@ _TEXT = -1
 class Batch:
     """Trees as rows. `source` indexes the flattened (batch · length) hidden states that predict `target`.
 
-    `group` says which turn's answer a target belongs to.
+    `group` says which turn's answer a target belongs to. `word` indexes the same for words that the picture may show,
+    and `is_shown` says whether it does.
     """
 
     inputs: dict[str, Tensor]
@@ -124,6 +179,8 @@ class Batch:
     weight: Tensor
     group: Tensor
     skills: list[str]
+    word: Tensor
+    is_shown: Tensor
 
 
 class Pretrainer:
@@ -147,6 +204,7 @@ class Pretrainer:
         self._is_qwen = model.config.model_type == "qwen2_vl"
         self._image_token_id = model.config.image_token_id
         self._encoder = LessonEncoder(processor, image_tokens=16)
+        self._grounding = nn.Linear(model.config.get_text_config().hidden_size, 1)  # thrown away with the trainer
         self._image_shift = self._find_image_shift()
 
     def _find_image_shift(self) -> tuple[Tensor, int]:
@@ -161,33 +219,37 @@ class Pretrainer:
         positions, _ = self.model.model.get_rope_index(row, mm_token_type_ids=kinds, image_grid_thw=grid)
         return positions[:, 0], int(positions[:, 0].max()) + 1 - row.shape[1]
 
-    def train_vision(self, labels: Tensor, sizes: Sequence[int], steps: int, batch: int, learning_rate: float) -> None:
-        """Teach the vision tower (and the projector) to tell attributes apart, through a throw-away linear head.
+    def train_vision(self, stage: VisionStage) -> None:
+        """Teach the vision tower and the projector to name what is shown, in the language model's own words.
 
-        Args:
-            labels: Of shape (pictures, attributes), the index of each picture's value.
-            sizes: How many values each attribute has.
-            steps: Optimiser steps.
-            batch: Pictures a step.
-            learning_rate: Its peak.
+        The classifier's weights are the (frozen) input embeddings of the words: an image token that means "red" comes
+        to lie near the word "red", and attention that finds the same word in a text may find it in a picture.
         """
-        head = nn.Linear(self.model.config.get_text_config().hidden_size, sum(sizes))
-        parameters = [*self._vision_parameters(), *head.parameters()]
-        optimiser = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.02, fused=True)
+        words = [self._word_embeddings(names) for names in stage.names]
+        scale = torch.tensor(20.0, requires_grad=True)
+        groups: list[dict[str, Any]] = [{"params": self._vision_parameters()}, {"params": [scale], "weight_decay": 0.0}]
+        optimiser = torch.optim.AdamW(groups, lr=stage.learning_rate, weight_decay=0.02, fused=True)
         right: list[float] = []
-        for step in range(steps):
-            rate = learning_rate * min(1.0, (step + 1) / 50) * max(0.03, 1 - step / steps)
-            optimiser.param_groups[0]["lr"] = rate
-            rows = torch.randint(len(self._pictures), (batch,))
-            logits = head(self._features(rows.tolist()).mean(1) * 2).split(list(sizes), dim=1)
-            loss = torch.stack([F.cross_entropy(x, labels[rows, i]) for i, x in enumerate(logits)]).sum()
+        for step in range(stage.steps):
+            rate = stage.learning_rate * min(1.0, (step + 1) / 50) * max(0.03, 1 - step / stage.steps)
+            optimiser.param_groups[0]["lr"], optimiser.param_groups[1]["lr"] = rate, 30 * rate
+            rows = torch.randint(len(self._pictures), (stage.batch,))
+            seen, labels = self._features(rows.tolist()).mean(1), stage.labels[rows]
+            logits = [scale * seen @ matrix.T for matrix in words]
+            loss = torch.stack([F.cross_entropy(x, labels[:, i]) for i, x in enumerate(logits)]).sum()
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-            hits = torch.stack([x.argmax(1) == labels[rows, i] for i, x in enumerate(logits)], 1)
+            hits = torch.stack([x.argmax(1) == labels[:, i] for i, x in enumerate(logits)], 1)
             right.append(hits.all(1).float().mean().item())
             if (step + 1) % 200 == 0:
-                self._log(f"vision step {step + 1}: all attributes right {sum(right[-50:]) / 50:.3f}")
+                self._log(f"{stage.name} step {step + 1}: all attributes right {sum(right[-50:]) / 50:.3f}")
+
+    @torch.no_grad()
+    def _word_embeddings(self, words: Sequence[str]) -> Tensor:
+        """The mean input embedding of each word's tokens, of shape (words, hidden)."""
+        table: Any = self.model.get_input_embeddings().weight
+        return torch.stack([table[self._encoder._ids(f" {word}")].mean(0) for word in words])
 
     def _vision_parameters(self) -> list[nn.Parameter]:
         marks = ("vision_tower", "visual", "multi_modal_projector")
@@ -206,7 +268,7 @@ class Pretrainer:
     def train(self, stage: Stage, rng: random.Random) -> None:
         """Run one stage of the curriculum."""
         vision = {id(p) for p in self._vision_parameters()} if stage.vision_factor != 1 else set()
-        parameters = list(self.model.parameters())
+        parameters = [*self.model.parameters(), *self._grounding.parameters()]
         groups = [
             {"params": [p for p in parameters if id(p) not in vision], "factor": 1.0},
             {"params": [p for p in parameters if id(p) in vision], "factor": stage.vision_factor},
@@ -214,26 +276,28 @@ class Pretrainer:
         groups = [group for group in groups if group["params"]]
         optimiser = torch.optim.AdamW(groups, lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=0.02, fused=True)
         self.model.train()
-        losses, right, tokens, start = [], [], 0, time.monotonic()
+        losses, grounded, right, tokens, start = [], [], [], 0, time.monotonic()
         for step, batch in enumerate(self._batches(stage, rng)):
             for group in optimiser.param_groups:
                 group["lr"] = _rate(step, stage) * group["factor"]
-            logits = self._logits(batch)
-            loss = _weighted_loss(logits, batch)
+            logits, grounding = self._forward(batch)
+            loss = _weighted_loss(logits, batch) + GROUNDING_WEIGHT * grounding
             optimiser.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimiser.step()
             losses.append(loss.item())
+            grounded += [grounding.item()] if len(batch.word) else []
             if stage.until:
                 hits = _whole_answers(batch, (logits.argmax(-1) == batch.target).float())
                 asked = [v for v, skill in zip(hits, batch.skills, strict=True) if skill.startswith(stage.until[0])]
                 right += [_mean(asked)] if asked else []
             tokens += int((batch.inputs["position_ids"] >= 0).sum()) // (3 if self._is_qwen else 1)
             learned = stage.until is not None and len(right) >= 60 and _mean(right[-30:]) >= stage.until[1]
-            if (step + 1) % max(100, stage.steps // 6) == 0 or step + 1 == stage.steps or learned:
+            if (step + 1) % min(400, max(100, stage.steps // 6)) == 0 or step + 1 == stage.steps or learned:
                 speed = tokens / (time.monotonic() - start)
                 share = f", {stage.until[0]} {_mean(right[-30:]):.3f} right" if stage.until else ""
+                share += f", grounding loss {_mean(grounded[-100:]):.3f}" if grounded else ""
                 line = f"{stage.name} step {step + 1}/{stage.steps}: loss {_mean(losses[-100:]):.3f}{share}"
                 self._log(f"{line}, {speed:.0f} tokens/s")
             if learned:
@@ -246,24 +310,34 @@ class Pretrainer:
             draws = rng.choices([draw for _, draw in stage.lessons], weights, k=stage.batch)
             yield self.collate([draw() for draw in draws])
 
-    def _logits(self, batch: Batch) -> Tensor:
-        hidden = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
-        return self.model.lm_head(hidden.flatten(0, 1)[batch.source])
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits of the targets, and the grounding loss: does the picture show this word, read from a middle layer.
+
+        One bit per word, early in the network, teaches to compare words with pictures; from yes and no at the end of
+        a description that comparison takes thousands of steps to come.
+        """
+        if not len(batch.word):
+            hidden = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
+            return self.model.lm_head(hidden.flatten(0, 1)[batch.source]), hidden.new_zeros(())
+        layers = self.model.model(**batch.inputs, use_cache=False, output_hidden_states=True).hidden_states
+        middle = F.rms_norm(layers[len(layers) // 2].flatten(0, 1)[batch.word], layers[0].shape[-1:])
+        loss = F.binary_cross_entropy_with_logits(self._grounding(middle)[:, 0], batch.is_shown)
+        return self.model.lm_head(layers[-1].flatten(0, 1)[batch.source]), loss
 
     @torch.no_grad()
-    def accuracy(self, lessons: Sequence[LessonLike], batch: int = 32) -> dict[str, float]:
+    def accuracy(self, lessons: Sequence[Lesson], batch: int = 32) -> dict[str, float]:
         """Share of turns whose every answer token is the most probable one, by skill."""
         right: dict[str, list[float]] = defaultdict(list)
         training, _ = self.model.training, self.model.eval()
         for start in range(0, len(lessons), batch):
             rows = self.collate(lessons[start : start + batch])
-            hits = (self._logits(rows).argmax(-1) == rows.target).float()
+            hits = (self._forward(rows)[0].argmax(-1) == rows.target).float()
             for skill, value in zip(rows.skills, _whole_answers(rows, hits), strict=True):
                 right[skill].append(value)
         self.model.train(training)
         return {skill: sum(values) / len(values) for skill, values in sorted(right.items())}
 
-    def collate(self, lessons: Sequence[LessonLike]) -> Batch:
+    def collate(self, lessons: Sequence[Lesson]) -> Batch:
         """One row per lesson: the prefix, then its turns, each attending to the prefix and to itself."""
         rows = [_Row() for _ in lessons]
         targets: list[int] = []
@@ -271,30 +345,41 @@ class Pretrainer:
         groups: list[int] = []
         sources: list[tuple[int, int]] = []
         skills: list[str] = []
+        words: list[tuple[int, int]] = []
+        is_shown: list[float] = []
         for number, (row, lesson) in enumerate(zip(rows, lessons, strict=True)):
             row.extend(self._encoder.prefix(lesson), segment=0, start=0)
             prefix = len(row.ids)
             for branch, turn in enumerate(lesson.turns, start=1):
-                ids, text, answer = self._encoder.turn(lesson, turn)
-                row.extend(ids, segment=branch, start=prefix)
-                start, end = len(row.ids) - len(ids), len(row.ids)
-                sources += [(number, place - 1) for place in range(end - answer, end)]
-                targets += ids[-answer:]
-                weights += [*[turn.weight] * (answer - 1), turn.weight * _END_WEIGHT]
-                groups += [len(skills)] * answer
+                encoded = self._encoder.turn(lesson, turn)
+                row.extend(encoded.ids, segment=branch, start=prefix)
+                start, end = len(row.ids) - len(encoded.ids), len(row.ids)
+                sources += [(number, place - 1) for place in range(end - encoded.answer, end)]
+                targets += encoded.ids[-encoded.answer :]
+                weights += [*[turn.weight] * (encoded.answer - 1), turn.weight * _END_WEIGHT]
+                groups += [len(skills)] * encoded.answer
                 if turn.text_weight:
                     # the first word is predicted by the prefix's last token, not by the branch before
-                    sources += [
-                        (number, place - 1 if place > start else prefix - 1) for place in range(start, start + text)
-                    ]
-                    targets += ids[:text]
-                    weights += [turn.text_weight] * text
-                    groups += [_TEXT] * text
+                    read = range(start, start + encoded.text)
+                    sources += [(number, place - 1 if place > start else prefix - 1) for place in read]
+                    targets += encoded.ids[: encoded.text]
+                    weights += [turn.text_weight] * encoded.text
+                    groups += [_TEXT] * encoded.text
+                words += [(number, start + place) for place, _ in encoded.shown]
+                is_shown += [float(shown) for _, shown in encoded.shown]
                 skills.append(turn.skill)
         length = max(len(row.ids) for row in rows)
         inputs = self._inputs(rows, length, [lesson.picture for lesson in lessons])
-        source = torch.tensor([number * length + place for number, place in sources])
-        return Batch(inputs, source, torch.tensor(targets), torch.tensor(weights), torch.tensor(groups), skills)
+        return Batch(
+            inputs,
+            torch.tensor([number * length + place for number, place in sources]),
+            torch.tensor(targets),
+            torch.tensor(weights),
+            torch.tensor(groups),
+            skills,
+            torch.tensor([number * length + place for number, place in words], dtype=torch.long),
+            torch.tensor(is_shown),
+        )
 
     def _inputs(self, rows: list[_Row], length: int, pictures: list[int | None]) -> dict[str, Tensor]:
         ids = torch.tensor([row.ids + [0] * (length - len(row.ids)) for row in rows])
@@ -362,28 +447,20 @@ def _rate(step: int, stage: Stage) -> float:
 
 
 def resume_or_train(
-    trainer: Pretrainer,
-    folder: Path,
-    stages: Sequence[Stage],
-    vision_labels: tuple[Tensor, list[int]],
-    scale: float,
-    rng: random.Random,
+    trainer: Pretrainer, folder: Path, stages: Sequence[Stage | VisionStage], rng: random.Random
 ) -> None:
-    """Run the vision stage and then `stages`, keeping the weights after each; stages already kept are not run again."""
+    """Run the stages, keeping the weights after each; stages already kept are not run again."""
     folder.mkdir(parents=True, exist_ok=True)
-    batch = 64 if trainer.model.config.model_type == "llava" else 32  # Qwen2-VL reads four patches per image token
-    vision_steps = max(1, round((1400 if batch == 64 else 900) * scale))
-    runs: list[tuple[str, Callable[[], None]]] = [
-        ("vision", lambda: trainer.train_vision(*vision_labels, vision_steps, batch, 1.5e-3))
-    ]
-    runs += [(stage.name, functools.partial(trainer.train, stage, rng)) for stage in stages]
-    for number, (name, run) in enumerate(runs):
-        kept = folder / f"{number:02d}-{name.replace(' ', '-')}.safetensors"
+    for number, stage in enumerate(stages):
+        kept = folder / f"{number:02d}-{stage.name.replace(' ', '-')}.safetensors"
         if kept.exists():
             trainer.model.load_state_dict(load_file(kept), strict=False)
             continue
         random.seed(number)
         torch.manual_seed(number)
         rng.seed(1000 + number)
-        run()
+        if isinstance(stage, VisionStage):
+            trainer.train_vision(stage)
+        else:
+            trainer.train(stage, rng)
         save_model(trainer.model, str(kept))

@@ -101,21 +101,11 @@ def processor(kind: str) -> ProcessorMixin:
 def model(family: str, **options: Any) -> PreTrainedModel:
     """A fresh model of random weights, wide enough that its decisions differ."""
     made = build_model(family, _base_tokenizer(family), size="test", **options)  # type: ignore[arg-type]
-    if family == "qwen2_vl":
-        _fill_mrope_sections(made)
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.dim() == 2:
                 parameter.mul_(4)
     return made
-
-
-def _fill_mrope_sections(made: PreTrainedModel) -> None:
-    """Make the sections of M-RoPE add up to half a head: those of the `test` size don't."""
-    rope = made.config.text_config.rope_parameters
-    rotary = made.model.language_model.rotary_emb
-    rest = len(rotary.inv_freq) - sum(rope["mrope_section"])
-    rope["mrope_section"] = rotary.mrope_section = [rope["mrope_section"][0] + rest, *rope["mrope_section"][1:]]
 
 
 def loaded(family: str, scheme: Scheme = MR2AG, **options: Any) -> Loaded:

@@ -10,9 +10,9 @@ import torch
 
 from reflectune.data_builders.world.drawing import draw
 from reflectune.data_builders.world.entities import make_entity, random_looks
-from reflectune.data_builders.world.lessons import Lesson, Picture, Teacher, Turn, corpus
+from reflectune.data_builders.world.lessons import Picture, Teacher, corpus
 from reflectune.models.miniature.architecture import FAMILIES, build_model, build_processor, train_tokenizer
-from reflectune.models.miniature.pretraining import Pretrainer, Stage
+from reflectune.models.miniature.pretraining import Lesson, Pretrainer, Stage, Turn, VisionStage
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -29,18 +29,18 @@ def school(request: pytest.FixtureRequest) -> tuple[Pretrainer, Teacher, Any]:
 
 
 def lessons_of(teacher: Teacher) -> list[Lesson]:
-    return [teacher.look(), teacher.read(with_picture=True), teacher.copy(), teacher.match(4, 3), teacher.recall()]
+    return [teacher.look(), teacher.read(with_picture=True), teacher.copy(), teacher.match(3), teacher.recall()]
 
 
 def test_a_tree_predicts_what_separate_rows_predict(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, teacher, _ = school
     for lesson in lessons_of(teacher):
         whole = trainer.collate([lesson])
-        logits = trainer._logits(whole)
+        logits = trainer._forward(whole)[0]
         for number, turn in enumerate(lesson.turns):
             alone = trainer.collate([Lesson(lesson.picture, lesson.question, (turn,))])
             mine = logits[_targets_of(whole, number, lesson)]
-            assert torch.allclose(mine, trainer._logits(alone), atol=1e-5)
+            assert torch.allclose(mine, trainer._forward(alone)[0], atol=1e-5)
 
 
 def _targets_of(batch: Any, number: int, lesson: Lesson) -> torch.Tensor:
@@ -59,8 +59,8 @@ def _targets_of(batch: Any, number: int, lesson: Lesson) -> torch.Tensor:
 def test_a_batch_predicts_what_its_lessons_predict_alone(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, teacher, _ = school
     lessons = lessons_of(teacher)
-    together = trainer._logits(trainer.collate(lessons))
-    apart = torch.cat([trainer._logits(trainer.collate([lesson])) for lesson in lessons])
+    together = trainer._forward(trainer.collate(lessons))[0]
+    apart = torch.cat([trainer._forward(trainer.collate([lesson]))[0] for lesson in lessons])
     assert torch.allclose(together, apart, atol=1e-5)
 
 
@@ -73,9 +73,39 @@ def test_a_lesson_is_tokenised_as_its_conversation_is(school: tuple[Pretrainer, 
     messages = [{"role": "user", "content": user}, {"role": "assistant", "content": reply}]
     text = processor.apply_chat_template(messages).replace(processor.image_token, processor.image_token * 16)
     whole = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = [*trainer._encoder.prefix(lesson), *trainer._encoder.turn(lesson, turn)[0]]
+    ids = [*trainer._encoder.prefix(lesson), *trainer._encoder.turn(lesson, turn).ids]
     assert whole[: len(ids)] == ids
     assert processor.tokenizer.decode(whole[len(ids) :]).strip() == ""
+
+
+def test_the_words_of_a_description_are_marked_by_whether_the_picture_shows_them(
+    school: tuple[Pretrainer, Teacher, Any],
+) -> None:
+    trainer, _, processor = school
+    turn = Turn("Old Tower: a red tower on rock.", "no", "match", shown=(("red", True), ("tower", False)))
+    batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
+    ids = batch.inputs["input_ids"].flatten()
+    ends = [processor.tokenizer.decode(ids[: place + 1]) for place in batch.word.tolist()]
+    assert [text.rsplit(":", 1)[1] for text in ends] == [" a red", " a red tower"]
+    assert batch.is_shown.tolist() == [1.0, 0.0]
+
+
+def test_the_grounding_loss_teaches_which_words_a_picture_shows(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, _, _ = school
+    turn = Turn("a red tower", "no", "match", shown=(("red", True), ("tower", False)))
+    batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
+    before = trainer._forward(batch)[1].item()
+    stage = Stage("test", 40, 2, 5e-3, [(1.0, lambda: Lesson(0, "Is it?", (turn,)))], warmup=1)
+    trainer.train(stage, random.Random(0))
+    assert trainer._forward(batch)[1].item() < before / 3
+
+
+def test_the_vision_stage_names_what_is_shown(school: tuple[Pretrainer, Teacher, Any]) -> None:
+    trainer, _, _ = school
+    trainer._log = (lines := []).append  # type: ignore[method-assign,var-annotated]
+    labels = torch.tensor([[row % 2] for row in range(7)])
+    trainer.train_vision(VisionStage("vision", 200, 7, 3e-3, labels, [["red", "blue"]]))
+    assert float(lines[-1].split()[-1]) > 0.9
 
 
 def test_a_few_steps_lower_the_loss(school: tuple[Pretrainer, Teacher, Any]) -> None:

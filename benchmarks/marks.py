@@ -1,0 +1,220 @@
+"""The miniature against its marks: every family and method over several seeds, as a Markdown table.
+
+    python benchmarks/marks.py --output benchmarks/marks.md
+
+Each run is a quick start of its own (`benchmarks/quickstart.py`); a run that is finished is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Metrics = dict[str, Any]
+
+FAMILIES, METHODS = ("llava", "qwen2_vl"), ("full", "lora")
+LORA_TOLERANCE = 0.03
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A row of the table: what is read from `metrics.json`, and between which values its mean has to be."""
+
+    name: str
+    read: Callable[[Metrics], float]
+    low: float = float("-inf")
+    high: float = float("inf")
+    percent: bool = True
+
+    def holds(self, value: float) -> bool:
+        """Whether a mean reaches the mark."""
+        return self.low <= round(value, 4) <= self.high
+
+    def show(self, value: float) -> str:
+        """The value as printed."""
+        return f"{100 * value:.1f}" if self.percent else f"{value:.2f}"
+
+    def wanted(self) -> str:
+        """The mark in words."""
+        low, high = (self.show(bound).removesuffix(".0") for bound in (self.low, self.high))
+        if self.low == float("-inf"):
+            return f"≤ {high}"
+        return f"≥ {low}" if self.high == float("inf") else f"{low} to {high}"
+
+
+def _value(*path: str) -> Callable[[Metrics], float]:
+    def read(metrics: Metrics) -> float:
+        found: Any = metrics
+        for key in path:
+            found = found[key]
+        return found["value"]
+
+    return read
+
+
+def _gap_of_intervals(metrics: Metrics) -> float:
+    """How far mr2ag's interval lies above the naive reader's."""
+    ours, naive = (metrics["pipelines"][name]["overall"] for name in ("mr2ag", "naive_rag"))
+    return ours["low"] - naive["high"]
+
+
+MARKS = (
+    Mark("gate: accuracy", _value("gate", "accuracy"), low=0.99),
+    Mark("relevance within the article, balanced", _value("relevance", "within_article"), low=0.97),
+    Mark("relevance against look-alikes, balanced", _value("relevance", "look_alikes"), low=0.90),
+    *(
+        Mark(f"look-alikes rejected: other {name}", _value("relevance", "by_attribute", name), low=0.80)
+        for name in ("kind", "colour", "ground", "mark")
+    ),
+    Mark("answer, gold passage given", _value("answer", "gold_passage"), low=0.92),
+    Mark("answer, gold article given (naive reader)", _value("answer", "gold_article"), low=0.85),
+    Mark("visual questions", _value("visual", "tuned"), low=0.95),
+    Mark(
+        "visual questions, less the base model's",
+        lambda m: m["visual"]["tuned"]["value"] - m["visual"]["base"]["value"],
+        low=-0.01,
+    ),
+    Mark("gold entry in the top 5", _value("retrieval", "article_recall@5"), low=0.85, high=0.97),
+    Mark("gold entry first", _value("retrieval", "article_recall@1"), high=0.70),
+    Mark("mr2ag − naive RAG", _value("comparisons", "mr2ag - naive_rag"), low=0.10),
+    Mark("mr2ag's interval above naive RAG's by", _gap_of_intervals, low=0.0),
+    Mark("mr2ag − closed book", _value("comparisons", "mr2ag - closed_book"), low=0.30),
+    Mark("fine-tuning, minutes", lambda m: m["minutes"]["train"], high=4, percent=False),
+    Mark("all stages, minutes", lambda m: sum(m["minutes"].values()), high=10, percent=False),
+    Mark("peak memory, GiB", lambda m: m["peak_gib"], high=4, percent=False),
+)
+SCORES = ("closed_book", "naive_rag", "oracle_article", "oracle_passage", "mr2ag")
+
+
+def run_all(folder: Path, seeds: Sequence[int], families: Sequence[str], methods: Sequence[str]) -> None:
+    """Run the quick starts that have no metrics yet."""
+    script = Path(__file__).with_name("quickstart.py")
+    for seed in seeds:
+        for family in families:
+            for method in methods:
+                command = ["--family", family, "--method", method, "--seed", str(seed)]
+                run = _run(folder, family, method, seed)
+                if not (run / "metrics.json").exists():
+                    subprocess.run([sys.executable, str(script), *command, "--run", str(run)], check=True)
+
+
+def _run(folder: Path, family: str, method: str, seed: int) -> Path:
+    return folder / f"{family}-{method}-{seed}"
+
+
+def table(runs: dict[tuple[str, str], list[Metrics]]) -> list[str]:
+    """One row a mark, one column a family and method: the mean over seeds, lowest and highest; ✗ where missed."""
+    columns = list(runs)
+    lines = [
+        "| | mark | " + " | ".join(f"{family}, {method}" for family, method in columns) + " |",
+        "|---|---|" + "---|" * len(columns),
+    ]
+    for mark in MARKS:
+        means = {column: statistics.mean(map(mark.read, runs[column])) for column in columns}
+        cells = [_cell(mark, [mark.read(m) for m in runs[column]], mark.holds(means[column])) for column in columns]
+        lines.append(f"| {mark.name} | {mark.wanted()} | {' | '.join(cells)} |")
+    scores = [
+        [_cell(MARKS[0], [_value("pipelines", name, "overall")(m) for m in runs[column]], True) for column in columns]
+        for name in SCORES
+    ]
+    lines += [f"| InfoSeek score: {name} | | {' | '.join(cells)} |" for name, cells in zip(SCORES, scores, strict=True)]
+    return lines
+
+
+def _cell(mark: Mark, values: Sequence[float], holds: bool) -> str:
+    spread = f" ({mark.show(min(values))} to {mark.show(max(values))})" if len(values) > 1 else ""
+    return f"{mark.show(statistics.mean(values))}{spread}{'' if holds else ' ✗'}"
+
+
+def lora_gaps(runs: dict[tuple[str, str], list[Metrics]]) -> list[str]:
+    """For each family, by how many points LoRA falls short of full fine-tuning; one line a row beyond the tolerance."""
+    lines = []
+    for family in dict.fromkeys(family for family, _ in runs):
+        if (family, "full") in runs and (family, "lora") in runs:
+            for mark in MARKS:
+                means = [statistics.mean(map(mark.read, runs[family, method])) for method in METHODS]
+                short = means[0] - means[1] if mark.high > 1 else 0.0
+                if mark.percent and short > LORA_TOLERANCE:
+                    lines.append(f"- {family}, {mark.name}: full {mark.show(means[0])}, LoRA {mark.show(means[1])}")
+    return lines or ["- none"]
+
+
+def rankings(runs: dict[tuple[str, str], list[Metrics]]) -> list[str]:
+    """The eight rankings of the paper's Table 5, InfoSeek score, mean over seeds."""
+    paper = next(iter(runs.values()))[0]["rankings"]["paper"]
+    columns = list(runs)
+    means = {
+        column: {
+            name: statistics.mean(m["rankings"]["scores"][name]["overall"]["value"] for m in found) for name in paper
+        }
+        for column, found in runs.items()
+    }
+    lines = [
+        "| ranking | paper | " + " | ".join(f"{family}, {method}" for family, method in columns) + " |",
+        "|---|---|" + "---|" * len(columns),
+    ]
+    for name in paper:
+        cells = [f"{100 * means[column][name]:.1f}" for column in columns]
+        lines.append(f"| {name} | {100 * paper[name]['overall']:.1f} | {' | '.join(cells)} |")
+    best = ["yes" if means[c]["full"] >= max(means[c].values()) else "no" for c in columns]
+    agree = [
+        f"{100 * statistics.mean(m['rankings']['pairs_ordered_as_in_paper']['overall'] for m in runs[c]):.0f} %"
+        for c in columns
+    ]
+    lines += [
+        f"| the full product is the best | yes | {' | '.join(best)} |",
+        f"| pairs ordered as in the paper | | {' | '.join(agree)} |",
+    ]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs/marks"))
+    parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    arguments = parser.parse_args()
+    run_all(arguments.runs, arguments.seeds, arguments.families, arguments.methods)
+    runs = {
+        (family, method): [
+            json.loads((_run(arguments.runs, family, method, seed) / "metrics.json").read_text())
+            for seed in arguments.seeds
+        ]
+        for family in arguments.families
+        for method in arguments.methods
+    }
+    text = "\n".join(
+        [
+            "# The miniature against its marks",
+            "",
+            f"`python benchmarks/marks.py`: val_unseen_question and val_unseen_entity, phrasings not seen in training, "
+            f"per cent; mean of seeds {', '.join(map(str, arguments.seeds))} (lowest to highest). ✗: mark missed.",
+            "",
+            *table(runs),
+            "",
+            f"Rows where LoRA is more than {100 * LORA_TOLERANCE:.0f} points below full fine-tuning:",
+            "",
+            *lora_gaps(runs),
+            "",
+            "## The eight rankings of mR²AG's Table 5",
+            "",
+            *rankings(runs),
+            "",
+        ]
+    )
+    print(text)
+    if arguments.output:
+        arguments.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""A device's name is either a device or an error that says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from reflectune.core.devices import find_device
+from reflectune.core.errors import UserError
+
+
+def test_auto_is_the_cpu_where_there_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    assert find_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["abacus", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"device `{name}` cannot be used: .*; use cpu, cuda"):
+        find_device(name)
