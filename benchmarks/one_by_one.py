@@ -2,8 +2,9 @@
 
     python benchmarks/one_by_one.py --model runs/quickstart/checkpoint --dataset runs/quickstart/world
 
-Both sides read the gate, judge 20 passages a question and answer (16 tokens at most). The engine reads a question's
-image and prefix once and answers from the passages judged relevant; the loop decodes for every one, as peers do.
+Both sides read the gate, judge 20 passages a question (its own article's among them) and answer, 16 tokens at most. The
+engine reads a question's image and prefix once and answers from the passages judged relevant; the loop decodes for
+every one, as peers do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from transformers.utils import logging
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
@@ -26,9 +28,11 @@ from reflectune.retrieval.passages import split_passages
 PASSAGES, NEW_TOKENS = 20, 16
 
 
-def run_engine(loaded: Loaded, root: Path, questions: list[Question], passages: list[list[Passage]]) -> int:
+def run_engine(
+    loaded: Loaded, root: Path, questions: list[Question], passages: list[list[Passage]], token_budget: int
+) -> int:
     """All questions as one batch; returns how many answers were decoded."""
-    reader = Reader(PrefixEngine(loaded), NEW_TOKENS)
+    reader = Reader(PrefixEngine(loaded, token_budget), NEW_TOKENS)
     opened = reader.open(questions, [load_image(q.image, root=root) for q in questions])
     reader.gates(opened)
     judged = reader.judge(opened, passages)
@@ -66,15 +70,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--dataset", type=Path, required=True)
-    parser.add_argument("--questions", type=int, default=8)
+    parser.add_argument("--questions", type=int, default=16)
+    parser.add_argument("--token_budget", type=int, default=2048, help="the engine's; as in configs/miniature")
     arguments = parser.parse_args()
+    logging.disable_progress_bar()
     loaded = load(arguments.model, scheme="mr2ag")
     dataset = Dataset(arguments.dataset)
     wanted = [q for q in dataset.questions("val_unseen_entity") if q.requires_retrieval][: arguments.questions]
     pool = [p for entry in dataset.knowledge for p in split_passages(entry, lead="first_sentence")]
-    passages = [pool[i * PASSAGES : (i + 1) * PASSAGES] for i in range(len(wanted))]
+    passages = []
+    for number, question in enumerate(wanted):
+        own = [p for p in pool if p.entry_id in question.entity_ids]
+        others = [p for p in pool[number * PASSAGES :] if p.entry_id not in question.entity_ids]
+        passages.append([*own, *others][:PASSAGES])
     work = (loaded, dataset.root, wanted, passages)
-    fast, answered = timed(lambda: run_engine(*work))
+    fast, answered = timed(lambda: run_engine(*work, arguments.token_budget))
     slow, decoded = timed(lambda: run_loop(*work))
     print(f"{len(wanted)} questions, {PASSAGES} passages each, {torch.get_num_threads()} threads")
     print(f"engine: {fast:.2f} s, {answered} answers decoded; one by one: {slow:.2f} s, {decoded} calls of generate")

@@ -107,7 +107,10 @@ def main() -> None:
     print("\nminiature numbers, in per cent (95 % intervals):", *summary(metrics), sep="\n  ")
     spent = ", ".join(f"{name} {value}" for name, value in minutes.items())
     print(f"\nminutes: {spent}; in all {sum(minutes.values()):.1f}; peak memory {metrics['peak_gib']} GiB")
-    print(f"report: {(arguments.run / 'report.html').resolve()}")
+    print("\nthe engine against one generate call per passage:", flush=True)
+    models = ["--model", str(arguments.run / "checkpoint"), "--dataset", str(arguments.run / "world")]
+    subprocess.run([sys.executable, str(ROOT / "benchmarks/one_by_one.py"), *models], check=True)
+    print(f"\nreport: {(arguments.run / 'report.html').resolve()}")
 
 
 if __name__ == "__main__":
