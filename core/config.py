@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import yaml
 
@@ -37,7 +37,11 @@ def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, .
 
     from trl import TrlParser  # slow to import, so only once the config's keys are known to be right
 
-    parsed = TrlParser(list(kinds), allow_abbrev=False).parse_args_and_config(arguments)
+    class Parser(TrlParser):
+        def error(self, message: str) -> NoReturn:  # argparse would print the usage of every key around it
+            raise UserError(f"the config has problems:\n  command line: {message}; --help lists the keys")
+
+    parsed = Parser(list(kinds), allow_abbrev=False).parse_args_and_config(arguments)
     issues = [issue for config in parsed if hasattr(config, "problems") for issue in config.problems()]
     if issues:
         raise UserError("\n  ".join(["the config has problems:", *issues]))

@@ -54,11 +54,13 @@ class Interviewer:
             *asked, kept = self._rng.sample(list(one.entity.facts), len(one.entity.facts))
             later = "test" if number % 3 == 2 else "val"
             splits["train"] += [self.knowledge(one, relation, "train") for relation in asked]
-            splits["train"] += self.visual(one, "train", 2)
+            splits["train"] += self.visual(one, "train", 3)
             splits[f"{later}_unseen_question"].append(self.knowledge(one, kept, f"{later}_unseen_question"))
             if one.role == "train" and number % 3 < 2:
                 name = "val_unseen_question" if number % 3 == 0 else "test_unseen_question"
                 splits[name] += self.visual(one, name, 1)
+        for one in (a for a in self._articles if a.role == "bystander" and not a.entity.looks.held_out):
+            splits["train"] += self.visual(one, "train", 3)
         for role in ("val", "test"):
             name = f"{role}_unseen_entity"
             for one in (a for a in self._articles if a.role == role):

@@ -58,6 +58,7 @@ def test_every_problem_of_the_file_is_reported_at_once(tmp_path: Path) -> None:
         (["--stepz", "3"], "did you mean `steps`?"),
         (["--config"], "--config needs the path"),
         (["--config", "nowhere.yaml"], "config file not found: nowhere.yaml"),
+        (["--steps", "many"], "argument --steps: invalid int value: 'many'; --help lists the keys"),
         (["--steps", "0"], "`steps` must be positive"),
     ],
 )

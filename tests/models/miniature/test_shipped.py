@@ -6,10 +6,11 @@ import pytest
 from PIL import Image
 
 from reflectune.models.loading import load
+from reflectune.models.miniature.architecture import FAMILIES
 from reflectune.retrieval.encoders import load_encoder
 
 
-@pytest.mark.parametrize("family", ["llava"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_base_model_loads_without_reflection_tokens(family: str) -> None:
     loaded = load(f"miniature/{family}")
     assert not loaded.is_tuned
