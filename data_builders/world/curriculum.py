@@ -107,6 +107,13 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         (0.18, t.read_article),
         (0.12, lambda: t.read_article(2)),
     ]
+    polish = [
+        (0.55, t.look),
+        (0.20, lambda: t.read(with_picture=True)),
+        (0.15, t.read_article),
+        (0.05, t.match),
+        (0.05, t.recall),
+    ]
     is_llava = family == "llava"
     looking = Stage("look", steps(350), 16, 2e-3, [(1.0, t.look)], vision_factor=0.5)
     if is_llava:  # its tower forgets the balloons' number unless it rests until the language model has read it
@@ -121,4 +128,5 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         looking,
         Stage("match", steps(3000), 4, 1.5e-3, matching, vision_factor=factor, until=("match", 0.95)),
         Stage("mixture", steps(1500), 8, 1.6e-3, mixture, vision_factor=0.1 if is_llava else 0.3),
+        *([Stage("polish", steps(300), 8, 8e-4, polish, vision_factor=0.0)] if is_llava else []),
     ]
