@@ -6,6 +6,7 @@ again.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +71,12 @@ def run(config: IndexConfig) -> None:
         print(f"into {config.output}; nothing was written")
         return
     index = build_index(
-        kb, encoder, config.output, batch_size=config.batch_size, shard_rows=config.shard_rows, progress=True
+        kb,
+        encoder,
+        config.output,
+        batch_size=config.batch_size,
+        shard_rows=config.shard_rows,
+        progress=sys.stderr.isatty(),
     )
     print(f"{config.output}: {len(index.title):,} titles and {len(index.image):,} images of {kb.name}")
 

@@ -69,7 +69,7 @@ def build_index(
         folder: Where to.
         batch_size: Entries that are encoded together.
         shard_rows: Entries whose vectors are put on the disk together: what a crash costs at most.
-        progress: Show a progress bar, on a terminal.
+        progress: Show a progress bar.
 
     Raises:
         UserError: The folder holds an index of something else, an image is missing or bad, or an entry has no title.
@@ -137,8 +137,7 @@ def _encode_shards(
     shards = {first: _shard_paths(folder, first // shard_rows) for first in range(0, len(kb), shard_rows)}
     finished = {first for first, paths in shards.items() if all(path.is_file() for path in paths.values())}
     before = sum(min(shard_rows, len(kb) - first) for first in finished)
-    hidden = None if progress else True  # None: hidden where nobody watches
-    with tqdm(total=len(kb), initial=before, unit=" entries", desc="indexing", disable=hidden) as bar:
+    with tqdm(total=len(kb), initial=before, unit=" entries", desc="indexing", disable=not progress) as bar:
         for first, paths in shards.items():
             shard = list(islice(entries, shard_rows))
             if first not in finished:
