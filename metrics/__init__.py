@@ -1,1 +1,1 @@
-"""Official metrics, retrieval metrics, gate metrics, intervals. Pure functions."""
+"""Official metrics and strict twins, retrieval and gate metrics, judges, intervals; scoring of prediction files."""

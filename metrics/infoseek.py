@@ -74,7 +74,7 @@ def evaluate(
     Raises:
         UserError: Two questions share an id, or (strict) a prediction's id is unknown.
     """
-    asked = _by_id(questions)
+    asked = by_id(questions)
     unknown = sorted(set(predictions) - set(asked))
     if mode == "strict" and unknown:
         raise UserError(
@@ -130,13 +130,21 @@ def official_report(
     """
     types = {row["data_id"]: row["question_type"].lower() for row in qtypes}
     truth = {row["data_id"]: (row["data_split"], *_official_truth(row, types[row["data_id"]])) for row in references}
-    scored: dict[bool, list[tuple[str, int]]] = {True: [], False: []}
+    scored = []
     for row in predictions:
         if row["data_id"] in truth:
             split, kind, answer = truth[row["data_id"]]
             right = numerical(row["prediction"], answer) if kind == "num" else exact_match(row["prediction"], answer)
-            scored[is_unseen_question(split)].append((kind, right))
-    halves = [_percentages(scored[half]) for half in (True, False)]
+            scored.append((split, kind, right))
+    return percent_report(scored)
+
+
+def percent_report(scored: Iterable[tuple[str, str, float]]) -> dict[str, Any]:
+    """The official report, percentages with two decimals, of rows (split's name, `time`, `num` or `string`, right)."""
+    parts: dict[bool, list[tuple[str, float]]] = {True: [], False: []}
+    for split, kind, right in scored:
+        parts[is_unseen_question(split)].append((kind, right))
+    halves = [_percentages(parts[half]) for half in (True, False)]
     return {
         "final_score": round(harmonic_mean(*(half["score"] for half in halves)), 2),
         "unseen_question_score": halves[0],
@@ -219,7 +227,8 @@ def _number(written: str) -> float:
     return float(".".join(parts[:2]))
 
 
-def _by_id(questions: Iterable[Question]) -> dict[str, Question]:
+def by_id(questions: Iterable[Question]) -> dict[str, Question]:
+    """Questions by their ids; UserError if two share one."""
     found: dict[str, Question] = {}
     for question in questions:
         if question.id in found:
@@ -240,7 +249,7 @@ def _official_truth(row: Mapping[str, Any], question_type: str) -> tuple[str, An
     return "num", (given[0] if isinstance(given, list) else given)["range"][:2]
 
 
-def _percentages(scored: Sequence[tuple[str, int]]) -> dict[str, float]:
+def _percentages(scored: Sequence[tuple[str, float]]) -> dict[str, float]:
     """Score of all rows (kind, right), then by kind; 0 where there is none."""
     parts = {"score": [right for _, right in scored]} | {
         f"score_{kind}": [right for found, right in scored if found == kind] for kind in ("time", "num", "string")

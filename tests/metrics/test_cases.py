@@ -1,80 +1,104 @@
-"""Replays what the official programs printed; the file of pairs lies beside the repository, not in it."""
+"""Replays what the official programs printed; the file of cases lies beside the repository, not in it."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from collections.abc import Callable
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
-from reflectune.metrics import evqa, infoseek, retrieval, text, vqa
-
+SCRIPT = Path(__file__).with_name("replay.py")
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "metrics.json"
-BEM_LENGTH = 512
+ABSENT = f"no {CASES}: the cases are not part of the repo"
 
 
-def bem_of_fixed_logits(bem_logits: list[float]) -> Callable[[str, str, str], list[float]]:
-    """What the pairs were printed with: a word a piece, padded to 512 with no truncation, then fixed logits."""
-
-    def logits(*segments: str) -> list[float]:
-        pieces = 1 + sum(len(segment.split()) + 1 for segment in segments)
-        np.zeros(BEM_LENGTH - pieces)
-        return bem_logits
-
-    return logits
-
-
-def evaluate_with_fixed_logits(reference_list: list[str], bem_logits: list[float], **inputs: str) -> float:
-    return evqa.evaluate_example(references=reference_list, bem_logits=bem_of_fixed_logits(bem_logits), **inputs)
+def load_replay() -> ModuleType:
+    """The script as a module: tests are not a package."""
+    spec = importlib.util.spec_from_file_location("replay", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["replay"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-REPLAYED: dict[str, Callable[..., Any]] = {
-    "infoseek.normalize_answer": infoseek.normalize_answer,
-    "infoseek.string_exact_match": infoseek.exact_match,
-    "infoseek.time_exact_match": infoseek.exact_match,
-    "infoseek.parse_numerical": infoseek.parse_numerical,
-    "infoseek.clean_str_range": infoseek.clean_str_range,
-    "infoseek.numerical": infoseek.numerical,
-    "infoseek.numerical_range": infoseek.numerical_range,
-    "infoseek.range_iou": infoseek.range_iou,
-    "infoseek.harmonic_mean": lambda values: infoseek.harmonic_mean(*values),
-    "infoseek.evaluate": infoseek.official_report,
-    "evqa.preprocess_answer": evqa.preprocess_answer,
-    "evqa.single_exact_match": evqa.single_exact_match,
-    "evqa.multi_exact_match": evqa.multi_exact_match,
-    "evqa.list_iou": evqa.list_iou,
-    "evqa.bem_input_segments": lambda **inputs: list(evqa.bem_segments(**inputs)),
-    "evqa.evaluate_example_fixed_bem_logits": evaluate_with_fixed_logits,
-    "vqa.soft_accuracy": lambda **inputs: vqa.percent(vqa.soft_accuracy(**inputs)),
-    "selfrag.match": text.match,
-    "echosight.recall_at_k": lambda **inputs: {str(k): v for k, v in retrieval.recall_at_k(**inputs).items()},
-}
-NOT_RUN = {"evqa.evaluate_example_real_bem": "not run by anyone: needs BEM's weights from TF-Hub"}
+replay = load_replay()
 
 
 def cases() -> list[Any]:
     if not CASES.exists():
-        return [pytest.param(None, marks=pytest.mark.skip(reason=f"no {CASES}: the pairs are not part of the repo"))]
-    rows = json.loads(CASES.read_text(encoding="utf-8"))
-    return [
-        pytest.param(
-            row,
-            id=f"{row['metric']}-{number}",
-            marks=[pytest.mark.skip(reason=NOT_RUN[row["metric"]])] if row["metric"] in NOT_RUN else [],
-        )
-        for number, row in enumerate(rows)
-    ]
+        return [pytest.param(None, marks=pytest.mark.skip(reason=ABSENT))]
+    rows = replay.read_cases(CASES)
+    return [pytest.param(row, id=f"{row['metric']}-{number}") for number, row in enumerate(rows)]
+
+
+def run(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), str(path)], capture_output=True, text=True, check=False)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps(rows))
+    return path
 
 
 @pytest.mark.parametrize("case", cases())
 def test_prints_what_the_official_program_prints(case: dict[str, Any]) -> None:
-    metric, inputs, expected = REPLAYED[case["metric"]], case["inputs"], case["expected"]
-    if isinstance(expected, dict) and "error" in expected:
-        with pytest.raises((TypeError, ValueError)) as caught:
-            metric(**inputs)
-        assert (type(caught.value).__name__, str(caught.value)) == (expected["error"], expected["message"])
-    else:
-        assert metric(**inputs) == expected
+    outcome = replay.replay(case)
+    if outcome.status == "not run":
+        pytest.skip(outcome.reason)
+    assert outcome.status == "passed", outcome.reason
+
+
+@pytest.mark.skipif(not CASES.exists(), reason=ABSENT)
+def test_the_script_passes_all_but_the_one_that_needs_weights() -> None:
+    done = run(CASES)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert lines[-1] == "180 passed, 0 failed"
+    assert lines[0].startswith("NOT RUN: case ")
+    assert replay.NEEDS_BEM in lines[0]
+
+
+def test_the_script_names_what_fails_and_what_it_does_not_know(tmp_path: Path) -> None:
+    rows = [
+        {"metric": "infoseek.normalize_answer", "inputs": {"text": "The  Cat."}, "expected": "cat"},
+        {"metric": "infoseek.normalize_answer", "inputs": {"text": "The  Cat."}, "expected": "dog", "note": "wrong"},
+        {"metric": "bleu", "inputs": {}, "expected": 0},
+        {"metric": replay.NEEDS_BEM, "inputs": {}, "expected": 1.0},
+    ]
+    done = run(write(tmp_path / "cases.json", rows))
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert lines[0] == "FAILED: case 1, infoseek.normalize_answer (wrong): expected 'dog', found 'cat'"
+    assert "case 2, bleu: no metric is known as bleu" in lines[1]
+    assert lines[-1] == "1 passed, 2 failed"
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "[1", ""])
+def test_a_file_without_cases_is_an_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "cases.json"
+    path.write_text(content)
+    done = run(path)
+    assert done.returncode == 1
+    assert "passed" not in done.stdout
+    assert str(path) in done.stderr
+
+
+def test_what_raises_is_compared_by_kind_and_words() -> None:
+    case = {"metric": "evqa.list_iou", "inputs": {"target": [], "prediction": ["x"]}}
+    right = {"error": "ValueError", "message": "Target list should not be empty."}
+    assert replay.replay({**case, "expected": right}).status == "passed"
+    assert replay.replay({**case, "expected": {**right, "message": "else"}}).status == "failed"
+    assert replay.replay({**case, "expected": 0.0}).status == "failed"
+
+
+def test_a_case_that_needs_bem_is_run_where_bem_is_given() -> None:
+    inputs = {"question": "Q?", "reference_list": ["x"], "candidate": "y", "question_type": "automatic"}
+    case = {"metric": replay.NEEDS_BEM, "inputs": inputs, "expected": 1.0}
+    assert replay.replay(case, lambda *segments: (0.0, 1.0)).status == "passed"
+    assert replay.replay(case, lambda *segments: (1.0, 0.0)).status == "failed"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from reflectune.metrics import infoseek, intervals
-from reflectune.metrics.intervals import bootstrap_interval, paired_bootstrap
+from reflectune.metrics.intervals import bootstrap_interval, paired_bootstrap, permutation_test
 
 VALUES = np.random.default_rng(0).random(400) < 0.3
 
@@ -68,6 +68,42 @@ def test_pairing_cancels_what_two_systems_share() -> None:
 def test_a_system_does_not_differ_from_itself() -> None:
     found = paired_bootstrap(VALUES, VALUES, seed=0)
     assert (found.value, found.low, found.high, found.share_not_above) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_p_is_that_of_the_sign_test_where_systems_differ_on_few_questions() -> None:
+    """Of 8 differing questions all favour one side: two-sided, 2 of 2^8 swaps differ as much."""
+    first, second = np.zeros(50), np.zeros(50)
+    first[:8] = 1
+    assert permutation_test(first, second, seed=0, n=40_000) == pytest.approx(2 / 2**8, rel=0.2)
+
+
+def test_p_of_equal_systems_is_one_and_never_zero() -> None:
+    assert permutation_test(VALUES, VALUES, seed=0) == 1.0
+    assert permutation_test(np.ones(300), np.zeros(300), seed=0, n=99) == 1 / 100
+    assert permutation_test(np.zeros(300), np.ones(300), seed=0, n=99) == 1 / 100
+
+
+def test_p_is_uniform_where_nothing_differs() -> None:
+    generator = np.random.default_rng(1)
+    found = [permutation_test(*generator.random((2, 40)), seed=seed, n=199) for seed in range(200)]
+    assert np.mean(np.array(found) <= 0.1) == pytest.approx(0.1, abs=0.06)
+
+
+def test_p_of_a_given_statistic_equals_that_of_the_mean() -> None:
+    first, second = np.random.default_rng(2).random((2, 60))
+    mean = permutation_test(first, second, seed=0)
+    assert permutation_test(first, second, lambda rows: float(rows.mean()), seed=0) == mean
+    columns = [np.column_stack([np.zeros(60), values]) for values in (first, second)]
+    assert permutation_test(*columns, lambda rows: float(rows[:, 1].mean()), seed=0) == mean
+
+
+def test_p_of_what_is_undefined_is_refused() -> None:
+    with pytest.raises(ValueError, match="same questions"):
+        permutation_test(np.ones(3), np.ones(2), seed=0)
+    with pytest.raises(ValueError, match="at least one question"):
+        permutation_test([], [], seed=0)
+    with pytest.raises(ValueError, match="give a statistic"):
+        permutation_test(np.ones((3, 2)), np.ones((3, 2)), seed=0)
 
 
 def test_what_is_undefined_is_refused() -> None:

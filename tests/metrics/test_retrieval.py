@@ -40,6 +40,38 @@ def test_recall_rises_with_k_and_steps_where_the_rank_is(ranked: list[str], gold
     assert 1 / (steps.index(1.0) + 1) == retrieval.reciprocal_rank(ranked, {gold})
 
 
+def test_pseudo_relevance_is_the_answers_text_in_any_case() -> None:
+    texts = ["Nothing known.", "It stands in PARIS."]
+    assert retrieval.prr_at_k(texts, ["paris "], 1) == 0.0
+    assert retrieval.prr_at_k(texts, ["x", "paris "], 2) == 1.0
+    assert retrieval.prr_at_k(texts, ["no"], 1, "official") == 1.0
+    assert retrieval.prr_at_k(texts, ["no"], 1, "strict") == 0.0
+    assert retrieval.prr_at_k([], ["no"], 1, "strict") == 0.0
+    with pytest.raises(ValueError, match="nothing is undefined"):
+        retrieval.prr_at_k([], ["no"], 1, "official")
+
+
+def test_an_entity_is_mentioned_strictly_only_by_whole_words_of_one_text() -> None:
+    assert retrieval.entity_mentioned(["Rome"], ["Romeo"], "official")
+    assert not retrieval.entity_mentioned(["Rome"], ["Romeo"])
+    assert retrieval.entity_mentioned(["New York"], ["in New", "York"], "official")
+    assert not retrieval.entity_mentioned(["New York"], ["in New", "York"])
+    assert retrieval.entity_mentioned(["x", "Rome|Oslo"], ["to Oslo", "from Rome"])
+    assert not retrieval.entity_mentioned(["Rome|Oslo", "|"], ["from Rome"])
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=5), max_size=6))
+def test_cumulative_recall_never_falls_and_ends_at_recall(hits: list[list[bool]]) -> None:
+    found = retrieval.cumulative_recall(hits)
+    assert found == sorted(found)
+    assert len(found) == max(map(len, hits), default=0)
+    assert not found or found[-1] == sum(map(any, hits)) / len(hits)
+
+
+def test_a_question_that_stops_early_keeps_what_it_found() -> None:
+    assert retrieval.cumulative_recall([[True], [False, False, True], []]) == pytest.approx([1 / 3, 1 / 3, 2 / 3])
+
+
 def test_what_is_undefined_is_refused() -> None:
     with pytest.raises(ValueError, match="gold"):
         retrieval.article_recall_at_k(["a"], set(), 1)

@@ -1,0 +1,227 @@
+"""From BEM's TensorFlow variables to a PyTorch checkpoint, checked against logits that the original printed.
+
+The two inputs are made once, where TensorFlow is installed and the model can be reached. We have not run this recipe,
+for the weights are not reachable from where this was written; the check below is what makes the result trustworthy.
+
+    import json, numpy, tensorflow_hub, tensorflow_text   # and E-VQA's evaluation_utils.py for `bertify`
+    bem = tensorflow_hub.load("https://tfhub.dev/google/answer_equivalence/bem/1")
+    variables = getattr(bem, "variables", None) or bem.signatures["serving_default"].variables
+    numpy.savez("bem.npz", **{v.name.replace("/", "|"): v.numpy() for v in variables})
+    rows = [{"candidate": c, "reference": r, "question": q, "input_ids": ids.tolist(),   # unpadded
+             "logits": bem(padded).numpy()[0].tolist()} for c, r, q, ids, padded in …]   # 20 or more, of all lengths
+    json.dump(rows, open("bem_logits.json", "w"))
+
+vocab.txt is that of BERT base uncased. Two namings are known: those of TensorFlow's first BERT
+(`bert/encoder/layer_0/attention/self/query/kernel`) and of its Model Garden
+(`transformer/layer_0/self_attention/query/kernel`). Others are given by hand (`names`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.durable import write_atomically, write_json
+from reflectune.core.errors import UserError
+from reflectune.metrics.bem import RECORD, Bem, load_tokenizer
+
+Arrays = Mapping[str, np.ndarray]
+
+TOLERANCE = 1e-3
+"""Largest difference of a logit that a right conversion may have, in full precision."""
+
+_LAYER = r"(?:bert/encoder|transformer|encoder)/layer_(\d+)"
+_HF = r"bert.encoder.layer.\1"
+_RULES = (
+    (r"(?:bert/embeddings/word_embeddings|word_embeddings/embeddings)", "bert.embeddings.word_embeddings.weight"),
+    (
+        r"(?:bert/embeddings/position_embeddings|position_embedding/(?:position_)?embeddings)",
+        "bert.embeddings.position_embeddings.weight",
+    ),
+    (
+        r"(?:bert/embeddings/token_type_embeddings|type_embeddings/embeddings)",
+        "bert.embeddings.token_type_embeddings.weight",
+    ),
+    (r"(?:bert/embeddings/LayerNorm|embeddings/layer_norm)/", "bert.embeddings.LayerNorm."),
+    (_LAYER + r"/(?:attention/self|self_attention)/(query|key|value)/", _HF + r".attention.self.\2."),
+    (
+        _LAYER + r"/(?:attention/output/dense|self_attention/attention_output)/",
+        _HF + ".attention.output.dense.",
+    ),
+    (
+        _LAYER + r"/(?:attention/output/LayerNorm|self_attention_layer_norm)/",
+        _HF + ".attention.output.LayerNorm.",
+    ),
+    (_LAYER + r"/intermediate/(?:dense/)?", _HF + ".intermediate.dense."),
+    (_LAYER + r"/(?:output/LayerNorm|output_layer_norm)/", _HF + ".output.LayerNorm."),
+    (_LAYER + r"/output/(?:dense/)?", _HF + ".output.dense."),
+    (r"(?:bert/pooler/dense|pooler_transform)/", "bert.pooler.dense."),
+    (r"output_weights", "classifier.weight"),
+    (r"output_bias", "classifier.bias"),
+    (r"(?:classifier|classification/predictions/transform/logits|sentence_prediction/logits|logits)/", "classifier."),
+)
+_LEAVES = {"kernel": "weight", "gamma": "weight", "beta": "bias", "bias": "bias"}
+_NOT_WEIGHTS = re.compile(r"(?i)adam|optimizer|global_step|learning_rate|save_counter|iter(ation)?s?$")
+
+
+@dataclass(frozen=True)
+class Check:
+    """How near the converted model comes to the original on the example triples."""
+
+    activation: str
+    mask_padding: bool
+    largest_difference: float
+
+
+def convert(
+    variables: Arrays, vocabulary: Path, examples: Sequence[Mapping[str, Any]], output: Path, names: Mapping[str, str]
+) -> Check:
+    """Write a checkpoint folder that `load_bem` reads.
+
+    What the published module does not say is found out: whether its GELU is the exact one, and whether padding is
+    masked. Of the four models that this leaves, the one nearest to the original is written.
+
+    Args:
+        variables: TensorFlow's variables by name.
+        vocabulary: BERT's vocab.txt.
+        examples: Rows `{"candidate", "reference", "question", "logits": [2], "input_ids"?: […]}` of the original.
+        output: Folder to write.
+        names: PyTorch's name by TensorFlow's, for variables whose naming is not known here.
+
+    Raises:
+        UserError: A variable is missing, unknown or of another shape, word pieces differ from the original's, or no
+            model comes within `TOLERANCE` of its logits.
+    """
+    if not examples:
+        raise UserError("there are no example rows; a conversion that nothing checks is not written")
+    tokenizer = load_tokenizer(vocabulary)
+    weights = torch_weights(variables, names)
+    checks: list[tuple[Check, Any]] = []
+    for activation in ("gelu", "gelu_new"):
+        model = _model(weights, activation)
+        for mask_padding in (True, False):
+            bem = Bem(model, tokenizer, mask_padding=mask_padding)
+            checks.append((Check(activation, mask_padding, _difference(bem, examples)), model))
+    best, model = min(checks, key=lambda found: found[0].largest_difference)
+    if not best.largest_difference <= TOLERANCE:
+        raise UserError(
+            f"the converted model's logits differ from the original's by {best.largest_difference:.4g} at best, more "
+            f"than {TOLERANCE}: a variable is taken for another (see `names`), or the example rows are of another model"
+        )
+    model.save_pretrained(output)
+    write_atomically(output / "vocab.txt", vocabulary.read_bytes())
+    write_json(
+        output / RECORD,
+        {
+            "source": "google/answer_equivalence/bem/1",
+            "mask_padding": best.mask_padding,
+            "checked_on": len(examples),
+            "largest_difference": best.largest_difference,
+        },
+    )
+    return best
+
+
+def read_variables(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz, by TensorFlow's names ("|" for "/", no ":0"); nothing is unpickled."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name.replace("|", "/").removesuffix(":0"): file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} can't be read as the variables' .npz: {error}") from error
+
+
+def torch_weights(variables: Arrays, names: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The variables by PyTorch's names; kernels as matrices of shape (out, in).
+
+    Raises:
+        UserError: Names a variable that no rule knows.
+    """
+    found: dict[str, np.ndarray] = {}
+    unknown = []
+    for name, array in variables.items():
+        target = names.get(name) or _torch_name(name)
+        if target is None:
+            unknown += [] if _NOT_WEIGHTS.search(name) else [f"{name} {array.shape}"]
+        elif target in found:
+            raise UserError(f"two variables are {target}, one of them {name}; say which is which by `names`")
+        else:
+            found[target] = _as_torch(name, target, array)
+    if unknown:
+        raise UserError(
+            "\n  ".join(["variables of unknown naming; give their PyTorch names by `names`:", *sorted(unknown)])
+        )
+    return found
+
+
+def _torch_name(name: str) -> str | None:
+    for pattern, replacement in _RULES:
+        match = re.search(pattern, name)
+        if match is None:
+            continue
+        leaf = name[match.end() :]
+        if not replacement.endswith(".") and not leaf:
+            return replacement
+        if replacement.endswith(".") and leaf in _LEAVES:
+            return match.expand(replacement) + _LEAVES[leaf]
+    return None
+
+
+def _as_torch(name: str, target: str, array: np.ndarray) -> np.ndarray:
+    """One array in PyTorch's layout: kernels transposed, heads (768, 12, 64) or (12, 64, 768) as one dimension."""
+    if target.endswith(".bias"):
+        return array.reshape(-1)
+    if not name.endswith("kernel"):
+        return array
+    if array.ndim == 3:
+        inwards = array.shape[0] * array.shape[1] if "output" in target else array.shape[0]
+        return array.reshape(inwards, -1).T
+    return array.T
+
+
+def _model(weights: Arrays, activation: str) -> Any:
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    try:
+        words, hidden = weights["bert.embeddings.word_embeddings.weight"].shape
+        config = BertConfig(
+            vocab_size=words,
+            hidden_size=hidden,
+            num_hidden_layers=1 + max(int(found[1]) for key in weights if (found := re.search(r"layer\.(\d+)", key))),
+            num_attention_heads=max(1, hidden // 64),
+            intermediate_size=weights["bert.encoder.layer.0.intermediate.dense.bias"].shape[0],
+            max_position_embeddings=weights["bert.embeddings.position_embeddings.weight"].shape[0],
+            type_vocab_size=weights["bert.embeddings.token_type_embeddings.weight"].shape[0],
+            hidden_act=activation,
+            id2label={0: "not_equivalent", 1: "equivalent"},
+            label2id={"not_equivalent": 0, "equivalent": 1},
+        )
+        model = BertForSequenceClassification(config)
+        tensors = {key: torch.tensor(array, dtype=torch.float32) for key, array in weights.items()}
+        model.load_state_dict(tensors, strict=True)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise UserError(f"the variables do not make a BERT classifier: {error}") from error
+    return model.eval()
+
+
+def _difference(bem: Bem, examples: Sequence[Mapping[str, Any]]) -> float:
+    """Largest difference of a logit over the examples."""
+    for row in examples:
+        if "input_ids" in row:
+            _same_word_pieces(bem, row)
+    triples = [(str(row["candidate"]), str(row["reference"]), str(row["question"])) for row in examples]
+    expected = np.asarray([row["logits"] for row in examples], dtype=float).reshape(len(examples), 2)
+    return float(abs(bem.logits(triples) - expected).max())
+
+
+def _same_word_pieces(bem: Bem, row: Mapping[str, Any]) -> None:
+    ids = list(np.trim_zeros(row["input_ids"], "b"))
+    own = bem.encode((row["candidate"], row["reference"], row["question"]))[0]
+    if ids != own:
+        raise UserError(f"word pieces of {row['candidate']!r} differ from the original's: {own} and not {ids}")

@@ -1,0 +1,60 @@
+"""Convert E-VQA's BEM: `python -m reflectune.metrics.convert_bem --variables bem.npz --examples bem_logits.json …`.
+
+How the two files are made, once, with TensorFlow: the docstring of `reflectune/metrics/bem_conversion.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reflectune.core.config import parse_config
+from reflectune.core.durable import read_json
+from reflectune.core.errors import entry_point
+
+
+@dataclass
+class ConvertBemConfig:
+    """What is converted, and what it is checked against."""
+
+    variables: str = field(default="", metadata={"help": ".npz of the TensorFlow module's variables"})
+    vocabulary: str = field(default="", metadata={"help": "vocab.txt of BERT base uncased"})
+    examples: str = field(default="", metadata={"help": "JSON list of triples with the original's logits"})
+    output: str = field(default="", metadata={"help": "checkpoint folder to write"})
+    names: str = field(
+        default="", metadata={"help": "JSON mapping of TensorFlow names to PyTorch names, where they are not known"}
+    )
+    dry_run: bool = field(default=False, metadata={"help": "say what would be converted, and stop"})
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values."""
+        needed = {"variables": self.variables, "vocabulary": self.vocabulary, "examples": self.examples}
+        missing = [f"`{key}` is needed" for key, value in {**needed, "output": self.output}.items() if not value]
+        files = [path for path in (*needed.values(), self.names) if path]
+        return missing + [f"file not found: {path}" for path in files if not Path(path).is_file()]
+
+
+@entry_point
+def main() -> None:
+    """Parse the config and convert."""
+    (config,) = parse_config(ConvertBemConfig)
+    if config.dry_run:
+        print(f"would convert {config.variables} to {config.output}, checked on {config.examples}")
+        return
+    from reflectune.metrics.bem_conversion import convert, read_variables  # slow to import: after the config is right
+
+    check = convert(
+        read_variables(Path(config.variables)),
+        Path(config.vocabulary),
+        read_json(config.examples, "the file of example triples"),
+        Path(config.output),
+        read_json(config.names, "the file of names") if config.names else {},
+    )
+    print(
+        f"wrote {config.output}: logits within {check.largest_difference:.2g} of the original's "
+        f"(activation {check.activation}, padding {'masked' if check.mask_padding else 'read'})"
+    )
+
+
+if __name__ == "__main__":
+    main()

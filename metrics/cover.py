@@ -1,0 +1,75 @@
+"""Cover match: does an accepted answer stand in a longer reply? Token-bounded, or as the papers' programs do it.
+
+MI-RAG (arXiv 2509.00798, §4.1) and PMSR (§4.1) report it as CEM, for replies too long for exact match. Their substring
+test finds "no" in "I do not know"; `mode="strict"` compares whole tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import Literal
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.metrics import infoseek, pmsr
+
+Mode = Literal["official", "strict"]
+
+_TOKEN = re.compile(r"\w+")
+_NUMBER = re.compile(r"[-+]?\d*\.\d+|[-+]?\d+")
+_ARTICLES = frozenset({"a", "an", "the"})
+
+
+def cover_match(prediction: str, answers: Iterable[str], mode: Mode = "strict") -> int:
+    """1 if the prediction contains an accepted answer, else 0.
+
+    Args:
+        prediction: The reply, of any length.
+        answers: Accepted answers.
+        mode: `strict` looks for the answer's tokens (letters and digits, caseless, without articles) side by side among
+            the prediction's; an answer without a token is never covered. `official` looks for the lower-cased answer
+            anywhere in the lower-cased prediction, as PMSR's program does.
+    """
+    if mode == "official":
+        lowered = prediction.lower()
+        return int(any(answer.lower() in lowered for answer in answers))
+    text = spaced_tokens(prediction)
+    return int(any((wanted := spaced_tokens(answer)) != " " and wanted in text for answer in answers))
+
+
+def cover_one(prediction: str, question: Question, mode: Mode = "strict") -> float:
+    """1.0 if the prediction covers the question's answer, else 0.0.
+
+    A list joined by `&&` is covered if more than half of its parts are. A numerical question is right in `official`
+    mode if any number of the prediction lies in the range; in `strict` mode by InfoSeek's own rule, which reads the
+    first number or range, since a range can't stand in a text.
+
+    Raises:
+        UserError: The question has no answers, or is numerical and has no range.
+    """
+    if question.answer_type == "numerical":
+        if question.range is None:
+            raise UserError(f"question {question.id} is numerical but has no range; its data set must give one")
+        if mode == "strict":
+            return float(infoseek.numerical(prediction, question.range))
+        low, high = question.range
+        return float(any(low <= float(number) <= high for number in _NUMBER.findall(prediction)))
+    if not question.answers:
+        raise UserError(f"question {question.id} has no answers; leave it out of what is scored")
+    return float(any(_covers(prediction, answer, mode) for answer in question.answers))
+
+
+def spaced_tokens(text: str) -> str:
+    """The text's tokens, caseless, composed (NFKC) and without articles, each between spaces: " tower of london "."""
+    tokens = _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(["", *(token for token in tokens if token not in _ARTICLES), ""])
+
+
+def _covers(prediction: str, answer: str, mode: Mode) -> bool:
+    if "&&" not in answer:
+        return bool(cover_match(prediction, [answer], mode))
+    parts = [part.strip() for part in answer.split("&&") if part.strip()]
+    wanted = parts if mode == "strict" else [pmsr.normalise(part) for part in parts]
+    return sum(cover_match(prediction, [part], mode) for part in wanted) * 2 > len(parts)

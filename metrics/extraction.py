@@ -1,0 +1,127 @@
+"""From a long reply to the short answer that exact match wants, by MI-RAG's few-shot prompt (appendix E, figure A12).
+
+Three demonstrations of the training split, those whose questions are most like the one asked, show the form. MI-RAG
+says "question similarity" and no more; here it is the overlap of word sets unless another measure is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reflectune.core.hashing import fingerprint
+from reflectune.metrics import prompts
+from reflectune.metrics.cover import spaced_tokens
+from reflectune.metrics.judges import TEMPERATURE, Complete
+
+Similarity = Callable[[str, str], float]
+
+SHOTS = 3
+"""The template's number; §4.1 of MI-RAG says four."""
+
+_CUE = "##best answer:"
+_COUNTS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five"}
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One question with its image, its context, and its answer where it is a demonstration.
+
+    Attributes:
+        question: The question.
+        context: What was found out: the reasoning records, or a reply to be shortened.
+        image: URL or data URL of the image; None leaves it out, for models that read no images.
+        answer: The short answer; "" for the question to be answered.
+    """
+
+    question: str
+    context: str
+    image: str | None = None
+    answer: str = ""
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The short answer (None if the reply holds none), the reply, and the whole prompt's hash."""
+
+    answer: str | None
+    reply: str
+    prompt_hash: str
+
+
+def extract_answer(asked: Shot, demonstrations: Sequence[Shot], complete: Complete) -> Extracted:
+    """Ask a model for the short answer.
+
+    Args:
+        asked: The question, with the context to answer from.
+        demonstrations: Usually `nearest(asked, pool)`, in the order in which they are shown.
+        complete: Asks the model; it is called with one user turn.
+    """
+    messages = extraction_messages(asked, demonstrations)
+    reply = complete(messages)
+    return Extracted(short_answer(reply), reply, fingerprint({"messages": messages, "temperature": TEMPERATURE}))
+
+
+def extraction_messages(asked: Shot, demonstrations: Sequence[Shot]) -> list[dict[str, Any]]:
+    """One user turn of text and image parts."""
+    parts: list[dict[str, Any]] = []
+    if demonstrations:
+        count = _COUNTS.get(len(demonstrations), str(len(demonstrations)))
+        parts.append(_text(prompts.EXTRACTION_START.format(count=count)))
+    else:
+        parts.append(_text(prompts.EXTRACTION_START.split("\n\n")[0] + "\n"))
+    for number, shot in enumerate(demonstrations, start=1):
+        parts += [_text(prompts.EXTRACTION_EXAMPLE.format(number=number)), *_fields(shot)]
+    parts += [_text(prompts.EXTRACTION_QUESTION), *_fields(asked)]
+    return [{"role": "user", "content": _joined(parts)}]
+
+
+def nearest(asked: Shot, pool: Sequence[Shot], n: int = SHOTS, similarity: Similarity | None = None) -> list[Shot]:
+    """The n demonstrations whose questions are most like the one asked, best first; ties in the pool's order.
+
+    The asked question itself is left out if it is in the pool with the same image.
+    """
+    measure = similarity or word_overlap
+    others = [shot for shot in pool if (shot.question, shot.image) != (asked.question, asked.image)]
+    return sorted(others, key=lambda shot: -measure(asked.question, shot.question))[:n]
+
+
+def word_overlap(first: str, second: str) -> float:
+    """Intersection over union of two texts' word sets; 0 if both are empty."""
+    one, other = set(spaced_tokens(first).split()), set(spaced_tokens(second).split())
+    return len(one & other) / len(one | other) if one | other else 0.0
+
+
+def short_answer(reply: str) -> str | None:
+    """The reply's first line that is not empty, without the prompt's own cue; None if nothing is left."""
+    for line in reply.splitlines():
+        text = line.strip()
+        if text.lower().startswith(_CUE):
+            text = text[len(_CUE) :].strip()
+        if text:
+            return text
+    return None
+
+
+def _fields(shot: Shot) -> list[dict[str, Any]]:
+    image = [] if shot.image is None else [{"type": "image_url", "image_url": {"url": shot.image}}]
+    head, cue = prompts.EXTRACTION_FIELDS.split("{context}")
+    middle, end = cue.split("{question}")
+    answer = f" {shot.answer}\n" if shot.answer else ""
+    return [*image, _text(head + shot.context + middle + shot.question + end + answer)]
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts with neighbouring texts as one."""
+    joined: list[dict[str, Any]] = []
+    for part in parts:
+        if joined and part["type"] == joined[-1]["type"] == "text":
+            joined[-1] = _text(joined[-1]["text"] + part["text"])
+        else:
+            joined.append(part)
+    return joined

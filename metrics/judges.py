@@ -1,0 +1,162 @@
+"""A language model as judge, by the protocols of PMSR and mRAG: correct, incorrect, or a reply that says neither.
+
+Judges are not interchangeable: on the same answers to E-VQA, mRAG's GPT-4.1 finds 41.77 % right and its InternVL3
+17.65 %. So a result names the judge and the hash of its prompt, and stands in a column of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from reflectune.core.hashing import fingerprint
+from reflectune.metrics import prompts
+
+Complete = Callable[[list[dict[str, Any]]], str]
+"""Chat messages of the OpenAI form -> the reply's text. It asks at `TEMPERATURE`, and raises if there is no reply."""
+
+CompleteAll = Callable[[list[list[dict[str, Any]]]], Sequence[str]]
+"""The same for many conversations, replies in their order; "" for one that the server refuses."""
+
+Verdict = Literal["correct", "incorrect", "unparsed"]
+
+TEMPERATURE = 0.0
+
+_TAGGED = re.compile(r"<judge>(.*?)</judge>", re.IGNORECASE | re.DOTALL)
+_LABEL = re.compile(r"[a-z]+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a judge is asked and how its reply is read.
+
+    Attributes:
+        name: As it stands in results.
+        template: The prompt, one user turn; `{question}`, `{references}`, `{response}` are filled in.
+        verdict: Reads a reply.
+    """
+
+    name: str
+    template: str
+    verdict: Callable[[str], Verdict]
+
+    @property
+    def prompt_hash(self) -> str:
+        """A hash of all that the protocol asks with."""
+        return fingerprint({"name": self.name, "template": self.template, "temperature": TEMPERATURE})
+
+    def messages(self, answer: Answer) -> list[dict[str, Any]]:
+        """The conversation that asks about an answer. Braces in an answer are left as they are."""
+        fields = {
+            "question": answer.question,
+            "references": repr(list(answer.references)),
+            "response": answer.response,
+        }
+        parts = re.split(r"\{(question|references|response)\}", self.template)
+        text = "".join(fields[part] if place % 2 else part for place, part in enumerate(parts))
+        return [{"role": "user", "content": text}]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer to be judged: the question, what is accepted, and what was given."""
+
+    question: str
+    references: tuple[str, ...]
+    response: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Verdicts, in the order of the answers, and what produced them.
+
+    Attributes:
+        judge: The model's name, as the caller gave it.
+        protocol: The protocol's name.
+        prompt_hash: The protocol's hash.
+        verdicts: One an answer.
+        replies: What the judge said, one an answer.
+    """
+
+    judge: str
+    protocol: str
+    prompt_hash: str
+    verdicts: tuple[Verdict, ...]
+    replies: tuple[str, ...]
+
+    def accuracy(self, mode: Literal["official", "strict"] = "strict", missing: int = 0) -> float | None:
+        """Share judged correct: of all answers and missing ones (`strict`), or of replies read (`official`, PMSR's)."""
+        counts = Counter(self.verdicts)
+        of = len(self.verdicts) + missing if mode == "strict" else counts["correct"] + counts["incorrect"]
+        return counts["correct"] / of if of else None
+
+    def summary(self, missing: int = 0) -> dict[str, Any]:
+        """Judge, protocol, prompt hash, temperature, both accuracies and the counts of three classes and of missing."""
+        counts = Counter(self.verdicts)
+        return {
+            "judge": self.judge,
+            "protocol": self.protocol,
+            "prompt_hash": self.prompt_hash,
+            "temperature": TEMPERATURE,
+            "accuracy_strict": self.accuracy("strict", missing),
+            "accuracy_official": self.accuracy("official"),
+            "correct": counts["correct"],
+            "incorrect": counts["incorrect"],
+            "unparsed": counts["unparsed"],
+            "missing": missing,
+        }
+
+
+def judge(answers: Sequence[Answer], protocol: Protocol, complete: Complete, *, model: str) -> Judged:
+    """Ask a judge about every answer, one after another; equal questions with equal answers are asked once.
+
+    Args:
+        answers: What is judged.
+        protocol: One of `PROTOCOLS`.
+        complete: Asks the model, and raises if it can't be used.
+        model: The judge's name, for the result.
+    """
+    return judge_all(answers, protocol, lambda many: [complete(messages) for messages in many], model=model)
+
+
+def judge_all(answers: Sequence[Answer], protocol: Protocol, complete_all: CompleteAll, *, model: str) -> Judged:
+    """As `judge`, with all conversations in one call, for a model that answers many at a time and keeps its replies."""
+    asked = list(dict.fromkeys(answers))
+    texts = complete_all([protocol.messages(answer) for answer in asked])
+    replies = dict(zip(asked, texts, strict=True))
+    found = tuple(replies[answer] for answer in answers)
+    return Judged(model, protocol.name, protocol.prompt_hash, tuple(map(protocol.verdict, found)), found)
+
+
+def tagged_verdict(reply: str) -> Verdict:
+    """Yes or no between the last `<judge>` tags, whatever marks stand round it ("**Yes**", "No.")."""
+    found = _TAGGED.findall(reply)
+    return _as_verdict(found[-1], yes="yes", no="no") if found else "unparsed"
+
+
+def label_verdict(reply: str) -> Verdict:
+    """ "Correct" or "Incorrect" as the reply's only word, whatever marks stand round it."""
+    return _as_verdict(reply, yes="correct", no="incorrect")
+
+
+PROTOCOLS = {
+    protocol.name: protocol
+    for protocol in (
+        Protocol("pmsr", prompts.JUDGE_PMSR, tagged_verdict),
+        Protocol("mrag", prompts.JUDGE_MRAG, label_verdict),
+    )
+}
+"""`pmsr`: GPT-4o there; reads the question, gives its reasons first. `mrag`: GPT-4.1 and InternVL3-14B there; does not.
+
+Where a paper does not say how several references are set, they stand as a Python list, as PMSR's program has it.
+"""
+
+
+def _as_verdict(text: str, *, yes: str, no: str) -> Verdict:
+    words = [word.lower() for word in _LABEL.findall(text)]
+    if words == [yes]:
+        return "correct"
+    return "incorrect" if words == [no] else "unparsed"

@@ -1,0 +1,208 @@
+"""Prediction files as the peers write them, read into one form; a row says by which names its question may be known.
+
+Known by their fields, whichever file they come in (JSONL, JSON array, or a folder of `split_*.json`):
+
+- InfoSeek, EchoSight, ReflectiVA on InfoSeek: `data_id`, `prediction`
+- ReflectiVA on E-VQA: `question`, `reference`, `answers`, `question_type`, no id
+- PMSR: `record_id`, `question_id`, `trajectory` with `final_answer` and what was retrieved
+- EchoSight's retrieval results, one JSON object: id -> `retrieved_entries`; they hold no answers
+- reflectune's own traces: `question_id`, `pipeline`, `answer`
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.errors import UserError
+
+Row = Mapping[str, Any]
+
+_LEFT_OUT = "results"
+"""ReflectiVA's own reader leaves out files of a folder whose names contain this: they are its scores."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row of a prediction file.
+
+    Attributes:
+        where: `FILE:LINE` (of an array, the row's number), for errors.
+        ids: Names that the question may have in its data set, the likeliest first; () if the layout has none.
+        answer: The answer given; None if the layout holds none.
+        question: The question's text, where the layout knows no id.
+        references: The answers that were accepted, where the layout knows no id.
+        retrieved: Articles found, best first, where the layout says so.
+        row: The row itself.
+    """
+
+    where: str
+    ids: tuple[str, ...] = ()
+    answer: str | None = None
+    question: str = ""
+    references: tuple[str, ...] = ()
+    retrieved: tuple[str, ...] = ()
+    row: Row = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PredictionFile:
+    """What was read: the layout's name (`data_id`, `reflectiva_evqa`, `pmsr`, `echosight_retrieval`, `traces`)."""
+
+    path: Path
+    layout: str
+    rows: tuple[Prediction, ...]
+
+
+def read_predictions(path: str | Path) -> PredictionFile:
+    """Read a prediction file, or a folder of ReflectiVA's `split_*.json`.
+
+    Raises:
+        UserError: There is no such file, it is empty, a line is cut off, or a field is missing or of another type. The
+            error names file, line, id and field.
+    """
+    path = Path(path)
+    found = [(where, row) for file in _files(path) for where, row in _raw_rows(file)]
+    if not found:
+        raise UserError(f"{path} holds no predictions")
+    layout = _layout(*found[0])
+    read = _LAYOUTS[layout][1]
+    return PredictionFile(path, layout, tuple(read(where, row) for where, row in found))
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    parts = sorted(path.glob("split_*.json"))
+    files = parts or sorted(file for file in path.glob("*.json*") if _LEFT_OUT not in file.name)
+    if not files:
+        raise UserError(f"{path} has no .json file of predictions; point at the file, or at ReflectiVA's output folder")
+    return files
+
+
+def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """(FILE:LINE, row) of a JSONL file, a JSON array, or a JSON object of objects (its keys become `data_id`).
+
+    The header of reflectune's own row logs, a fingerprint alone, is left out.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} can't be read as a prediction file: {error}") from error
+    start = text.lstrip()[:1]
+    whole = _whole(path, text) if start == "[" or (start == "{" and _is_one_object(text)) else None
+    if whole is None:
+        for number, line in enumerate(text.split("\n"), start=1):
+            where = f"{path}:{number}"
+            if line.strip() and set(row := _mapping(where, _parsed(where, line))) != {"fingerprint"}:
+                yield where, row
+    elif isinstance(whole, list):
+        for number, row in enumerate(whole, start=1):
+            yield f"{path}:{number}", _mapping(f"{path}:{number}", row)
+    else:
+        for number, (key, row) in enumerate(whole.items(), start=1):
+            yield f"{path}:{number}", {"data_id": key, **_mapping(f"{path}:{number}", row)}
+
+
+def _is_one_object(text: str) -> bool:
+    """Whether a text that begins with a brace is one object over several lines, or an object of objects."""
+    first = text.lstrip().split("\n", 1)[0]
+    try:
+        row = json.loads(first)
+    except json.JSONDecodeError:
+        return len(first.strip()) < 2 or re.fullmatch(r'\{\s*"[^"]*"\s*:\s*\{\s*', first) is not None
+    return bool(row) and all(isinstance(value, dict) and "retrieved_entries" in value for value in row.values())
+
+
+def _whole(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}:{error.lineno}: not valid JSON ({error.msg}); was the file cut off? Copy it again"
+        ) from error
+
+
+def _parsed(where: str, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON ({error.msg}); was the line cut off? Mend or delete it") from error
+
+
+def _mapping(where: str, row: Any) -> Row:
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: expected an object with an id and a prediction, found {type(row).__name__}")
+    return row
+
+
+def _layout(where: str, row: Row) -> str:
+    for name, (fields, _) in _LAYOUTS.items():
+        if all(key in row for key in fields):
+            return name
+    known = "; ".join(f"{name}: {', '.join(fields)}" for name, (fields, _) in _LAYOUTS.items())
+    raise UserError(
+        f"{where}: fields {', '.join(row) or '(none)'} fit no known layout ({known}); write `data_id` and `prediction`"
+    )
+
+
+def _by_id(where: str, row: Row) -> Prediction:
+    key = _text(where, row, "data_id", "")
+    return Prediction(where, (key,), _text(where, row, "prediction", key), row=row)
+
+
+def _reflectiva(where: str, row: Row) -> Prediction:
+    references = row.get("reference")
+    if not isinstance(references, list) or not all(isinstance(found, str) for found in references):
+        raise UserError(f"{where}: field `reference`: expected a list of texts, found {references!r}")
+    question = _text(where, row, "question", "")
+    return Prediction(
+        where, (), _text(where, row, "answers", question), question=question, references=tuple(references), row=row
+    )
+
+
+def _pmsr(where: str, row: Row) -> Prediction:
+    trajectory = _mapping(where, row["trajectory"])
+    ids = tuple(str(row[key]) for key in ("record_id", "question_id") if row.get(key) not in (None, ""))
+    answer = trajectory.get("final_answer") or row.get("prediction") or ""
+    if not ids or not isinstance(answer, str):
+        raise UserError(
+            f"{where}: expected `record_id` or `question_id`, and text as `final_answer`; found {ids} and {answer!r}"
+        )
+    return Prediction(where, ids, answer, row=row)
+
+
+def _echosight_retrieval(where: str, row: Row) -> Prediction:
+    entries = row["retrieved_entries"]
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise UserError(f"{where}: id {row['data_id']}: field `retrieved_entries`: expected a list of URLs")
+    reranked = row.get("reranked_entries")
+    return Prediction(where, (str(row["data_id"]),), retrieved=tuple(reranked or entries), row=row)
+
+
+def _trace(where: str, row: Row) -> Prediction:
+    key = _text(where, row, "question_id", "")
+    hits = [hit["entry_id"] for hit in row.get("hits") or [] if isinstance(hit, dict) and "entry_id" in hit]
+    return Prediction(where, (key,), _text(where, row, "answer", key), retrieved=tuple(hits), row=row)
+
+
+def _text(where: str, row: Row, key: str, row_id: str) -> str:
+    value = row.get(key)
+    if isinstance(value, str) and (value or key not in ("data_id", "question_id")):
+        return value
+    who = f" id {row_id}:" if row_id else ""
+    fix = "write answers as text" if key in ("prediction", "answer", "answers") else "each row needs one"
+    raise UserError(f"{where}:{who} field `{key}`: expected text, found {value!r}; {fix}")
+
+
+_LAYOUTS: dict[str, tuple[tuple[str, ...], Callable[[str, Row], Prediction]]] = {
+    "pmsr": (("trajectory",), _pmsr),
+    "echosight_retrieval": (("data_id", "retrieved_entries"), _echosight_retrieval),
+    "data_id": (("data_id", "prediction"), _by_id),
+    "reflectiva_evqa": (("question", "reference", "answers"), _reflectiva),
+    "traces": (("question_id", "pipeline"), _trace),
+}

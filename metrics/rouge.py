@@ -1,0 +1,38 @@
+"""ROUGE-L by the library `rouge-score`, as mRAG ("Elucidating the Design Space", §3) reports it beside its judges."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from reflectune.core.errors import UserError
+
+
+def rouge_l(prediction: str, references: Sequence[str], stem: bool = False) -> float:
+    """F-measure of the longest common subsequence of words, the best over the references, in [0, 1].
+
+    The library reads lower-cased ASCII letters and digits only: "Ōsaka" is "saka", and a text in another script has no
+    words and scores 0.
+
+    Args:
+        prediction: The answer given.
+        references: Accepted answers, at least one.
+        stem: Compare Porter stems of words longer than three letters.
+
+    Raises:
+        ValueError: There is no reference.
+        UserError: The library is not installed.
+    """
+    if not references:
+        raise ValueError("expected at least one reference, found none")
+    return float(_scorer(stem).score_multi(references, prediction)["rougeL"].fmeasure)
+
+
+@functools.cache
+def _scorer(stem: bool) -> Any:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer  # slow to import, and an extra
+    except ImportError as error:
+        raise UserError("ROUGE-L needs the library rouge-score: pip install 'reflectune[rouge]'") from error
+    return RougeScorer(["rougeL"], use_stemmer=stem)

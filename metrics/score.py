@@ -1,0 +1,98 @@
+"""Score a prediction file: `python -m reflectune.metrics.score --predictions P --dataset D [--metric …] [--against Q]`.
+
+P is a file of InfoSeek's, EchoSight's, ReflectiVA's or PMSR's layout, or our traces; D a data set folder.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from reflectune.core.config import parse_config
+from reflectune.core.durable import write_json
+from reflectune.core.errors import entry_point
+from reflectune.models.endpoint import RemoteConfig
+
+
+@dataclass
+class ScoreConfig(RemoteConfig):
+    """What is scored, against what, and how."""
+
+    predictions: str = field(default="", metadata={"help": "prediction file, or ReflectiVA's folder of split_*.json"})
+    dataset: str = field(default="", metadata={"help": "data set folder"})
+    against: str = field(default="", metadata={"help": "a second prediction file, compared by a paired test"})
+    metric: Literal["infoseek", "evqa", "evqa_exact", "vqa", "exact_match", "cover_match", "rouge_l"] = field(
+        default="infoseek", metadata={"help": "evqa needs `bem`; evqa_exact is its exact match and list overlap alone"}
+    )
+    mode: Literal["official", "strict"] = field(
+        default="official", metadata={"help": "strict: a missing answer is wrong, a doubled one an error"}
+    )
+    splits: list[str] = field(
+        default_factory=list, metadata={"help": "splits to score; if none, those with predictions"}
+    )
+    bem: str = field(default="", metadata={"help": "folder or hub id of a converted BEM, for `evqa`"})
+    device: str = field(default="cpu", metadata={"help": "where BEM computes"})
+    judge: Literal["", "pmsr", "mrag"] = field(
+        default="", metadata={"help": "also ask a judge by this paper's protocol; needs `llm_model` and `llm_url`"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed of the intervals and the paired test"})
+    output: str = field(default="", metadata={"help": "JSON file to write the scores to"})
+    dry_run: bool = field(default=False, metadata={"help": "say what would be scored, and stop"})
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values."""
+        needed = {"predictions": self.predictions, "dataset": self.dataset}
+        found = [f"`{key}` is needed" for key, value in needed.items() if not value]
+        paths = [path for path in (*needed.values(), self.against) if path]
+        found += [f"not found: {path}" for path in paths if not Path(path).exists()]
+        if (self.metric == "evqa") != bool(self.bem):
+            found.append("`bem` (a converted checkpoint) and `metric: evqa` need each other; without it: `evqa_exact`")
+        found += self.llm_problems() if self.judge else []
+        if self.judge and not self.judge_cache:
+            found.append("`output` or `llm_cache` is needed: it says where the judge's replies are kept")
+        if self.judge and "temperature" in self.llm_options:
+            found.append("`llm_options` can't set the temperature of a judge: it is 0")
+        return found
+
+    @property
+    def judge_cache(self) -> str:
+        """The file that keeps the judge's replies; "" if nothing says where."""
+        return self.llm_cache or (f"{self.output}.replies.jsonl" if self.output else "")
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, score, print, and write the JSON file."""
+    (config,) = parse_config(ScoreConfig)
+    if config.dry_run:
+        print(f"would score {config.predictions} by {config.metric} ({config.mode}) on {config.dataset}")
+        return
+    from reflectune.data_builders import dataset  # slow to import: after the config is right
+    from reflectune.metrics.bem import load_bem
+    from reflectune.metrics.judges import PROTOCOLS
+    from reflectune.metrics.score_report import Judging, lines, score_files
+    from reflectune.models.remote import RemoteModel
+
+    splits = config.splits or [split for split in dataset.splits(config.dataset) if split != "train"]
+    questions = [question for split in splits for question in dataset.read_questions(config.dataset, split)]
+    bem = load_bem(config.bem, device=config.device) if config.bem else None
+    files = [Path(path) for path in (config.predictions, config.against) if path]
+    with ExitStack() as stack:
+        judging = None
+        if config.judge:
+            model = stack.enter_context(RemoteModel(config.endpoint(), config.judge_cache))
+            ask = partial(model.complete_all, what="judge")
+            judging = Judging(PROTOCOLS[config.judge], config.llm_model, lambda many: [r.text for r in ask(many)])
+        settings = (config.metric, config.mode, bem, judging)
+        found = score_files(files, questions, *settings, touched=not config.splits, seed=config.seed)
+    found["dataset"] = {"folder": config.dataset, "fingerprint": dataset.Dataset(Path(config.dataset)).fingerprint}
+    if config.output:
+        write_json(config.output, found)
+    print("\n".join(lines(found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The whole of a scoring as one JSON value, and as lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.hashing import file_fingerprint
+from reflectune.core.types import Question
+from reflectune.metrics.bem import Bem
+from reflectune.metrics.judges import Answer, CompleteAll, Protocol, judge_all
+from reflectune.metrics.predictions import PredictionFile, read_predictions
+from reflectune.metrics.score_table import compare, retrieval_table, table
+from reflectune.metrics.scoring import Joined, Metric, Mode, Scored, join, score
+
+
+@dataclass(frozen=True)
+class Judging:
+    """A judge to be asked beside the metric: the protocol, the model's name, and how it is asked."""
+
+    protocol: Protocol
+    model: str
+    complete_all: CompleteAll
+
+
+def score_files(
+    paths: Sequence[Path],
+    questions: Sequence[Question],
+    metric: Metric,
+    mode: Mode,
+    bem: Bem | None = None,
+    judging: Judging | None = None,
+    *,
+    touched: bool = False,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Scores of one prediction file or two, and of two their difference.
+
+    Args:
+        paths: The file, and the one that it is compared with.
+        questions: Those asked.
+        metric: See `reflectune.metrics.scoring.score`; so are the other arguments.
+        mode: `official` or `strict`.
+        bem: For `evqa`.
+        judging: Adds a judge's verdicts to each file's scores.
+        touched: Leave out questions of splits that no prediction of the first file is of.
+        seed: Seed of the intervals and the paired test.
+    """
+    found: dict[str, Any] = {"metric": metric, "mode": mode, "seed": seed, "runs": []}
+    if bem is not None:
+        found["bem"] = {"name": bem.name, "fingerprint": bem.fingerprint}
+    files = [read_predictions(path) for path in paths]
+    if touched:
+        questions = _of_touched_splits(files[0], questions)
+    found["splits"] = sorted({question.split for question in questions})
+    scored: list[Scored] = []
+    for path, file in zip(paths, files, strict=True):
+        joined = join(file.rows, questions, mode)
+        run = {"predictions": str(path), "layout": file.layout, "counts": joined.counts, **_contents(file, joined)}
+        if file.layout != "echosight_retrieval":
+            scored.append(score(joined, metric, mode, bem))
+            run["scores"] = table(scored[-1], seed)
+            if judging is not None:
+                run["judge"] = _judged(joined, judging)
+        found["runs"].append(run)
+    if len(scored) == 2:
+        first, second = scored
+        found["difference"] = compare(first, second, seed=seed)
+    return found
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """What a person reads: scores in %, intervals, coverage."""
+    yield f"splits: {', '.join(found['splits']) or '(none)'}"
+    for run in found["runs"]:
+        counts = run["counts"]
+        yield f"{run['predictions']} ({run['layout']}), {found['metric']}, {found['mode']} mode"
+        yield (
+            f"  coverage {_percent(counts['coverage'])}: {counts['questions']} questions, {counts['missing']} missing, "
+            f"{counts['doubled']} doubled, {counts['unknown']} of no known question, {counts['left_out']} left out "
+            "(they need no retrieval)"
+        )
+        yield from _score_lines(run.get("scores", {}))
+        yield from _judge_lines(run.get("judge"))
+        yield from _retrieval_lines(run["retrieval"])
+    if "difference" in found:
+        yield _difference_line(found["difference"])
+
+
+def _contents(file: PredictionFile, joined: Joined) -> dict[str, Any]:
+    files = [file.path] if file.path.is_file() else sorted(file.path.glob("*.json*"))
+    return {"fingerprint": file_fingerprint(*files), "retrieval": retrieval_table(file, joined)}
+
+
+def _of_touched_splits(file: PredictionFile, questions: Sequence[Question]) -> list[Question]:
+    splits = {question.split for question, _ in join(file.rows, questions, "official").pairs}
+    return [question for question in questions if question.split in splits]
+
+
+def _judged(joined: Joined, judging: Judging) -> dict[str, Any]:
+    answers = [
+        Answer(question.text, question.answers or _range_as_text(question), str(prediction.answer))
+        for question, prediction in joined.pairs
+    ]
+    judged = judge_all(answers, judging.protocol, judging.complete_all, model=judging.model)
+    return judged.summary(missing=len(joined.missing))
+
+
+def _range_as_text(question: Question) -> tuple[str, ...]:
+    return () if question.range is None else (f"{question.range[0]:g} to {question.range[1]:g}",)
+
+
+def _judge_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
+    if found is not None:
+        yield (
+            f"  judge {found['judge']} by {found['protocol']} (prompt {found['prompt_hash']}, temperature 0): "
+            f"{_percent(found['accuracy_strict'])} of all, {_percent(found['accuracy_official'])} of replies read; "
+            f"{found['correct']} correct, {found['incorrect']} incorrect, {found['unparsed']} replies not understood"
+        )
+
+
+def _score_lines(scores: Mapping[str, Any]) -> Iterator[str]:
+    rows = [(name, scores[name]) for name in ("overall", "single_hop") if name in scores]
+    rows += list(scores.get("by_split", {}).items()) + list(scores.get("by_type", {}).items())
+    for name, value in rows:
+        yield f"  {name:<28}{_interval(value)}"
+    if (report := scores.get("official_report")) is not None:
+        halves = (report["unseen_question_score"]["score"], report["unseen_entity_score"]["score"])
+        yield (
+            f"  as the official script prints it: final {report['final_score']}, unseen question {halves[0]}, "
+            f"unseen entity {halves[1]}"
+        )
+    if (long := scores.get("too_long_for_bem")) is not None:
+        yield f"  counted wrong, too long for BEM: {len(long)} answers, e.g. of {long[0]}"
+
+
+def _retrieval_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"  {name:<28}{_percent(value)}" for name, value in found.items() if isinstance(value, float))
+    for number, step in enumerate(found.get("entity_mention_recall_by_iteration", []), start=1):
+        parts = ", ".join(f"{name} {_percent(value)}" for name, value in step.items())
+        yield f"    until iteration {number}: {parts}"
+
+
+def _difference_line(found: Mapping[str, Any]) -> str:
+    if found["value"] is None:
+        return "difference: no question was answered by both"
+    points = ", ".join(f"{100 * found[key]:+.2f}" for key in ("low", "high"))
+    return (
+        f"difference, first less second: {100 * found['value']:+.2f} points (95 % interval {points}), paired test "
+        f"p = {found['p']:.4f}; on {found['n']} questions, better on {found['better']}, worse on {found['worse']}"
+    )
+
+
+def _interval(value: Mapping[str, Any] | None) -> str:
+    if value is None:
+        return "–  (needs questions of both halves)"
+    return f"{_percent(value['value'])}  [{_percent(value['low'])}, {_percent(value['high'])}]  n = {value['n']}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"

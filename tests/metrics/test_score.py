@@ -1,0 +1,133 @@
+"""The entry point over a small data set folder, and what a person reads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from reflectune.core.durable import write_json
+from reflectune.core.types import Question
+from reflectune.data_builders.dataset import write_questions
+
+SPLITS = ("val_unseen_question", "val_unseen_entity")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for split in (*SPLITS, "train", "test"):
+        asked = [Question(f"{split}_{n}", "", "What?", answers=(f"answer {n}",), split=split) for n in range(4)]
+        visual = Question(f"{split}_visual", "", "Colour?", answers=("red",), split=split, requires_retrieval=False)
+        write_questions(folder, split, [*asked, visual])
+    write_json(folder / "dataset.json", {"name": "tiny", "fingerprint": "f00d"})
+    return folder
+
+
+def predict(path: Path, right: int, *extra: str) -> Path:
+    rows = [
+        {"data_id": f"{split}_{n}", "prediction": f"Answer {n}." if n < right else "?"}
+        for split in SPLITS
+        for n in range(3)
+    ]
+    rows += [{"data_id": key, "prediction": "?"} for key in extra]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "reflectune.metrics.score", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_file_is_scored_officially_and_coverage_is_printed(tmp_path: Path, dataset: Path) -> None:
+    path, output = predict(tmp_path / "p.jsonl", 2), tmp_path / "scores.json"
+    done = run("--predictions", path, "--dataset", dataset, "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert "coverage 75.00 %: 8 questions, 2 missing" in done.stdout
+    assert "final 66.67, unseen question 66.67, unseen entity 66.67" in done.stdout
+    found = json.loads(output.read_text())
+    assert found["splits"] == sorted(SPLITS)
+    assert found["dataset"]["fingerprint"] == "f00d"
+    assert found["runs"][0]["scores"]["overall"]["value"] == pytest.approx(2 / 3)
+
+
+def test_strict_counts_what_is_missing(tmp_path: Path, dataset: Path) -> None:
+    path, output = predict(tmp_path / "p.jsonl", 2), tmp_path / "scores.json"
+    done = run("--predictions", path, "--dataset", dataset, "--mode", "strict", "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(output.read_text())["runs"][0]["scores"]["overall"]["value"] == pytest.approx(1 / 2)
+    predict(path, 2, "val_unseen_entity_visual")
+    visual = run("--predictions", path, "--dataset", dataset, "--mode", "strict")
+    assert "1 left out" in visual.stdout
+    unknown = run("--predictions", predict(path, 2, "zzz"), "--dataset", dataset, "--mode", "strict")
+    assert unknown.returncode == 2
+    assert f"{path}:7: no question is known as 'zzz'" in unknown.stderr
+
+
+def test_two_files_are_compared(tmp_path: Path, dataset: Path) -> None:
+    first, second = predict(tmp_path / "p.jsonl", 2), predict(tmp_path / "q.jsonl", 1)
+    done = run("--predictions", first, "--dataset", dataset, "--against", second)
+    assert done.returncode == 0, done.stderr
+    assert "difference, first less second: +33.33 points" in done.stdout
+    assert "on 6 questions, better on 2, worse on 0" in done.stdout
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    done = run("--predictions", tmp_path / "none", "--metric", "evqa", "--judge", "pmsr")
+    assert done.returncode == 2
+    for said in ("`dataset` is needed", "not found", "`bem`", "`llm_model` is needed", "replies are kept"):
+        assert said in done.stderr
+
+
+def test_a_dry_run_says_what_it_would_do(tmp_path: Path, dataset: Path) -> None:
+    done = run("--predictions", predict(tmp_path / "p.jsonl", 2), "--dataset", dataset, "--dry_run", "true")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("would score")
+
+
+class Judge(BaseHTTPRequestHandler):
+    """Calls an answer correct if it says "Answer 0", and mumbles about "Answer 1"."""
+
+    requests = 0
+
+    def do_POST(self) -> None:
+        Judge.requests += 1
+        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        assert json.loads(asked)["temperature"] == 0
+        text = "Correct" if "Answer 0" in asked else "well…" if "Answer 1" in asked else "Incorrect"
+        body = json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Judge.requests = 0
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as found:
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{found.server_port}/v1"
+        found.shutdown()
+
+
+def test_a_judge_is_asked_once_for_each_answer_and_never_again(tmp_path: Path, dataset: Path, server: str) -> None:
+    arguments = ["--predictions", predict(tmp_path / "p.jsonl", 2), "--dataset", dataset, "--judge", "mrag"]
+    arguments += ["--llm_url", server, "--llm_model", "stub", "--output", tmp_path / "scores.json"]
+    for _ in range(2):
+        done = run(*arguments)
+        assert done.returncode == 0, done.stderr
+        found = json.loads((tmp_path / "scores.json").read_text())["runs"][0]["judge"]
+        assert [found[key] for key in ("correct", "unparsed", "incorrect", "missing")] == [2, 2, 2, 2]
+        assert (found["judge"], found["accuracy_strict"], found["accuracy_official"]) == ("stub", 2 / 8, 2 / 4)
+        assert Judge.requests == 3
