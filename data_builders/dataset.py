@@ -1,9 +1,13 @@
-"""A data set folder: questions by split, images, a knowledge base, and the manifest that says what they are."""
+"""A data set folder: questions by split, images, a knowledge base, and the manifest that says what they are.
+
+A split is one file, `questions/SPLIT.parquet`, or a folder of parts, `questions/SPLIT/part-*.parquet`. Where the
+manifest has an `image_root`, image paths start there, else at the folder itself.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +64,10 @@ class Dataset:
         """The questions of a split, in the order of the file."""
         return read_questions(self.root, split)
 
+    def stream(self, split: str) -> Iterator[Question]:
+        """The questions of a split one after the other; memory holds a few thousand."""
+        return stream_questions(self.root, split)
+
 
 def load_manifest(folder: str | Path) -> dict[str, Any]:
     """Read dataset.json.
@@ -74,39 +82,77 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def write_questions(folder: str | Path, split: str, questions: Iterable[Question]) -> Path:
-    """Write a split's questions as Parquet; the file appears whole or not at all."""
-    path = _path(folder, split)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [_row(question) for question in questions]
-    partial = path.with_suffix(".partial")
-    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), partial)
-    partial.replace(path)
+    """Write a split's questions as one Parquet file; it appears whole or not at all."""
+    path = Path(folder, "questions", f"{split}.parquet")
+    write_question_file(path, list(questions))
     return path
+
+
+def write_question_file(path: Path, questions: Sequence[Question]) -> None:
+    """Write one file of questions, a whole split or a part of one; it appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    pq.write_table(pa.Table.from_pylist([_row(question) for question in questions], schema=_SCHEMA), partial)
+    partial.replace(path)
 
 
 def read_questions(folder: str | Path, split: str) -> list[Question]:
     """Read a split's questions.
 
     Raises:
-        UserError: The split doesn't exist (the message names those that do) or its file is damaged.
+        UserError: The split doesn't exist (the message names those that do), or a file of it is damaged or is not the
+            one that the manifest speaks of.
     """
-    path = _path(folder, split)
-    if not path.is_file():
-        raise UserError(f"{path} not found; the data set has the splits {', '.join(splits(folder)) or '(none)'}")
-    try:
-        rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}; build the data set again") from error
-    return [_question(row) for row in rows]
+    return list(stream_questions(folder, split))
+
+
+def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
+    """A split's questions, in order, a few thousand of them in memory at a time.
+
+    Raises:
+        UserError: As `read_questions`.
+    """
+    manifest = load_manifest(folder) if Path(folder, MANIFEST).is_file() else {}
+    image_root = manifest.get("image_root", "")
+    for path, rows in _parts(Path(folder), split, manifest):
+        count = 0
+        try:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=4096, columns=_SCHEMA.names):
+                    count += len(batch)
+                    for row in batch.to_pylist():
+                        yield _question(row, image_root)
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise UserError(f"{path} is damaged: {error}; build the data set again") from error
+        if rows is not None and count != rows:
+            raise UserError(f"{path} holds {count:,} questions, {MANIFEST} says {rows:,}; build the data set again")
 
 
 def splits(folder: str | Path) -> Sequence[str]:
     """The splits that a data set folder has."""
-    return sorted(path.stem for path in Path(folder, "questions").glob("*.parquet"))
+    questions = Path(folder, "questions")
+    return sorted({path.stem for path in questions.glob("*.parquet")} | {p.parent.name for p in questions.glob(_PARTS)})
 
 
-def _path(folder: str | Path, split: str) -> Path:
-    return Path(folder, "questions", f"{split}.parquet")
+_PARTS = "*/part-*.parquet"
+
+
+def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Path, int | None]]:
+    """The files of a split, in order, and how many rows each has where the manifest says so."""
+    whole = folder / "questions" / f"{split}.parquet"
+    if whole.is_file():
+        return [(whole, None)]
+    listed = manifest.get("parts", {}).get(split)
+    if listed is not None:
+        found = [(folder / "questions" / split / part["file"], part["rows"]) for part in listed]
+        missing = [path for path, _ in found if not path.is_file()]
+        if missing:
+            raise UserError(f"a part of the data set is missing: {missing[0]}; copy or build the data set again")
+        return found
+    parts = sorted(whole.with_suffix("").glob("part-*.parquet"))
+    if not parts:
+        raise UserError(f"{whole} not found; the data set has the splits {', '.join(splits(folder)) or '(none)'}")
+    return [(path, None) for path in parts]
 
 
 def _row(question: Question) -> dict[str, Any]:
@@ -125,11 +171,11 @@ def _row(question: Question) -> dict[str, Any]:
     }
 
 
-def _question(row: dict[str, Any]) -> Question:
+def _question(row: dict[str, Any], image_root: str) -> Question:
     low_high = row["range"]
     return Question(
         id=row["id"],
-        image=row["image"],
+        image=str(Path(image_root, row["image"])) if image_root and row["image"] else row["image"],
         text=row["text"],
         answers=tuple(row["answers"]),
         range=(low_high[0], low_high[1]) if low_high else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import io
@@ -55,26 +54,77 @@ def write_knowledge_base(
         UserError: An entry has no id, or an id comes twice.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for stale in folder.glob("part-*.parquet"):
-        stale.unlink()
-    digest, seen = hashlib.sha256(), set[str]()
+    clear_knowledge_base(folder)
+    seen = set[str]()
     shards: list[dict[str, Any]] = []
+    digests: list[bytes] = []
     remaining = iter(entries)
     while shard := list(islice(remaining, shard_size)):
         for entry in shard:
             _check_id(entry, seen)
-            digest.update(json.dumps(dataclasses.asdict(entry), sort_keys=True).encode() + b"\n")
-        file = f"part-{len(shards):05d}.parquet"
-        _write_shard(folder / file, shard)
+        file = shard_name(len(shards))
+        digests += write_shard(folder / file, shard)
         shards.append({"file": file, "entries": len(shard)})
+    return finish_knowledge_base(folder, shards, digests, name=name, image_root=image_root)
+
+
+def clear_knowledge_base(folder: Path) -> None:
+    """Make the folder, and take what an earlier knowledge base left in it; the manifest goes first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for stale in folder.glob("part-*.parquet"):
+        stale.unlink()
+
+
+def shard_name(number: int) -> str:
+    """The file name of a shard."""
+    return f"part-{number:05d}.parquet"
+
+
+def write_shard(path: Path, entries: Sequence[Entry]) -> list[bytes]:
+    """Write one shard, atomically.
+
+    Returns:
+        The digest of each entry, 16 bytes, in order: what `finish_knowledge_base` makes the fingerprint of.
+    """
+    rows = [_row(entry) for entry in entries]
+    _write_table(path, pa.Table.from_pylist(rows, schema=SCHEMA))
+    return [hashlib.sha256(json.dumps(row, sort_keys=True).encode()).digest()[:16] for row in rows]
+
+
+def drop_entries(path: Path, positions: Sequence[int]) -> None:
+    """Take entries out of a shard, atomically; a shard that is left empty is deleted."""
+    with _opened(path) as file:
+        table = file.read()
+    gone = set(positions)
+    kept = table.filter(pa.array([row not in gone for row in range(table.num_rows)], pa.bool_()))
+    if kept.num_rows:
+        _write_table(path, kept)
+    else:
+        path.unlink()
+
+
+def finish_knowledge_base(
+    folder: Path, shards: Sequence[dict[str, Any]], digests: Iterable[bytes], *, name: str, image_root: str = ".."
+) -> KnowledgeBase:
+    """Write the manifest of a folder whose shards are written.
+
+    Args:
+        folder: The knowledge base's folder.
+        shards: Of each shard: {"file": its name, "entries": how many}, in order.
+        digests: What `write_shard` returned for each, one after the other (pieces may be joined).
+        name: Of the knowledge base.
+        image_root: The folder that `Entry.images` are relative to, absolute or relative to `folder`.
+    """
+    digest = hashlib.sha256()
+    for piece in digests:
+        digest.update(piece)
     manifest = {
         "name": name,
-        "entries": len(seen),
+        "entries": sum(shard["entries"] for shard in shards),
         "fingerprint": digest.hexdigest()[:16],
         "image_root": image_root,
-        "shards": shards,
+        "shards": list(shards),
     }
     write_json(folder / MANIFEST, manifest)
     return KnowledgeBase(folder)
@@ -205,11 +255,21 @@ def _check_id(entry: Entry, seen: set[str]) -> None:
     seen.add(entry.id)
 
 
-def _write_shard(path: Path, entries: Sequence[Entry]) -> None:
-    table = pa.Table.from_pylist([dataclasses.asdict(entry) for entry in entries], schema=SCHEMA)
+def _write_table(path: Path, table: pa.Table) -> None:
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd", row_group_size=_ROW_GROUP)
     write_atomically(path, buffer.getvalue())
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "title": entry.title,
+        "url": entry.url,
+        "summary": entry.summary,
+        "images": list(entry.images),
+        "sections": [{"title": section.title, "text": section.text} for section in entry.sections],
+    }
 
 
 def _opened(path: Path) -> pq.ParquetFile:

@@ -1,13 +1,22 @@
-"""Passages: an article cut into natural paragraphs, as mR²AG reads it (arXiv 2411.15041, §3.1.2)."""
+"""Passages: an article cut into what a model reads at once.
+
+Four cuts, each the one of a body of work: natural paragraphs (mR²AG, arXiv 2411.15041, §3.1.2), whole sections
+(Encyclopedic-VQA), windows of whole sentences up to a number of tokens (ReflectiVA: 300), and a fixed number of words
+(wiki18: 100).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from reflectune.core.types import Entry, Passage
 
 Lead = Literal["none", "first_sentence"]
+Cut = Literal["paragraphs", "sections", "windows", "words"]
+DEFAULT_SIZES: dict[str, int] = {"windows": 300, "words": 100}
+"""Tokens of a window and words of a block, as ReflectiVA and wiki18 have them."""
 
 _PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=\S)")
 _SENTENCE_END = re.compile(r"[.!?][\"”’)\]]*(?=\s|$)")
@@ -15,30 +24,57 @@ _ABBREVIATIONS = "St Mt Ft Dr Mr Mrs Ms Prof Jr Sr No Nos ca approx cf esp fl pr
 _NO_END = re.compile(rf"(?:^|[\s(\[.])(?:[A-Za-z]|{'|'.join(_ABBREVIATIONS)})\.$")
 """A full stop after an initial or an abbreviation: "J. R. R. Tolkien", "St. Gallen", "(syn. Quercus pedunculata)"."""
 
+_LONGEST_ABBREVIATION = 12
+"""Characters before a full stop that decide whether it ends a sentence."""
+
 _WITHOUT_EVIDENCE = {"references", "external links", "see also", "notes", "further reading", "bibliography"}
 
 
-def split_passages(entry: Entry, *, lead: Lead = "none") -> list[Passage]:
-    """Cut an entry into natural paragraphs, in the article's order.
+def split_passages(
+    entry: Entry,
+    *,
+    lead: Lead = "none",
+    cut: Cut = "paragraphs",
+    size: int = 0,
+    count_tokens: Callable[[str], int] | None = None,
+) -> list[Passage]:
+    """Cut an entry into passages, in the article's order. All of them together hold every word of it once.
 
-    A paragraph ends at a blank line, or at a line break if the next line is not indented: dumps of Wikipedia have one
-    paragraph a line. An entry without sections is read from its summary. Sections that hold no prose ("References",
-    "External links"…) are left out, empty paragraphs too.
+    Sections that hold no prose ("References", "External links"…) are left out, empty passages too. An entry without
+    sections is read from its summary.
 
     Args:
         entry: The article.
-        lead: `first_sentence` puts the first sentence of the entry's summary before each paragraph: it says what the
+        lead: `first_sentence` puts the first sentence of the entry's summary before each passage: it says what the
             article is about, which a paragraph alone often doesn't.
+        cut: `paragraphs`: one ends at a blank line, or at a line break if the next line is not indented: dumps of
+            Wikipedia have one paragraph a line. `sections`: each section whole. `windows`: as many whole sentences of a
+            section as fit into `size` tokens; a longer sentence is a window of its own. `words`: `size` words, across
+            the bounds of sections; the passage belongs to the section that it begins in.
+        size: Tokens or words of a passage; 0 for the usual number (`DEFAULT_SIZES`). Paragraphs and sections have none.
+        count_tokens: Counts a sentence's tokens, for `windows`; words if None.
+
+    Raises:
+        ValueError: `size` or `count_tokens` is given for a cut that has no use for it.
     """
-    if not entry.sections:
-        return _paragraphs(entry, 0, "", entry.summary, "")
-    opening = first_sentence(entry.summary) if lead == "first_sentence" else ""
-    return [
-        passage
-        for index, section in enumerate(entry.sections)
-        if section.title.strip().lower() not in _WITHOUT_EVIDENCE
-        for passage in _paragraphs(entry, index, section.title, section.text, opening)
-    ]
+    if (size and cut not in DEFAULT_SIZES) or (count_tokens is not None and cut != "windows"):
+        raise ValueError(f"`size` and `count_tokens` mean nothing for the cut `{cut}`")
+    size = size or DEFAULT_SIZES.get(cut, 0)
+    sections = _sections(entry)
+    opening = first_sentence(entry.summary) if lead == "first_sentence" and entry.sections else ""
+    if cut == "words":
+        return _blocks(entry, sections, size, opening)
+    passages = []
+    for index, heading, text in sections:
+        if cut == "paragraphs":
+            parts = _paragraphs(text)
+        elif cut == "sections":
+            parts = [" ".join(text.split())]
+        else:
+            parts = _windows(text, size, count_tokens or _count_words)
+        parts = [part for part in parts if part]
+        passages += [Passage(entry.id, index, i, entry.title, opening, heading, part) for i, part in enumerate(parts)]
+    return passages
 
 
 def first_sentence(text: str) -> str:
@@ -52,7 +88,66 @@ def first_sentence(text: str) -> str:
     return next((text[:end] for end in ends if not _NO_END.search(text[:end])), text)
 
 
-def _paragraphs(entry: Entry, section: int, heading: str, text: str, lead: str) -> list[Passage]:
-    texts = [" ".join(part.split()) for part in _PARAGRAPHS.split(text)]
-    texts = [part for part in texts if part]
-    return [Passage(entry.id, section, i, entry.title, lead, heading, part) for i, part in enumerate(texts)]
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a text, white space made single; what follows the last one's end is one too."""
+    text = " ".join(text.split())
+    start = 0
+    for found in _SENTENCE_END.finditer(text):
+        end = found.end()
+        if not _NO_END.search(text, max(0, start - 1, end - _LONGEST_ABBREVIATION), end):
+            yield text[start:end]
+            start = end + 1
+    if start < len(text):
+        yield text[start:]
+
+
+def _sections(entry: Entry) -> list[tuple[int, str, str]]:
+    """Index, heading and text of the sections that hold prose."""
+    if not entry.sections:
+        return [(0, "", entry.summary)]
+    return [
+        (index, section.title, section.text)
+        for index, section in enumerate(entry.sections)
+        if section.title.strip().lower() not in _WITHOUT_EVIDENCE
+    ]
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [" ".join(part.split()) for part in _PARAGRAPHS.split(text)]
+
+
+def _windows(text: str, size: int, count: Callable[[str], int]) -> list[str]:
+    """Sentences packed greedily, never one cut."""
+    windows: list[list[str]] = [[]]
+    room = size
+    for sentence in sentences(text):
+        tokens = count(sentence)
+        if tokens > room and windows[-1]:
+            windows.append([])
+            room = size
+        windows[-1].append(sentence)
+        room -= tokens
+    return [" ".join(window) for window in windows]
+
+
+def _count_words(text: str) -> int:
+    return len(text.split())
+
+
+def _blocks(entry: Entry, sections: Sequence[tuple[int, str, str]], size: int, lead: str) -> list[Passage]:
+    """Blocks of `size` words of the whole article, each with the section that its first word is in."""
+    words: list[str] = []
+    begins = []  # of each section: its first word's number, its index, its heading
+    for index, heading, text in sections:
+        begins.append((len(words), index, heading))
+        words += text.split()
+    passages: list[Passage] = []
+    section, number = 0, 0
+    for start in range(0, len(words), size):
+        while section + 1 < len(begins) and begins[section + 1][0] <= start:
+            section, number = section + 1, 0
+        _, index, heading = begins[section]
+        text = " ".join(words[start : start + size])
+        passages.append(Passage(entry.id, index, number, entry.title, lead, heading, text))
+        number += 1
+    return passages

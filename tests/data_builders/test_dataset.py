@@ -4,9 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.dataset import load_manifest, read_questions, splits, write_questions
+from reflectune.data_builders.dataset import (
+    Dataset,
+    load_manifest,
+    read_questions,
+    splits,
+    write_question_file,
+    write_questions,
+)
 
 QUESTIONS = [
     Question("a", "images/a.jpg", "How tall?", ("56 metres",), (50.4, 61.6), "numerical", "val", True, ("e1",),
@@ -38,3 +46,37 @@ def test_a_damaged_split_is_a_user_error(tmp_path: Path) -> None:
 def test_a_folder_without_a_manifest_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="manifest is missing"):
         load_manifest(tmp_path)
+
+
+@pytest.fixture
+def in_parts(tmp_path: Path) -> Path:
+    for number in range(2):
+        write_question_file(tmp_path / "questions" / "val" / f"part-0000{number}.parquet", QUESTIONS[number::2])
+    return tmp_path
+
+
+def test_parts_are_read_in_order(in_parts: Path) -> None:
+    assert read_questions(in_parts, "val") == QUESTIONS[::2] + QUESTIONS[1::2]
+    assert list(Dataset(in_parts).stream("val")) == read_questions(in_parts, "val")
+    assert splits(in_parts) == ["val"]
+
+
+def test_parts_that_are_not_those_of_the_manifest_are_refused(in_parts: Path) -> None:
+    def describe(*rows: int) -> None:
+        parts = [{"file": f"part-0000{number}.parquet", "rows": count} for number, count in enumerate(rows)]
+        write_json(in_parts / "dataset.json", {"fingerprint": "f", "parts": {"val": parts}})
+
+    describe(2, 1)
+    assert len(read_questions(in_parts, "val")) == 3
+    describe(2, 5)
+    with pytest.raises(UserError, match=r"part-00001.parquet holds 1 questions, dataset.json says 5"):
+        read_questions(in_parts, "val")
+    describe(2, 1, 1)
+    with pytest.raises(UserError, match=r"a part of the data set is missing: .*part-00002"):
+        read_questions(in_parts, "val")
+
+
+@pytest.mark.parametrize(("root", "expected"), [("/data/set", "/data/set/images/a.jpg"), ("..", "../images/a.jpg")])
+def test_images_start_at_the_manifests_root(in_parts: Path, root: str, expected: str) -> None:
+    write_json(in_parts / "dataset.json", {"fingerprint": "f", "image_root": root})
+    assert read_questions(in_parts, "val")[0].image == expected

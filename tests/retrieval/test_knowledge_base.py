@@ -6,7 +6,14 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.retrieval.knowledge_base import (
+    KnowledgeBase,
+    drop_entries,
+    finish_knowledge_base,
+    shard_name,
+    write_knowledge_base,
+    write_shard,
+)
 
 
 def test_what_is_written_is_read(kb, entries) -> None:
@@ -82,3 +89,18 @@ def test_damage_is_named(kb) -> None:
     part.unlink()
     with pytest.raises(UserError, match=r"missing.*part-00001"):
         kb.get("e0")
+
+
+@pytest.mark.parametrize("gone", [[0], [1, 2], [], [0, 1, 2]])
+def test_entries_taken_out_of_a_shard_leave_the_others_as_they_were(tmp_path, entries, gone) -> None:
+    some, path = list(entries)[:3], tmp_path / "kb" / shard_name(0)
+    path.parent.mkdir()
+    digests = write_shard(path, some)
+    drop_entries(path, gone)
+    kept = [entry for position, entry in enumerate(some) if position not in gone]
+    assert path.is_file() == bool(kept)
+    shards = [{"file": path.name, "entries": len(kept)}] if kept else []
+    own = [digest for position, digest in enumerate(digests) if position not in gone]
+    kb = finish_knowledge_base(path.parent, shards, own, name="owls")
+    assert list(kb) == kept
+    assert kb.fingerprint == write_knowledge_base(tmp_path / "b", kept, name="owls").fingerprint

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.types import Entry, Passage, Section
-from reflectune.retrieval.passages import first_sentence, split_passages
+from reflectune.retrieval.passages import Cut, first_sentence, sentences, split_passages
 
 
 def owl(*sections: Section, summary: str = "The barn owl is a bird. It hunts at night.") -> Entry:
@@ -93,3 +93,86 @@ def test_no_word_is_lost_or_doubled_and_ids_are_unique(texts: list[str]) -> None
 )
 def test_first_sentence(text: str, first: str) -> None:
     assert first_sentence(text) == first
+
+
+CUTS: list[Cut] = ["paragraphs", "sections", "windows", "words"]
+ARTICLES = st.lists(
+    st.tuples(st.sampled_from(["", "Diet", "History"]), st.text(alphabet="ab. \n?St", max_size=60)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(ARTICLES, st.sampled_from(CUTS), st.integers(1, 9))
+def test_every_cut_holds_every_word_once_in_order(parts, cut, size) -> None:
+    entry = owl(*(Section(title, text) for title, text in parts))
+    passages = split_passages(entry, cut=cut, size=size if cut in ("windows", "words") else 0)
+    assert " ".join(p.text for p in passages).split() == " ".join(text for _, text in parts).split()
+    assert len({p.id for p in passages}) == len(passages)
+    assert [(p.section, p.index) for p in passages] == sorted((p.section, p.index) for p in passages)
+    assert all(p.text and p.heading == parts[p.section][0] for p in passages)
+
+
+@given(ARTICLES, st.integers(1, 9))
+def test_windows_hold_whole_sentences_up_to_their_size(parts, size) -> None:
+    entry = owl(*(Section(title, text) for title, text in parts))
+    for passage in split_passages(entry, cut="windows", size=size):
+        inside = list(sentences(passage.text))
+        assert len(passage.text.split()) <= size or len(inside) == 1
+        assert " ".join(inside) == passage.text
+
+
+def test_a_window_is_closed_when_the_next_sentence_does_not_fit() -> None:
+    entry = owl(Section("Diet", "One two. Three four five. Six. Seven eight nine ten eleven twelve. End."))
+    assert [p.text for p in split_passages(entry, cut="windows", size=5)] == [
+        "One two. Three four five.",
+        "Six.",
+        "Seven eight nine ten eleven twelve.",
+        "End.",
+    ]
+    by_letters = split_passages(entry, cut="windows", size=10, count_tokens=len)
+    assert by_letters[0].text == "One two."
+
+
+def test_windows_and_sections_stay_within_a_section() -> None:
+    entry = owl(
+        Section("Diet", "It eats mice.\n\nAnd voles."), Section("References", "A book."), Section("Range", "All.")
+    )
+    assert [(p.section, p.text) for p in split_passages(entry, cut="sections")] == [
+        (0, "It eats mice. And voles."),
+        (2, "All."),
+    ]
+    assert [p.section for p in split_passages(entry, cut="windows")] == [0, 2]
+
+
+def test_words_run_across_sections_and_belong_where_they_begin() -> None:
+    entry = owl(Section("A", "a b c"), Section("Empty", ""), Section("B", "d e f g"))
+    passages = split_passages(entry, cut="words", size=2)
+    assert [(p.section, p.index, p.heading, p.text) for p in passages] == [
+        (0, 0, "A", "a b"),
+        (0, 1, "A", "c d"),
+        (2, 0, "B", "e f"),
+        (2, 1, "B", "g"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("He met J. R. R. Tolkien. They talked.", ["He met J. R. R. Tolkien.", "They talked."]),
+        ("It ended. St. Gallen is near.", ["It ended.", "St. Gallen is near."]),
+        ('He said "Stop." She did.', ['He said "Stop."', "She did."]),
+        ("It is 3.5 m high (approx. 11 ft). Good.", ["It is 3.5 m high (approx. 11 ft).", "Good."]),
+        ("", []),
+    ],
+)
+def test_sentences_end_where_a_reader_would_say(text: str, expected: list[str]) -> None:
+    assert list(sentences(text)) == expected
+
+
+def test_a_size_for_a_cut_without_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="mean nothing for the cut `paragraphs`"):
+        split_passages(owl(Section("A", "a")), size=3)
+    with pytest.raises(ValueError, match="mean nothing for the cut `words`"):
+        split_passages(owl(Section("A", "a")), cut="words", count_tokens=len)

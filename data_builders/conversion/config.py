@@ -1,0 +1,122 @@
+"""What a conversion reads, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from reflectune.data_builders.readers.registry import KNOWLEDGE, QUESTIONS, option_problems
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class ConvertConfig:
+    """Settings of a conversion. At least one of `questions` and `knowledge` is set."""
+
+    output: str = field(default="", metadata=_help("data set folder to write"))
+    name: str = field(default="", metadata=_help("name of the data set; that of the output folder if unset"))
+    root: str = field(default="", metadata=_help("folder that the paths below start from"))
+    questions: str = field(default="", metadata=_help("reader of the questions, e.g. infoseek, evqa, own"))
+    splits: dict[str, Any] = field(
+        default_factory=dict, metadata=_help("for each split its file, or a mapping of what a file is to the file")
+    )
+    options: dict[str, Any] = field(default_factory=dict, metadata=_help("the reader's own options"))
+    images: str = field(default="", metadata=_help("folder of the questions' images; unset: no images are wanted"))
+    knowledge: str = field(default="", metadata=_help("reader of the knowledge base, e.g. wiki6m, evqa, own"))
+    knowledge_source: str = field(default="", metadata=_help("the knowledge base's file or folder"))
+    knowledge_images: str = field(default="", metadata=_help("folder of the knowledge base's images"))
+    split: list[str] = field(default_factory=list, metadata=_help("convert these of `splits` only"))
+    limit: int = field(default=0, metadata=_help("read that many rows of each source only; 0: all"))
+    sample: int = field(
+        default=0, metadata=_help("keep that many questions of each of `splits`, drawn by seed; 0: all")
+    )
+    sample_knowledge: int = field(
+        default=-1, metadata=_help("keep the questions' own articles and that many others, drawn by seed; -1: all")
+    )
+    seed: int = field(default=0, metadata=_help("seed of what is drawn"))
+    on_error: Literal["stop", "skip"] = field(
+        default="stop", metadata=_help("stop at a bad row, or leave it out, list it in rejected.jsonl and exit with 3")
+    )
+    verify_images: Literal["none", "header", "decode"] = field(
+        default="header", metadata=_help("trust the files, read their headers, or decode them whole")
+    )
+    workers: int = field(default=0, metadata=_help("processes; 0: one for each core"))
+    check: bool = field(default=False, metadata=_help("read and validate everything, write nothing"))
+    dry_run: bool = field(default=False, metadata=_help("say what would be read and written, and stop"))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values."""
+        issues = [] if self.output else ["`output` is needed: the data set folder to write"]
+        if not (self.questions or self.knowledge):
+            issues.append("one of `questions` and `knowledge` is needed: the name of a reader")
+        if min(self.limit, self.sample, self.workers) < 0 or self.sample_knowledge < -1:
+            issues.append("`limit`, `sample` and `workers` can't be negative, `sample_knowledge` not below -1")
+        if self.sample and not self.questions:
+            issues.append("`sample` is of questions; a knowledge base alone is sampled by `sample_knowledge`")
+        if self.images and not self.path(self.images).is_dir():
+            issues.append(f"`images`: {self.path(self.images)} is not a folder")
+        if self.knowledge_images and not self.path(self.knowledge_images).is_dir():
+            issues.append(f"`knowledge_images`: {self.path(self.knowledge_images)} is not a folder")
+        return issues + self._question_problems() + self._knowledge_problems()
+
+    def path(self, value: str) -> Path:
+        """A path of the config, with `root` before it unless it is absolute; `~` is the home folder."""
+        return Path(self.root).expanduser() / Path(value).expanduser()
+
+    def source(self, split: str) -> Any:
+        """What a split's reader is given: a path, or a mapping of paths (`load_dataset` is passed on as it is)."""
+        value = self.splits[split]
+        if not isinstance(value, dict):
+            return self.path(str(value))
+        if "load_dataset" in value:
+            return value
+        return {key: self.path(str(path)) for key, path in value.items()}
+
+    def chosen(self) -> list[str]:
+        """The splits to convert."""
+        return self.split or list(self.splits)
+
+    def question_files(self, split: str) -> list[Path]:
+        """The files and folders that a split is read from."""
+        source = self.source(split)
+        if isinstance(source, Path):
+            return [source]
+        return [] if "load_dataset" in source else list(source.values())
+
+    def what_decides(self) -> dict[str, Any]:
+        """The settings that the output depends on."""
+        names = "root questions splits options images knowledge knowledge_source knowledge_images split limit sample"
+        kept = {name: getattr(self, name) for name in (*names.split(), "sample_knowledge", "on_error", "verify_images")}
+        return {**kept, "seed": self.seed if self.sample or self.sample_knowledge >= 0 else 0}
+
+    def _question_problems(self) -> list[str]:
+        if not self.questions:
+            return ["`splits` is set and `questions` is not: name the reader"] if self.splits else []
+        if self.questions not in QUESTIONS:
+            return [f"`questions`: there is no reader {self.questions!r}; there are {', '.join(QUESTIONS)}"]
+        issues = option_problems(self.questions, self.options)
+        if not self.splits:
+            issues.append("`splits` is needed: for each split its file")
+        unknown = [name for name in self.split if name not in self.splits]
+        if unknown:
+            issues.append(f"`split`: {', '.join(unknown)} is not among the splits {', '.join(self.splits)}")
+            return issues
+        for split in self.chosen():
+            missing = [path for path in self.question_files(split) if not path.exists()]
+            issues += [f"`splits`: {split}: not found: {path}" for path in missing]
+        return issues
+
+    def _knowledge_problems(self) -> list[str]:
+        if not self.knowledge:
+            lonely = [name for name in ("knowledge_source", "knowledge_images") if getattr(self, name)]
+            return [f"`{name}` is set and `knowledge` is not: name the reader" for name in lonely]
+        if self.knowledge not in KNOWLEDGE:
+            return [f"`knowledge`: there is no reader {self.knowledge!r}; there are {', '.join(KNOWLEDGE)}"]
+        if not self.knowledge_source:
+            return ["`knowledge_source` is needed: the knowledge base's file"]
+        source = self.path(self.knowledge_source)
+        return [] if source.exists() else [f"`knowledge_source`: not found: {source}"]

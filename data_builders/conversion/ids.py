@@ -1,0 +1,68 @@
+"""Ids as 64-bit hashes: which were seen before, and which a sample draws, in eight bytes each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+Hashes = npt.NDArray[np.uint64]
+
+
+def hash_ids(ids: Iterable[str], seed: int | None = None) -> Hashes:
+    """A 64-bit hash of each id, of shape (n,); another one for each seed.
+
+    Two of 20 million ids share one with a chance of 1 in 90,000; the second would count as a duplicate.
+    """
+    key = b"" if seed is None else str(seed).encode()
+    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8, key=key).digest() for name in ids)
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
+
+
+class SeenIds:
+    """A growing set of hashes: sorted arrays of doubling sizes, so that memory is eight bytes an id."""
+
+    def __init__(self) -> None:
+        self._runs: list[Hashes] = []
+
+    def add(self, hashes: Hashes) -> npt.NDArray[np.int64]:
+        """Add a batch.
+
+        Returns:
+            The positions in the batch of those that were there before, in the batch or outside, in rising order.
+        """
+        order = np.argsort(hashes, kind="stable")
+        ordered = hashes[order]
+        old = np.zeros(len(hashes), dtype=bool)
+        old[1:] = ordered[1:] == ordered[:-1]
+        for run in self._runs:
+            old |= is_among(ordered, run)
+        self._runs.append(ordered[~old])
+        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
+            merged = np.concatenate(self._runs[-2:])
+            merged.sort()
+            self._runs[-2:] = [merged]
+        return np.sort(order[old])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+
+def is_among(hashes: Hashes, ordered: Hashes) -> npt.NDArray[np.bool_]:
+    """Whether each hash is in the sorted array `ordered`."""
+    if not len(ordered):
+        return np.zeros(len(hashes), dtype=bool)
+    places = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
+    return ordered[places] == hashes
+
+
+def sample_bound(hashes: Hashes, count: int) -> int:
+    """The bound under which exactly `count` of the (distinct) hashes lie, or all of them if they are fewer.
+
+    A sample of 100 is part of the sample of 1,000 under the same seed.
+    """
+    if count >= len(hashes):
+        return 1 << 64
+    return int(np.partition(hashes, count)[count]) if count else 0

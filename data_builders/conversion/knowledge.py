@@ -1,0 +1,222 @@
+"""A knowledge base into shards, in the order of the source: its lines go to the workers in blocks, unparsed."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.durable import RowLog, read_rows
+from reflectune.data_builders.conversion.config import ConvertConfig
+from reflectune.data_builders.conversion.ids import Hashes, SeenIds, hash_ids, is_among, sample_bound
+from reflectune.data_builders.conversion.progress import progress
+from reflectune.data_builders.conversion.rejected import Rejected, as_json, from_json
+from reflectune.data_builders.conversion.sources import list_files
+from reflectune.data_builders.conversion.work import EntriesDone, EntryBatch, write_entry_batch
+from reflectune.data_builders.conversion.workers import Workers
+from reflectune.data_builders.readers.base import (
+    BadRow,
+    Images,
+    LineBlock,
+    Reject,
+    Row,
+    line_blocks,
+    read_jsonl,
+    stop,
+)
+from reflectune.data_builders.readers.registry import knowledge_reader
+from reflectune.retrieval.knowledge_base import clear_knowledge_base, drop_entries, finish_knowledge_base, shard_name
+
+BLOCK_BYTES = 8 << 20
+BATCH = 500
+
+
+@dataclass
+class KnowledgeTotals:
+    """What the entries came to; `gold` of them are those that the questions speak of."""
+
+    entries: int = 0
+    images: int = 0
+    without_image: int = 0
+    gold: int = 0
+    shards: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, number: int, entries: int, images: int, without_image: int) -> None:
+        """Count a batch in."""
+        self.entries += entries
+        self.images += images
+        self.without_image += without_image
+        if entries:
+            self.shards.append({"file": shard_name(number), "entries": entries})
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Which entries to keep: those in `gold` (sorted hashes of ids), and those with a seeded hash below `bound`."""
+
+    gold: Hashes
+    bound: int
+
+
+@dataclass(frozen=True)
+class KnowledgeRun:
+    """One conversion's knowledge base.
+
+    Args:
+        config: What to read.
+        images: Where the entries' images are.
+        folder: The data set folder; None: check only.
+        rejected: Where bad rows are noted; None: the first one ends the run.
+        gold: Ids of the entries that the questions speak of.
+    """
+
+    config: ConvertConfig
+    images: Images
+    folder: Path | None
+    rejected: Rejected | None
+    gold: frozenset[str]
+
+    @property
+    def reject(self) -> Reject:
+        """What to do with a bad row."""
+        return stop if self.rejected is None else self.rejected
+
+    def convert(self, workers: Workers, journal: Path, key: str, image_root: str) -> tuple[KnowledgeTotals, str]:
+        """Write every shard that the journal of an earlier run, under the same key, doesn't list yet.
+
+        Returns:
+            The totals, and the knowledge base's fingerprint.
+        """
+        assert self.folder is not None
+        folder = self.folder / "knowledge"
+        if not journal.is_file():
+            clear_knowledge_base(folder)
+        totals, seen, gold = KnowledgeTotals(), SeenIds(), self._gold
+        with RowLog(journal, key) as log:
+            last: dict[str, Any] | None = None
+            for last in read_rows(journal):
+                seen.add(ids := np.frombuffer(base64.b64decode(last["ids"]), dtype=np.uint64))
+                self._count(totals, int(last["id"]), last, ids, gold)
+                self._note([from_json(error) for error in last["rejected"]])
+            sample = self._sample(workers)
+            tasks = self._batches("knowledge", sample, self.reject, folder, last)
+            for batch, done in workers.map(write_entry_batch, tasks):
+                done = self._without_duplicates(done, seen, folder / shard_name(batch.number))
+                values = {**_to_json(done), **_end(batch.rows)}
+                log.append(str(batch.number), values)
+                self._count(totals, batch.number, values, done.ids, gold)
+                self._note(done.rejected)
+        pieces = (base64.b64decode(row["digests"]) for row in read_rows(journal))
+        name = self.config.name or self.folder.resolve().name
+        kb = finish_knowledge_base(folder, totals.shards, pieces, name=name, image_root=image_root)
+        return totals, kb.fingerprint
+
+    def check(self, workers: Workers) -> KnowledgeTotals:
+        """Read and check everything, and write nothing."""
+        totals, seen, gold = KnowledgeTotals(), SeenIds(), self._gold
+        tasks = self._batches("knowledge", self._sample(workers), self.reject, None, None)
+        for batch, done in workers.map(write_entry_batch, tasks):
+            done = self._without_duplicates(done, seen, None)
+            self._count(totals, batch.number, _to_json(done), done.ids, gold)
+            self._note(done.rejected)
+        return totals
+
+    @property
+    def _gold(self) -> Hashes:
+        return np.sort(hash_ids(self.gold))
+
+    def _note(self, errors: Sequence[BadRow]) -> None:
+        if self.rejected is not None:
+            self.rejected.note(errors)
+
+    def _count(self, totals: KnowledgeTotals, number: int, row: dict[str, Any], ids: Hashes, gold: Hashes) -> None:
+        totals.add(number, row["entries"], row["images"], row["without_image"])
+        totals.gold += int(is_among(ids, gold).sum())
+
+    def _sample(self, workers: Workers) -> _Sample | None:
+        """Read the source once for its ids, and find the bound that draws as many as asked; None: keep everything."""
+        config = self.config
+        if config.sample_knowledge < 0:
+            return None
+        gold, others = self._gold, []
+        for _, done in workers.map(
+            write_entry_batch, self._batches("ids to sample from", None, Rejected(None), None, None)
+        ):
+            others.append(done.seeded[~is_among(done.ids, gold)])
+        distinct = np.unique(np.concatenate(others)) if others else np.empty(0, np.uint64)
+        return _Sample(gold, sample_bound(distinct, config.sample_knowledge))
+
+    def _batches(
+        self, step: str, sample: _Sample | None, reject: Reject, folder: Path | None, last: dict[str, Any] | None
+    ) -> Iterator[EntryBatch]:
+        """The source's batches after the one that the journal's last row is of."""
+        config = self.config
+        source = config.path(config.knowledge_source)
+        first = 0 if last is None else int(last["id"]) + 1
+        with progress(step, sum(file.stat().st_size for file in list_files([source]))) as bar:
+            for number, rows in enumerate(self._pieces(source, reject, first, last), first):
+                yield EntryBatch(
+                    number=number,
+                    reader=config.knowledge,
+                    rows=rows,
+                    images=self.images,
+                    folder=folder,
+                    skip=self.rejected is not None or isinstance(reject, Rejected),
+                    keep=None if sample is None else sample.gold,
+                    bound=1 << 64 if sample is None else sample.bound,
+                    seed=config.seed,
+                )
+                size = rows.data.count(b"\n") if isinstance(rows, LineBlock) else len(rows)
+                bar.advance(size, self.rejected.count if self.rejected else 0)
+
+    def _pieces(
+        self, source: Path, reject: Reject, number: int, last: dict[str, Any] | None
+    ) -> Iterator[LineBlock | list[Row]]:
+        """Blocks of lines where the source has lines and all are wanted, else lists of parsed rows."""
+        reader, limit = knowledge_reader(self.config.knowledge), self.config.limit
+        if reader.read_source is read_jsonl and not limit:
+            begin = {"offset": last["offset"], "first_line": last["line"]} if last else {}
+            yield from line_blocks(source, BLOCK_BYTES, **begin)
+            return
+        rows = (row for _, row in islice(reader.read_source(source, reject), limit or None))
+        pieces = iter(lambda: list(islice(rows, BATCH)), [])
+        yield from islice(pieces, number, None)
+
+    def _without_duplicates(self, done: EntriesDone, seen: SeenIds, shard: Path | None) -> EntriesDone:
+        """Take the entries out of a batch, and out of its shard, whose id came before."""
+        again = seen.add(done.ids).tolist()
+        if not again:
+            return done
+        fix = "ids must be unique in a knowledge base: keep one of the rows, or rename one"
+        where = [(*done.places[i], done.names[i]) for i in again]
+        errors = [BadRow(file, line, name, "id", "came before", fix) for file, line, name in where]
+        if self.rejected is None:
+            stop(errors[0])
+        if shard is not None:
+            drop_entries(shard, again)
+        return dataclasses.replace(done.without(again), rejected=[*done.rejected, *errors])
+
+
+def _to_json(done: EntriesDone) -> dict[str, Any]:
+    """What the journal keeps of a batch."""
+    return {
+        "entries": len(done.ids),
+        "ids": base64.b64encode(done.ids.tobytes()).decode(),
+        "digests": base64.b64encode(done.digests).decode(),
+        "images": sum(done.image_counts),
+        "without_image": done.image_counts.count(0),
+        "rejected": [as_json(error) for error in done.rejected],
+    }
+
+
+def _end(rows: LineBlock | Sequence[Row]) -> dict[str, int]:
+    """Where the next block of lines begins."""
+    if not isinstance(rows, LineBlock):
+        return {}
+    return {"offset": rows.offset + len(rows.data), "line": rows.first_line + rows.data.count(b"\n")}

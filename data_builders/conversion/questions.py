@@ -1,0 +1,179 @@
+"""Questions into parts: read and checked for duplicates here, their images checked and the parts written by workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.durable import RowLog, read_rows
+from reflectune.core.types import Question
+from reflectune.data_builders.conversion.config import ConvertConfig
+from reflectune.data_builders.conversion.ids import SeenIds, hash_ids, sample_bound
+from reflectune.data_builders.conversion.progress import progress
+from reflectune.data_builders.conversion.rejected import Rejected, as_json, from_json
+from reflectune.data_builders.conversion.sources import list_files
+from reflectune.data_builders.conversion.work import Place, QuestionBatch, QuestionsDone, write_question_batch
+from reflectune.data_builders.conversion.workers import Workers
+from reflectune.data_builders.readers.base import BadRow, Images, Reject, latest_row, stop
+from reflectune.data_builders.readers.registry import question_reader
+
+BATCH = 5_000
+_SPLIT_NAME = re.compile(r"\w[\w.-]*")
+
+
+@dataclass
+class QuestionTotals:
+    """What the questions of all sources came to; counts are by split and answer type."""
+
+    parts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    images: Counter[str] = field(default_factory=Counter)
+    entity_ids: set[str] = field(default_factory=set)
+    digests: list[str] = field(default_factory=list)
+
+    def add(self, done: QuestionsDone) -> None:
+        """Count a batch in."""
+        for split, file, rows in done.parts:
+            self.parts.setdefault(split, []).append({"file": file, "rows": rows})
+        for split, counts in done.counts.items():
+            self.counts.setdefault(split, Counter()).update(counts)
+        self.images.update(done.images)
+        self.entity_ids.update(done.entity_ids)
+        self.digests.append(done.digest)
+
+
+@dataclass(frozen=True)
+class QuestionRun:
+    """One conversion's questions.
+
+    Args:
+        config: What to read.
+        images: Where the images are.
+        folder: The data set folder; None: check only.
+        rejected: Where bad rows are noted; None: the first one ends the run.
+    """
+
+    config: ConvertConfig
+    images: Images
+    folder: Path | None
+    rejected: Rejected | None
+
+    @property
+    def reject(self) -> Reject:
+        """What to do with a bad row."""
+        return stop if self.rejected is None else self.rejected
+
+    def convert(self, workers: Workers, journal: Path, key: str) -> QuestionTotals:
+        """Write every part that the journal of an earlier run, under the same key, doesn't list yet."""
+        totals = QuestionTotals()
+        with RowLog(journal, key) as log:
+            for row in read_rows(journal):
+                self._count(totals, _from_json(row))
+            todo = (batch for batch in self._batches() if str(batch.number) not in log.done)
+            for batch, done in workers.map(write_question_batch, todo):
+                log.append(str(batch.number), _to_json(done))
+                self._count(totals, done)
+        return totals
+
+    def check(self, workers: Workers) -> QuestionTotals:
+        """Read and check everything, and write nothing."""
+        totals = QuestionTotals()
+        for _, done in workers.map(write_question_batch, self._batches()):
+            self._count(totals, done)
+        return totals
+
+    def _count(self, totals: QuestionTotals, done: QuestionsDone) -> None:
+        totals.add(done)
+        if self.rejected is not None:
+            self.rejected.note(done.rejected)
+
+    def _batches(self) -> Iterator[QuestionBatch]:
+        """The questions of all chosen splits, duplicates and unusable ones left out; numbers run through."""
+        seen, number = SeenIds(), 0
+        for split in self.config.chosen():
+            files = list_files(self.config.question_files(split))
+            stream = self._sampled(split)
+            with progress(f"questions, {split}", sum(file.stat().st_size for file in files)) as bar:
+                while batch := list(islice(stream, BATCH)):
+                    kept = list(self._without_duplicates(batch, seen))
+                    yield QuestionBatch(
+                        number=number,
+                        questions=[question for question, _ in kept],
+                        places=[place for _, place in kept],
+                        folder=self.folder,
+                        image_root=self.images.root,
+                        verify=self.config.verify_images,
+                        skip=self.rejected is not None,
+                    )
+                    number += 1
+                    bar.advance(len(batch), self.rejected.count if self.rejected else 0)
+
+    def _sampled(self, split: str) -> Iterator[tuple[Question, Place]]:
+        """The questions of a source that its sample draws, or all of them."""
+        config = self.config
+        if not config.sample:
+            yield from self._read(split, self.reject)
+            return
+        ignored = Rejected(None)
+        first_pass = (question.id for question, _ in self._read(split, ignored if self.rejected else stop))
+        hashes = [hash_ids(ids, config.seed) for ids in iter(lambda: list(islice(first_pass, BATCH)), [])]
+        bound = sample_bound(np.unique(np.concatenate(hashes)), config.sample) if hashes else 0
+        for question, place in self._read(split, self.reject):
+            if int(hash_ids([question.id], config.seed)[0]) < bound:
+                yield question, place
+
+    def _read(self, split: str, reject: Reject) -> Iterator[tuple[Question, Place]]:
+        config = self.config
+        source = config.source(split)
+        read = question_reader(config.questions)
+        stream = read(source, split=split, images=self.images, reject=reject, **config.options)
+        file = str(source) if isinstance(source, Path) else split
+        for question in islice(stream, config.limit or None):
+            row = latest_row()
+            place = (str(row.file), row.line) if row is not None else (file, 0)
+            problem = _problem(question)
+            if problem is None:
+                yield question, place
+            else:
+                reject(BadRow(*place, question.id, *problem))
+
+    def _without_duplicates(
+        self, batch: list[tuple[Question, Place]], seen: SeenIds
+    ) -> Iterator[tuple[Question, Place]]:
+        again = set(seen.add(hash_ids(question.id for question, _ in batch)).tolist())
+        for position, (question, place) in enumerate(batch):
+            if position in again:
+                fix = "ids must be unique in a data set: keep one of the rows, or rename one"
+                self.reject(BadRow(*place, question.id, "id", "came before", fix))
+            else:
+                yield question, place
+
+
+def _problem(question: Question) -> tuple[str, str, str] | None:
+    """Field, problem and fix of a question that no later stage could use."""
+    if not question.id:
+        return "id", "is empty", "give the row an id"
+    if not question.text:
+        return "text", "is empty", "give the row a question"
+    if not _SPLIT_NAME.fullmatch(question.split):
+        return "split", f"is {question.split!r}", "a split's name has letters, digits, `_`, `-` and `.` only"
+    return None
+
+
+def _to_json(done: QuestionsDone) -> dict[str, Any]:
+    plain = {field.name: getattr(done, field.name) for field in dataclasses.fields(done)}
+    return {**plain, "rejected": [as_json(error) for error in done.rejected]}
+
+
+def _from_json(row: dict[str, Any]) -> QuestionsDone:
+    values = {key: value for key, value in row.items() if key != "id"}
+    parts = [(split, file, rows) for split, file, rows in row["parts"]]
+    return QuestionsDone(**{**values, "parts": parts, "rejected": [from_json(error) for error in row["rejected"]]})

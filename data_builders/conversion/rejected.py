@@ -1,0 +1,89 @@
+"""Rows that were left out: listed in a file as they are met, and counted by reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from reflectune.data_builders.readers.base import BadRow, MissingImage, UnreadableImage
+
+NAME = "rejected.jsonl"
+_PARTICULARS = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\([^()]*\)|/\S+|-?\d[\d.,]*")
+
+
+class Rejected:
+    """The rows left out of a run; a `Reject` for the readers.
+
+    Args:
+        folder: Where `rejected.jsonl` is written; None: rows are counted only, and the first few kept.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.reasons: Counter[str] = Counter()
+        self.images: Counter[str] = Counter()
+        self.first: list[str] = []
+        self._path = folder / NAME if folder else None
+        self._file = self._path.open("w", encoding="utf-8") if self._path else None
+
+    def __call__(self, error: BadRow) -> None:
+        """Note one row."""
+        self.reasons[reason(error)] += 1
+        if isinstance(error, (MissingImage, UnreadableImage)):
+            self.images["missing" if isinstance(error, MissingImage) else "unreadable"] += 1
+        if len(self.first) < 10:
+            self.first.append(str(error))
+        if self._file is not None:
+            self._file.write(json.dumps(as_json(error), ensure_ascii=False) + "\n")
+
+    def note(self, errors: Iterable[BadRow]) -> None:
+        """Note several rows."""
+        for error in errors:
+            self(error)
+
+    @property
+    def count(self) -> int:
+        """How many rows were left out."""
+        return sum(self.reasons.values())
+
+    def close(self) -> None:
+        """Finish the file; one without rows is taken away."""
+        if self._file is not None and self._path is not None:
+            self._file.close()
+            if not self.count:
+                self._path.unlink()
+
+
+def reason(error: BadRow) -> str:
+    """What is wrong without the particulars of the row, so that equal cases are counted together."""
+    if isinstance(error, MissingImage):
+        return "image missing"
+    if isinstance(error, UnreadableImage):
+        return "image unreadable"
+    words = " ".join(_PARTICULARS.sub("…", error.problem).split())[:80]
+    return f"{error.field} {words}" if error.field else words
+
+
+def as_json(error: BadRow) -> dict[str, Any]:
+    """A bad row as it is listed; `from_json` reads it back."""
+    return {
+        "kind": type(error).__name__,
+        "file": error.file,
+        "line": error.line,
+        "id": error.row_id,
+        "field": error.field,
+        "problem": error.problem,
+        "fix": error.fix,
+    }
+
+
+def from_json(row: dict[str, Any]) -> BadRow:
+    """The bad row that `as_json` was given."""
+    kind = _KINDS.get(row["kind"], BadRow)
+    return kind(row["file"], row["line"], row["id"], row["field"], row["problem"], row["fix"])
+
+
+_KINDS: dict[str, type[BadRow]] = {kind.__name__: kind for kind in (BadRow, MissingImage, UnreadableImage)}

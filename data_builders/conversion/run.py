@@ -1,0 +1,232 @@
+"""A conversion from beginning to end: questions, knowledge base, and the manifest that is written last."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.durable import read_json, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import fingerprint
+from reflectune.data_builders.conversion.config import ConvertConfig
+from reflectune.data_builders.conversion.knowledge import KnowledgeRun, KnowledgeTotals
+from reflectune.data_builders.conversion.questions import QuestionRun, QuestionTotals
+from reflectune.data_builders.conversion.rejected import Rejected
+from reflectune.data_builders.conversion.sources import check_unchanged, list_files, stat_files, with_fingerprints
+from reflectune.data_builders.conversion.workers import Workers
+from reflectune.data_builders.dataset import MANIFEST
+from reflectune.data_builders.readers.base import Images
+
+VERSION = 1
+"""Of the layout of what is written; part of every key."""
+
+_JOURNAL = ".convert"
+
+
+def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
+    """Convert into `config.output`; an earlier run that was killed is gone on with.
+
+    Returns:
+        The manifest, and whether anything was done (False: the data set was there already).
+
+    Raises:
+        UserError: A row is bad and `on_error` is stop, a source has changed meanwhile, or the folder holds other data.
+    """
+    output = Path(config.output)
+    sources = stat_files(list_files(_source_paths(config)))
+    key = fingerprint([VERSION, config.what_decides(), sources])
+    if (output / MANIFEST).is_file():
+        return _existing(output, config), False
+    journal = _open_journal(output, key)
+    with (
+        Workers(config.workers) as workers,
+        _noting(output if config.on_error == "skip" else None) as rejected,
+        ThreadPoolExecutor(1) as hasher,
+    ):
+        hashed = hasher.submit(with_fingerprints, sources)
+        questions, knowledge, kb_fingerprint = QuestionTotals(), KnowledgeTotals(), ""
+        images = question_images(config)
+        if config.questions:
+            run = QuestionRun(config, images, output, rejected)
+            questions = run.convert(workers, journal / "questions.jsonl", key)
+        if config.knowledge:
+            gold, own = frozenset(questions.entity_ids), knowledge_images(config)
+            kb = KnowledgeRun(config, own, output, rejected, gold)
+            place = _root_in_manifest(own, output / "knowledge", output) or ".."
+            knowledge, kb_fingerprint = kb.convert(workers, journal / "knowledge.jsonl", key, place)
+        check_unchanged(fingerprinted := hashed.result(), "the conversion began")
+    manifest = {
+        **_numbers(config, questions, knowledge, rejected),
+        "fingerprint": _fingerprint(questions, kb_fingerprint),
+        "parts": questions.parts,
+        "image_root": _root_in_manifest(images, output, output),
+        "made_with": config.what_decides(),
+        "sources": fingerprinted,
+    }
+    _clear_partial(output)
+    write_json(output / MANIFEST, manifest)
+    shutil.rmtree(journal)
+    return manifest, True
+
+
+def check(config: ConvertConfig) -> tuple[dict[str, Any], list[str]]:
+    """Read and validate everything, and write nothing; bad rows never end a check.
+
+    Returns:
+        The numbers as the manifest would have them, and the first bad rows.
+    """
+    rejected, questions, knowledge = Rejected(None), QuestionTotals(), KnowledgeTotals()
+    with Workers(config.workers) as workers:
+        if config.questions:
+            questions = QuestionRun(config, question_images(config, saving=False), None, rejected).check(workers)
+        if config.knowledge:
+            gold = frozenset(questions.entity_ids)
+            own = knowledge_images(config, saving=False)
+            knowledge = KnowledgeRun(config, own, None, rejected, gold).check(workers)
+    return _numbers(config, questions, knowledge, rejected), rejected.first
+
+
+def preview(config: ConvertConfig) -> str:
+    """What would be read and written."""
+    lines = [f"would write the data set {_name(config)} to {config.output}"]
+    for split in config.chosen() if config.questions else []:
+        source = config.source(split)
+        shown = ", ".join(f"{key}: {value}" for key, value in source.items()) if isinstance(source, dict) else source
+        lines.append(f"  questions, {split}: {shown} (reader {config.questions})")
+    if config.knowledge:
+        lines.append(f"  knowledge base: {config.path(config.knowledge_source)} (reader {config.knowledge})")
+    total = sum(source["bytes"] for source in stat_files(list_files(_source_paths(config))))
+    return "\n".join([*lines, f"  {total / 2**20:,.1f} MiB to read, by {Workers(config.workers).count} processes"])
+
+
+def question_images(config: ConvertConfig, saving: bool = True) -> Images:
+    """Where a config's questions have their images: `images`, or for the user's own data the folder of the file."""
+    save_to = Path(config.output, "images") if saving else None
+    if config.images:
+        return Images(config.path(config.images).resolve(), save_to)
+    if config.questions != "own":
+        return Images(None, save_to)
+    source = config.source(config.chosen()[0])
+    root = Path(config.output) if not isinstance(source, Path) else source if source.is_dir() else source.parent
+    return Images(root.resolve(), save_to)
+
+
+def knowledge_images(config: ConvertConfig, saving: bool = True) -> Images:
+    """Where a config's entries have their images: `knowledge_images`, or for the user's own data beside the file."""
+    save_to = Path(config.output, "images") if saving else None
+    if config.knowledge_images:
+        return Images(config.path(config.knowledge_images).resolve(), save_to)
+    if not config.knowledge.startswith("own"):
+        return Images(None, save_to)
+    source = config.path(config.knowledge_source)
+    return Images((source if source.is_dir() else source.parent).resolve(), save_to)
+
+
+def _source_paths(config: ConvertConfig) -> list[Path]:
+    paths = [path for split in (config.chosen() if config.questions else []) for path in config.question_files(split)]
+    return paths + ([config.path(config.knowledge_source)] if config.knowledge else [])
+
+
+def _existing(output: Path, config: ConvertConfig) -> dict[str, Any]:
+    """The manifest of a data set that was converted with these settings from these files."""
+    manifest: dict[str, Any] = read_json(output / MANIFEST, "the data set's manifest")
+    if manifest.get("made_with") != config.what_decides():
+        before = manifest.get("made_with") or {}
+        other = [name for name, value in config.what_decides().items() if before.get(name) != value]
+        raise UserError(
+            f"{output} holds a data set made with other settings ({', '.join(other)}); choose another `output`, or "
+            "delete it"
+        )
+    check_unchanged(manifest["sources"], f"{output / MANIFEST} was written")
+    shutil.rmtree(output / _JOURNAL, ignore_errors=True)
+    return manifest
+
+
+def _open_journal(output: Path, key: str) -> Path:
+    """The folder of the journals of an unfinished run under this key; one under another key is started anew.
+
+    Raises:
+        UserError: The folder has data in it that is not from an unfinished run.
+    """
+    journal = output / _JOURNAL
+    note = journal / "key.json"
+    parts = [output / "questions", output / "knowledge"]
+    if note.is_file() and read_json(note, "the unfinished run's note")["key"] == key:
+        return journal
+    taken = " and ".join(path.name for path in parts if path.exists())
+    if taken and not journal.is_dir():
+        raise UserError(f"{output} holds {taken} and no {MANIFEST}; choose another `output`, or delete it")
+    if taken:
+        print(f"the unfinished run in {output} had other settings or sources: starting anew")
+    for path in (*parts, journal):
+        shutil.rmtree(path, ignore_errors=True)
+    write_json(note, {"key": key})
+    return journal
+
+
+def _clear_partial(output: Path) -> None:
+    """Take away what a killed run had begun to write; its journal never listed it."""
+    for folder in ("questions", "knowledge", "images"):
+        for partial in (output / folder).rglob("*.partial"):
+            partial.unlink()
+
+
+@contextmanager
+def _noting(folder: Path | None) -> Iterator[Rejected | None]:
+    """The list of bad rows, or None where the first one ends the run."""
+    rejected = Rejected(folder) if folder else None
+    try:
+        yield rejected
+    finally:
+        if rejected is not None:
+            rejected.close()
+
+
+def _numbers(
+    config: ConvertConfig, questions: QuestionTotals, knowledge: KnowledgeTotals, rejected: Rejected | None
+) -> dict[str, Any]:
+    """What the manifest says of the content, and what is printed."""
+    coverage = {**questions.images}
+    for kind in ("missing", "unreadable"):
+        if rejected is not None and rejected.images[kind]:
+            coverage[kind] = rejected.images[kind]
+    numbers: dict[str, Any] = {
+        "name": _name(config),
+        "seed": config.seed,
+        "counts": {split: dict(sorted(counts.items())) for split, counts in sorted(questions.counts.items())},
+        "images": {kind: coverage.get(kind, 0) for kind in ("found", "missing", "unreadable", "unverified")},
+        "dropped": dict(rejected.reasons.most_common()) if rejected is not None else {},
+    }
+    if config.knowledge:
+        numbers["knowledge"] = {
+            "entries": knowledge.entries,
+            "images": knowledge.images,
+            "entries_without_image": knowledge.without_image,
+        }
+        if config.questions:
+            numbers["knowledge"]["gold_entries"] = {"named": len(questions.entity_ids), "found": knowledge.gold}
+    return numbers
+
+
+def _fingerprint(questions: QuestionTotals, knowledge: str) -> str:
+    digest = hashlib.sha256("".join(questions.digests).encode())
+    return fingerprint([digest.hexdigest(), knowledge])
+
+
+def _name(config: ConvertConfig) -> str:
+    return config.name or Path(config.output).resolve().name
+
+
+def _root_in_manifest(images: Images, start: Path, output: Path) -> str:
+    """An image folder as a manifest has it: relative to `start` within the data set, absolute elsewhere; "" if none."""
+    if images.root is None:
+        return ""
+    root, whole = images.root.resolve(), output.resolve()
+    inside = root == whole or whole in root.parents
+    return os.path.relpath(root, start.resolve()) if inside else str(root)

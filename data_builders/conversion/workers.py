@@ -1,0 +1,89 @@
+"""Work in several processes whose results come in the order of the tasks, with few tasks in memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from types import TracebackType
+from typing import TypeVar
+
+from reflectune.core.errors import UserError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class Workers:
+    """Some processes; with one, the work is done here.
+
+    Args:
+        count: How many; 0 for as many as there are cores to use.
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count or _cores()
+        self._pool: ProcessPoolExecutor | None = None
+
+    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
+        """Every task with `work` of it, in order. At most two tasks a process are under way.
+
+        Raises:
+            UserError: A process was killed, e.g. because memory ran out.
+        """
+        if self._pool is None:
+            yield from ((task, work(task)) for task in tasks)
+            return
+        waiting: deque[tuple[Task, Future[Result]]] = deque()
+        try:
+            for task in tasks:
+                waiting.append((task, self._pool.submit(work, task)))
+                if len(waiting) > 2 * self.count:
+                    yield _oldest(waiting)
+            while waiting:
+                yield _oldest(waiting)
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a worker process was killed, as a rule because memory ran out; "
+                "run the same command again with fewer `workers`: what was finished is kept"
+            ) from error
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+    def __enter__(self) -> Workers:
+        if self.count > 1:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_die_with_parent)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _oldest(waiting: deque[tuple[Task, Future[Result]]]) -> tuple[Task, Result]:
+    task, future = waiting.popleft()
+    return task, future.result()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _die_with_parent() -> None:
+    """A pool's processes would wait for ever for tasks of a parent that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,62 @@
+"""Convert data: `python -m reflectune.data_builders.convert --config configs/data/infoseek.yaml`.
+
+Exit status: 0 if every row was good, 3 if some were left out (`on_error: skip`) or found bad (`--check`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+from reflectune.data_builders.conversion.config import ConvertConfig
+
+ROWS_LEFT_OUT = 3
+
+
+@entry_point
+def main() -> None:
+    """Parse the config and convert."""
+    (config,) = parse_config(ConvertConfig)
+    from reflectune.data_builders.conversion.run import check, convert, preview
+
+    if config.dry_run:
+        print(preview(config))
+        return
+    if config.check:
+        numbers, first = check(config)
+        print("\n".join([table(numbers), *first]))
+    else:
+        numbers, new = convert(config)
+        print(table(numbers))
+        print(f"written to {config.output}" if new else f"nothing to do: {config.output} is converted")
+        if numbers["dropped"]:
+            print(f"rows left out are listed in {config.output}/rejected.jsonl")
+    if numbers["dropped"]:
+        sys.exit(ROWS_LEFT_OUT)
+
+
+def table(numbers: dict[str, Any]) -> str:
+    """What a data set holds and what was left out of it, as lines."""
+    lines = [f"{numbers['name']}:"]
+    for split, counts in numbers["counts"].items():
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+        lines.append(f"  {split:<24} {sum(counts.values()):>12,} questions ({kinds})")
+    if numbers["counts"]:
+        shown = ", ".join(f"{count:,} {kind}" for kind, count in numbers["images"].items())
+        lines.append(f"  {'images of questions':<24} {shown}")
+    if knowledge := numbers.get("knowledge"):
+        lines.append(
+            f"  {'knowledge base':<24} {knowledge['entries']:>12,} entries with {knowledge['images']:,} images; "
+            f"{knowledge['entries_without_image']:,} entries have none"
+        )
+        if gold := knowledge.get("gold_entries"):
+            lines.append(f"  {'gold entries':<24} {gold['found']:,} of the {gold['named']:,} that questions name")
+    lines.append(f"  {'rows left out':<24} {sum(numbers['dropped'].values()):>12,}")
+    lines += [f"    {count:>10,} × {reason}" for reason, count in numbers["dropped"].items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Source files as streams of rows: JSONL, CSV, JSON arrays and dicts, Parquet; `.gz` and one-file `.zip` too."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import ijson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reflectune.core.errors import UserError
+from reflectune.data_builders.readers.rows import BadRow, Reject, Row, stop
+
+RowSource = Callable[[Path, Reject], Iterator[tuple[int, Row]]]
+"""One of the `read_*` functions, or one with its own options bound."""
+
+BLOCK_BYTES = 4 << 20
+_LONGEST_FIELD = 64 << 20
+
+
+def read_jsonl(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+    """The objects of a JSONL file with their lines, from 1. Empty lines are passed over.
+
+    A line that is cut off, is not UTF-8 or is no object goes to `reject`.
+
+    Raises:
+        UserError: The file is missing, or its compression is damaged.
+    """
+    for block in line_blocks(path):
+        yield from block_rows(block, reject)
+
+
+def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+    """The records of a CSV file with a header row, every value a text, with the line each starts at.
+
+    A record with more or fewer values than the header has names goes to `reject`.
+
+    Raises:
+        UserError: The file is missing or has no header row, or a name is in it twice.
+    """
+    with open_source(path) as file:
+        lines = _CsvLines(file)
+        previous_limit = csv.field_size_limit(_LONGEST_FIELD)
+        try:
+            reader = csv.reader(lines, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            _check_header(path, header)
+            while True:
+                start = reader.line_num + 1
+                try:
+                    values = next(reader)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    reject(BadRow(path, start, "", "", f"is no CSV record ({error})", "mend the quotes of the line"))
+                    continue
+                problem = lines.problem_since(start) or _count_problem(values, header)
+                if problem:
+                    row_id = Row(dict(zip(header, values, strict=False)), path, start).id
+                    reject(BadRow(path, start, row_id, "", problem, "mend the line"))
+                elif values:
+                    yield start, Row(dict(zip(header, values, strict=True)), path, start)
+        finally:
+            csv.field_size_limit(previous_limit)
+
+
+def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> Iterator[tuple[int, Row]]:
+    """The objects of a JSON array, numbered from 1, without reading the file whole.
+
+    Args:
+        path: The file.
+        reject: Gets an element that is no object.
+        prefix: Where the array is, in `ijson`'s words: `item` for the document itself, `questions.item` for a field.
+
+    Raises:
+        UserError: The file is missing, or is damaged; what comes after the damage can't be read.
+    """
+    with open_source(path) as file:
+        number = 0
+        try:
+            for number, value in enumerate(ijson.items(file, prefix, use_float=True), 1):
+                if isinstance(value, dict):
+                    yield number, Row(value, path, number)
+                else:
+                    reject(BadRow(path, number, "", "", f"is {type(value).__name__}", "it should be an object"))
+        except ijson.JSONError as error:
+            raise _damaged(path, number, error) from error
+
+
+def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Iterator[tuple[int, Row]]:
+    """The values of a JSON dict, numbered from 1, without reading the file whole.
+
+    Args:
+        path: The file.
+        reject: Gets a member that has a field called `key` of its own that says something else.
+        key: The field of the row that the member's name is put into. A value that is no object stands in `value`.
+
+    Raises:
+        UserError: The file is missing, or is damaged; what comes after the damage can't be read.
+    """
+    with open_source(path) as file:
+        number = 0
+        try:
+            for number, (name, value) in enumerate(ijson.kvitems(file, "", use_float=True), 1):
+                fields = value if isinstance(value, dict) else {"value": value}
+                if fields.get(key, name) == name:
+                    yield number, Row({key: name, **fields}, path, number)
+                else:
+                    problem = f"is {fields[key]!r} under the name {name!r}"
+                    reject(BadRow(path, number, name, key, problem, "make the two the same"))
+        except ijson.JSONError as error:
+            raise _damaged(path, number, error) from error
+
+
+def read_parquet(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+    """The rows of a Parquet file, or of every `*.parquet` in a folder in order of name, numbered from 1 in each file.
+
+    Raises:
+        UserError: A file is missing or damaged.
+    """
+    for part in source_files(path, ".parquet"):
+        number = 0
+        try:
+            with pq.ParquetFile(part) as file:
+                for batch in file.iter_batches(batch_size=256):
+                    for values in batch.to_pylist():
+                        number += 1
+                        yield number, Row(values, part, number)
+        except (pa.ArrowException, OSError) as error:
+            raise _damaged(part, number, error) from error
+
+
+def source_files(path: Path, *suffixes: str) -> list[Path]:
+    """`path` itself if it is a file, else the files in the folder that end in one of `suffixes`, by name.
+
+    Raises:
+        UserError: There is no such file.
+    """
+    if path.is_dir():
+        found = sorted(p for p in path.iterdir() if p.name.endswith(suffixes) and p.is_file())
+        if not found:
+            raise UserError(f"no *{' or *'.join(suffixes)} in {path}; check the path, or download the files")
+        return found
+    if not path.is_file():
+        raise UserError(f"source file not found: {path}; check the path, or download it")
+    return [path]
+
+
+@dataclass(frozen=True)
+class LineBlock:
+    """Some whole lines of a file: what a worker process is sent.
+
+    Attributes:
+        file: The file.
+        first_line: Line number of the first line.
+        offset: Bytes of the (unpacked) file before the block.
+        data: The lines.
+    """
+
+    file: Path
+    first_line: int
+    offset: int
+    data: bytes
+
+
+def line_blocks(path: Path, size: int = BLOCK_BYTES, *, offset: int = 0, first_line: int = 1) -> Iterator[LineBlock]:
+    """A file cut at line ends into blocks of about `size` bytes (a longer line is a block of its own).
+
+    Args:
+        path: The file, or a packed one.
+        size: Bytes of a block.
+        offset: Where to begin, in bytes of the unpacked file; the end of an earlier block.
+        first_line: Number of the line there.
+
+    Raises:
+        UserError: The file is missing, or its compression is damaged.
+    """
+    with open_source(path) as file:
+        try:
+            _skip(file, offset)
+            rest = b""
+            while chunk := file.read(size):
+                data = rest + chunk
+                end = data.rfind(b"\n") + 1
+                if end:
+                    yield LineBlock(path, first_line, offset, data[:end])
+                    first_line += data.count(b"\n", 0, end)
+                    offset += end
+                rest = data[end:]
+            if rest:
+                yield LineBlock(path, first_line, offset, rest)
+        except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
+            raise _damaged(path, first_line - 1, error) from error
+
+
+def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+    """The objects in a block of lines, with their line numbers."""
+    for line, content in enumerate(block.data.split(b"\n"), block.first_line):
+        if not content or content.isspace():
+            continue
+        try:
+            values = json.loads(content.decode("utf-8-sig" if line == 1 else "utf-8"))
+        except (ValueError, RecursionError) as error:
+            problem = f"is no whole JSON object ({error})"
+            reject(BadRow(block.file, line, "", "", problem, "the line is cut off or damaged: download the file again"))
+            continue
+        if isinstance(values, dict):
+            yield line, Row(values, block.file, line)
+        else:
+            reject(BadRow(block.file, line, "", "", f"is {type(values).__name__}", "a line should be a JSON object"))
+
+
+class Meter:
+    """How many bytes of source files were read, as they lie on the disk."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+_METERS: list[Meter] = []
+"""Those that count at present, the innermost last."""
+
+
+@contextmanager
+def count_bytes() -> Iterator[Meter]:
+    """Count what the readers read meanwhile: progress with an ETA for a stream whose number of rows nobody knows."""
+    meter = Meter()
+    _METERS.append(meter)
+    try:
+        yield meter
+    finally:
+        _METERS.remove(meter)
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[BinaryIO]:
+    """Open a source file for reading as bytes, unpacked if its name ends in `.gz`, or `.zip` with one file inside.
+
+    Raises:
+        UserError: The file is missing, or the zip file is damaged or holds several files.
+    """
+    if not path.is_file():
+        raise UserError(f"source file not found: {path}; check the path, or download it")
+    with io.BufferedReader(_Counted(path), buffer_size=1 << 20) as raw:
+        if path.suffix == ".gz":
+            with gzip.open(raw) as file:
+                yield cast(BinaryIO, file)
+        elif path.suffix == ".zip":
+            with _zip_member(path, raw) as file:
+                yield file
+        else:
+            yield raw
+
+
+class _Counted(io.FileIO):
+    """A file that tells the meter how much was read of it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "rb")
+        self._meter = _METERS[-1] if _METERS else None
+
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        if self._meter is not None and count:
+            self._meter.bytes += count
+        return count
+
+
+@contextmanager
+def _zip_member(path: Path, raw: Any) -> Iterator[BinaryIO]:
+    """The only file in a zip file, as a stream; nothing is written to the disk, so no name in it can do harm."""
+    try:
+        with zipfile.ZipFile(raw) as archive:
+            members = [info for info in archive.infolist() if not info.is_dir() and "__MACOSX" not in info.filename]
+            if len(members) != 1:
+                raise UserError(f"{path} holds {len(members)} files; unpack it and name the one to read")
+            with archive.open(members[0]) as file:
+                yield cast(BinaryIO, file)
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{path} is no readable zip file: {error}; download it again") from error
+
+
+def _skip(file: BinaryIO, offset: int) -> None:
+    """Go to an offset; a packed file is unpacked up to there."""
+    if offset:
+        file.seek(offset)
+
+
+class _CsvLines:
+    """A CSV file's lines as text. A line that is not UTF-8 is noted, so that its record can be refused."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._line = 0
+        self._bad: dict[int, str] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        for content in self._file:
+            self._line += 1
+            try:
+                yield content.decode("utf-8-sig" if self._line == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                self._bad[self._line] = f"is not UTF-8 ({error.reason} at byte {error.start})"
+                yield content.decode("utf-8", errors="replace")
+
+    def problem_since(self, line: int) -> str:
+        """What is wrong with the lines from `line` on that were read so far; "" if nothing is."""
+        problem = next((problem for bad, problem in self._bad.items() if bad >= line), "")
+        self._bad.clear()
+        return problem
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if not any(header):
+        raise UserError(f"{path} is empty; a CSV file needs a first line with the names of its columns")
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise UserError(f"{path}: the header names `{'`, `'.join(twice)}` twice; give each column its own name")
+
+
+def _count_problem(values: list[str], header: list[str]) -> str:
+    if len(values) in (0, len(header)):
+        return ""
+    return f"has {len(values)} values for {len(header)} columns"
+
+
+def _damaged(path: Path, good: int, error: Exception) -> UserError:
+    reason = " ".join(str(error).split())[:200]
+    return UserError(f"{path} is damaged after record {good:,}: {reason}; download it again: the rest can't be read")

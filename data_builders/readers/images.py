@@ -1,0 +1,201 @@
+"""Images found by id below a folder, whatever the extension and however it is sharded; images given as bytes kept."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from reflectune.core.durable import write_atomically
+from reflectune.core.errors import UserError
+from reflectune.data_builders.readers.rows import BadRow, Row
+
+EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif", ".bmp")
+"""As found in the public sets; OVEN's images have three of them."""
+
+_MANY_FOLDERS = 64
+_NUMBER = re.compile(r"\d{3,}")
+
+
+class MissingImage(BadRow):
+    """A row whose image is not there; told apart so that image coverage can be counted."""
+
+
+class UnreadableImage(BadRow):
+    """A row whose image is damaged, or too large to decode safely."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images below one folder.
+
+    An image is looked for as `<id><extension>` in the folder itself, in the public sets' ways of sharding (the first
+    two digits of the number: OVEN; the first three letters, one folder each: GLDv2; the first four characters: the
+    images of Wiki6M), and in the sub-folders that there are, two levels deep. The way that found the last image is
+    tried first, so that a look-up costs one `stat` as a rule.
+
+    Args:
+        root: The folder. None: nobody wants images, every look-up by `path` gives "" (for scoring, or text-only sets).
+        save_to: Where images that a source holds as bytes are written; None: they are checked and not written.
+
+    Example:
+        >>> Images(Path("oven_images")).find("oven_01963180")
+        '01/oven_01963180.JPEG'
+    """
+
+    root: Path | None = None
+    save_to: Path | None = None
+    _lately: list[tuple[str, str]] = field(default_factory=list, repr=False, compare=False)
+
+    def find(self, image_id: str) -> str | None:
+        """Path of an image relative to `root`, or None.
+
+        An id may be a path itself (`val2014/COCO_val2014_000000000042.jpg`); one that leads out of the folder is None.
+        """
+        if self.root is None or not image_id or escapes(image_id):
+            return None
+        if "/" in image_id or image_id.endswith(EXTENSIONS):
+            direct = os.path.normpath(image_id)
+            if self._is_file(direct):
+                return direct
+        for way, extension in self._lately:
+            if self._is_file(path := _join(way, image_id, extension)):
+                return path
+        return self._search(image_id)
+
+    def path(self, row: Row, image_field: str, image_id: str) -> str:
+        """Path of a row's image relative to `root`, for `Question.image` and `Entry.images`; "" if `root` is None.
+
+        Args:
+            row: The row, for the error.
+            image_field: The field that the id stands in, for the error.
+            image_id: The image's id or its path below `root`.
+
+        Raises:
+            BadRow: The id leads out of the folder.
+            MissingImage: There is no such image.
+        """
+        if self.root is None:
+            return ""
+        if escapes(image_id):
+            raise row.bad(image_field, f"`{image_id}` leads out of {self.root}", "use a path below the image folder")
+        found = self.find(image_id)
+        if found is None:
+            problem = f"no image of `{image_id}` below {self.root}"
+            fix = "download it or check `images`; `on_error: skip` leaves such rows out"
+            raise MissingImage(row.file, row.line, row.id, image_field, problem, fix)
+        return found
+
+    def keep(self, row: Row, image_field: str, value: Any) -> str:
+        """Path relative to `root` of an image that a row of the user's own data holds.
+
+        Args:
+            row: The row.
+            image_field: The field that `value` is of.
+            value: A path, the bytes of a file, or `{"bytes": …, "path": …}` as `datasets` has it.
+
+        Raises:
+            UserError: It is a URL.
+            BadRow: It is something else, or a path that leads out of the folder.
+            MissingImage: There is no such file.
+            UnreadableImage: The bytes are no image.
+        """
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, bytes) and value:
+            return self._kept(row, image_field, value)
+        if not isinstance(value, str) or not value.strip():
+            fix = "give the path of an image below the image folder, or the file's bytes"
+            raise row.bad(image_field, f"is {type(value).__name__}, not an image", fix)
+        if re.match(r"[a-z][a-z0-9+.-]*://", value.strip(), re.IGNORECASE):
+            raise UserError(
+                f"{row.file}:{row.line}: field `{image_field}` holds a URL ({value.strip()[:80]}); download the images "
+                "once, e.g. with `img2dataset` or `wget -i urls.txt -P images/`, and put their paths in this column: "
+                "a run must not depend on somebody's server"
+            )
+        return self.path(row, image_field, value.strip())
+
+    def _kept(self, row: Row, image_field: str, content: bytes) -> str:
+        """Write the bytes under a name made of their hash, once; the path of it."""
+        try:
+            with Image.open(io.BytesIO(content)) as image:
+                extension = f".{(image.format or 'img').lower()}"
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            problem = f"{len(content):,} bytes are no image that can be decoded safely ({error})"
+            fix = "replace the image, or leave the row out"
+            raise UnreadableImage(row.file, row.line, row.id, image_field, problem, fix) from error
+        name = hashlib.sha256(content).hexdigest()[:24]
+        if self.save_to is None:
+            return f"{name[:2]}/{name}{extension}"
+        path = self.save_to / name[:2] / f"{name}{extension}"
+        if not path.is_file():
+            write_atomically(path, content)
+        return os.path.relpath(path, self.root or self.save_to)
+
+    def _search(self, image_id: str) -> str | None:
+        stem, extension = os.path.splitext(image_id)
+        named = (stem, (extension, *EXTENSIONS)) if extension in EXTENSIONS else (image_id, EXTENSIONS)
+        for way in (*_SHARDINGS, *self._folders_of(named[0])):
+            for ending in named[1]:
+                if self._is_file(path := _join(way, named[0], ending)):
+                    if named[0] == image_id:
+                        self._remember(way, ending)
+                    return path
+        return None
+
+    def _remember(self, way: str, ending: str) -> None:
+        """Put this way first; the list is short, since a set has few ways."""
+        if (way, ending) in self._lately:
+            self._lately.remove((way, ending))
+        self._lately.insert(0, (way, ending))
+        del self._lately[4:]
+
+    def _folders_of(self, image_id: str) -> list[str]:
+        """Sub-folders that may hold the image: all of them if they are few, else those whose name is part of the id."""
+        if len(self._folders) <= _MANY_FOLDERS:
+            return self._folders
+        return [folder for folder in self._folders if os.path.basename(folder) in image_id]
+
+    @cached_property
+    def _folders(self) -> list[str]:
+        """Sub-folders, at most two levels deep, literally (a brace in a name can't be read as a way of sharding)."""
+        root = self.root or Path()
+        folders = [path for level in ("*", "*/*") for path in sorted(root.glob(level)) if path.is_dir()]
+        return [str(folder.relative_to(root)).replace("{", "{{") for folder in folders]
+
+    def _is_file(self, path: str) -> bool:
+        return os.path.isfile(f"{self.root}/{path}")
+
+
+def escapes(path: str) -> bool:
+    """Whether a relative path is absolute or leads out of the folder that it starts from, on any system."""
+    parts = path.replace("\\", "/").split("/")
+    return path.startswith(("/", "\\")) or ".." in parts or "\0" in path or bool(re.match(r"^[A-Za-z]:", path))
+
+
+_SHARDINGS = ("", "{two_digits}", "{gldv2}", "{four}")
+
+
+def _join(way: str, image_id: str, extension: str) -> str:
+    if not way:
+        return image_id + extension
+    return f"{_shard(way, image_id)}/{image_id}{extension}"
+
+
+def _shard(way: str, image_id: str) -> str:
+    """The folder of an image under a way of sharding; a way that is no name of one is a folder itself."""
+    if way == "{two_digits}":
+        found = _NUMBER.search(image_id)
+        return found.group()[:2] if found else image_id[:2]
+    if way == "{gldv2}":
+        return "/".join(image_id[:3])
+    if way == "{four}":
+        return image_id[:4]
+    return way.replace("{{", "{")

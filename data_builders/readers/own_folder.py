@@ -1,0 +1,65 @@
+"""A folder of the user's own as a knowledge base: an article is a file `NAME.md` or `NAME.txt`, with `NAME.jpg` beside.
+
+An article's id is its path without the extension. Its title is a first line `# Title`, else the file's name; lines
+`## Heading` begin sections.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Section
+from reflectune.data_builders.readers.base import Images, Reject, Row, each, stop, text
+
+_HEADING = re.compile(r"^#{2,6}[ \t]+(.+)$", re.MULTILINE)
+
+
+def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+    """The articles in a folder and its sub-folders, by path.
+
+    Args:
+        source: The folder.
+        images: Where the images are; the folder itself if None.
+        reject: What to do with a file that is empty or is not UTF-8.
+    """
+    return each(read_source(source, reject), partial(entry, images=images or Images(source)), reject)
+
+
+def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+    """The files as rows, each with line 1.
+
+    Raises:
+        UserError: There is no such folder, or no article in it.
+    """
+    if not source.is_dir():
+        raise UserError(f"folder not found: {source}; name the folder that the articles are in")
+    files = sorted(path for path in source.rglob("*") if path.suffix in (".md", ".txt") and path.is_file())
+    if not files:
+        raise UserError(f"no *.md or *.txt in {source}; put one file an article there")
+    for file in files:
+        row = Row({"id": file.relative_to(source).with_suffix("").as_posix()}, file, 1)
+        try:
+            row["text"] = file.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            reject(row.bad("", f"is not UTF-8 ({error.reason} at byte {error.start})", "save it as UTF-8"))
+            continue
+        yield 1, row
+
+
+def entry(row: Row, images: Images) -> Entry:
+    """One file."""
+    name, content = text(row, "id"), text(row, "text")
+    first, _, rest = content.partition("\n")
+    title, body = (first[2:].strip(), rest) if first.startswith("# ") else (Path(name).name, content)
+    lead, *marked = _HEADING.split(body)
+    sections = [Section("", lead.strip())] if lead.strip() else []
+    sections += [Section(marked[i].strip(), marked[i + 1].strip()) for i in range(0, len(marked), 2)]
+    if not sections:
+        raise row.bad("", "has a title and no text", "write the article below its title")
+    image = images.find(name)
+    summary = sections[0].text.split("\n\n")[0]
+    return Entry(name, title, summary=summary, images=(image,) if image else (), sections=tuple(sections))

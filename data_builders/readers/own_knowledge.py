@@ -1,0 +1,84 @@
+"""A knowledge base of the user's own: `knowledge.jsonl` or Parquet, an article a row.
+
+Fields: `id` and `title`; `text`, or `sections` as a list of `{"title", "text"}`; and, where there are any, `summary`,
+`url`, and `image` or `images` (paths, or the bytes of files).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Section
+from reflectune.data_builders.readers.base import (
+    Images,
+    Reject,
+    Row,
+    each,
+    read_json_array,
+    read_jsonl,
+    read_parquet,
+    rows,
+    stop,
+    text,
+)
+
+_KINDS = {".jsonl": read_jsonl, ".parquet": read_parquet, ".json": read_json_array}
+
+
+def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+    """The user's articles.
+
+    Args:
+        source: A file `*.jsonl`, `*.parquet` or `*.json` (`.gz` too), or a folder of Parquet files.
+        images: Where paths of images start; the file's own folder if None.
+        reject: What to do with a bad row.
+    """
+    here = Images(source if source.is_dir() else source.parent)
+    return each(read_source(source, reject), partial(entry, images=images or here), reject)
+
+
+def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+    """The rows of the file.
+
+    Raises:
+        UserError: The file is missing, or its name says nothing that is known.
+    """
+    if source.is_dir():
+        return read_parquet(source, reject)
+    name = source.name.removesuffix(".gz")
+    kind = next((read for suffix, read in _KINDS.items() if name.endswith(suffix)), None)
+    if kind is None:
+        raise UserError(f"{source}: a knowledge base is read from {', '.join(_KINDS)} (also `.gz`) or a folder")
+    return kind(source, reject)
+
+
+def entry(row: Row, images: Images) -> Entry:
+    """One article."""
+    if isinstance(row.get("id"), int):
+        row["id"] = str(row["id"])
+    sections = _sections(row)
+    given = row.get("images")
+    if given is None or given == []:
+        given = [row["image"]] if row.get("image") not in (None, "") else []
+    elif not isinstance(given, list):
+        raise row.bad("images", f"is {type(given).__name__}", "it should be a list; one image alone goes into `image`")
+    field = "images" if row.get("images") else "image"
+    return Entry(
+        id=text(row, "id"),
+        title=text(row, "title"),
+        url=text(row, "url", default=""),
+        summary=text(row, "summary", default="") or sections[0].text.split("\n")[0],
+        images=tuple(path for path in (images.keep(row, field, image) for image in given) if path),
+        sections=sections,
+    )
+
+
+def _sections(row: Row) -> tuple[Section, ...]:
+    """The article's sections; a plain `text` is one without a heading."""
+    if row.get("sections"):
+        parts = rows(row, "sections")
+        return tuple(Section(text(part, "title", default=""), text(part, "text", empty=True)) for part in parts)
+    return (Section("", text(row, "text")),)

@@ -1,0 +1,73 @@
+"""The readers by the name that a config calls them by. A reader's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Question
+from reflectune.data_builders.readers.base import Images, Row, RowSource
+
+QUESTIONS: Mapping[str, str] = {"own": "own_questions"}
+"""Sets of questions and the modules that read them: `questions(source, *, split, images, reject, **options)`."""
+
+KNOWLEDGE: Mapping[str, str] = {
+    "echosight_100k": "evqa_kb",
+    "evqa": "evqa_kb",
+    "m2kr": "m2kr_passages",
+    "own": "own_knowledge",
+    "own_folder": "own_folder",
+    "reflectiva_100k": "reflectiva_kb",
+    "wiki18": "wiki18",
+    "wiki6m": "wiki6m",
+}
+"""Knowledge bases and the modules that read them: `read_source(source, reject)` and `entry(row, images)`."""
+
+
+@dataclass(frozen=True)
+class KnowledgeReader:
+    """How a knowledge base is read: rows from the file, and an entry from each row, which any process may do."""
+
+    read_source: RowSource
+    entry: Callable[[Row, Images], Entry]
+
+
+def question_reader(name: str) -> Callable[..., Iterator[Question]]:
+    """The function `questions` of a set.
+
+    Raises:
+        UserError: There is no such reader.
+    """
+    return _module(name, QUESTIONS, "questions").questions
+
+
+def knowledge_reader(name: str) -> KnowledgeReader:
+    """The reader of a knowledge base.
+
+    Raises:
+        UserError: There is no such reader.
+    """
+    module = _module(name, KNOWLEDGE, "knowledge")
+    return KnowledgeReader(module.read_source, module.entry)
+
+
+def option_problems(name: str, options: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a config's options for a reader of questions; empty if all are its own."""
+    given = {"source", "split", "images", "reject"}
+    valid = [option for option in inspect.signature(question_reader(name)).parameters if option not in given]
+    known = ", ".join(valid) or "none"
+    return [f"`options`: the reader {name} has no `{key}`; it has {known}" for key in options if key not in valid]
+
+
+def _module(name: str, names: Mapping[str, str], what: str) -> ModuleType:
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean `{near[0]}`? There are" if near else "there are"
+        raise UserError(f"no reader `{name}` for {what}; {hint} {', '.join(names)}")
+    return importlib.import_module(f"reflectune.data_builders.readers.{names[name]}")

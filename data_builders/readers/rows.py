@@ -1,0 +1,240 @@
+"""One row of a source file, its fields checked by type, and the error that says what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+from reflectune.core.errors import UserError
+
+Made = TypeVar("Made")
+
+ID_FIELDS = ("data_id", "question_id", "wikidata_id", "id", "_id", "qid", "unique_id", "__key__", "passage_id", "url")
+"""Fields that a row is called by in an error, the first that it has; public sets have no common name for it."""
+
+
+class BadRow(Exception):
+    """What is wrong with one row.
+
+    `str(error)` is one line: "FILE:LINE: id X: field `f`: what was found; the fix".
+
+    Args:
+        file: The source file.
+        line: Line from 1; in a file without lines (a JSON array or dict, Parquet) the record's number from 1.
+        row_id: The row's id, "" if it has none.
+        field: The field, "" if the row as a whole is wrong.
+        problem: What was found.
+        fix: What to do.
+    """
+
+    def __init__(self, file: str | Path, line: int, row_id: str, field: str, problem: str, fix: str) -> None:
+        self.file, self.line, self.row_id = str(file), line, row_id
+        self.field, self.problem, self.fix = field, problem, fix
+        super().__init__(file, line, row_id, field, problem, fix)
+
+    def __str__(self) -> str:
+        parts = [f"{self.file}:{self.line}"]
+        parts += [f"id {self.row_id}"] if self.row_id else []
+        parts += [f"field `{self.field}`"] if self.field else []
+        return " ".join(f"{': '.join(parts)}: {self.problem}; {self.fix}".split())
+
+
+Reject = Callable[[BadRow], None]
+"""What to do with a bad row: raise it as a `UserError`, or note it; if it returns, the reader takes the next row."""
+
+
+def stop(error: BadRow) -> None:
+    """The default `Reject`: the first bad row ends the run.
+
+    Raises:
+        UserError: Always.
+    """
+    raise UserError(str(error)) from error
+
+
+class Row(dict[str, Any]):
+    """A row, with where it stands; an ordinary dict otherwise."""
+
+    __slots__ = ("file", "id_field", "line")
+
+    def __init__(self, values: Mapping[str, Any], file: str | Path, line: int, id_field: str = "") -> None:
+        super().__init__(values)
+        self.file, self.line, self.id_field = file, line, id_field
+
+    @property
+    def id(self) -> str:
+        """What the row is called in an error: its field `id_field`, or the first of `ID_FIELDS`."""
+        fields = (self.id_field,) if self.id_field else ID_FIELDS
+        return next((str(self[field]) for field in fields if self.get(field) not in (None, "")), "")
+
+    def bad(self, field: str, problem: str, fix: str) -> BadRow:
+        """The error for one field of this row; the caller raises it."""
+        return BadRow(self.file, self.line, self.id, field, problem, fix)
+
+
+_LATEST: ContextVar[Row | None] = ContextVar("latest_row", default=None)
+
+
+def latest_row() -> Row | None:
+    """The row that the last thing that `each` gave was made of: where to point for what only its user can see."""
+    return _LATEST.get()
+
+
+def each(read: Iterable[tuple[int, Row]], make: Callable[[Row], Made], reject: Reject) -> Iterator[Made]:
+    """`make` of every row, in order; a row of which `make` raises `BadRow` goes to `reject` and is left out."""
+    for _, row in read:
+        try:
+            made = make(row)
+        except BadRow as error:
+            reject(error)
+            continue
+        _LATEST.set(row)
+        yield made
+
+
+_MISSING: Any = object()
+
+
+def text(row: Row, field: str, *, default: str = _MISSING, empty: bool = False) -> str:
+    """A text field without the space around it.
+
+    Args:
+        row: The row.
+        field: The field's name.
+        default: What a missing (or null) field stands for; without one it is an error.
+        empty: Whether the text may be empty.
+
+    Raises:
+        BadRow: The field is missing, is no text, or is empty.
+    """
+    value = row.get(field)
+    if type(value) is not str:
+        return _default(row, field, default) if value is None else _wrong(row, field, value, "text")
+    value = value.strip()
+    if not value and not empty:
+        return _default(row, field, default, problem="is empty")
+    return value
+
+
+def number(row: Row, field: str, *, default: float = _MISSING) -> float:
+    """A finite number; text that reads as one ("3.5") is taken, as CSV has nothing else.
+
+    Raises:
+        BadRow: The field is missing, or is no finite number.
+    """
+    value = row.get(field)
+    if value is None or value == "":
+        return _default(row, field, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return _wrong(row, field, value, "a number")
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return _wrong(row, field, value, "a number")
+    return found if math.isfinite(found) else _wrong(row, field, value, "a finite number")
+
+
+def integer(row: Row, field: str, *, default: int = _MISSING) -> int:
+    """A whole number; text that reads as one is taken.
+
+    Raises:
+        BadRow: The field is missing, or is no whole number.
+    """
+    found = number(row, field, default=default)
+    return int(found) if found == int(found) else _wrong(row, field, row[field], "a whole number")
+
+
+def flag(row: Row, field: str, *, default: bool = _MISSING) -> bool:
+    """True or false; the texts `true`, `false`, `yes`, `no`, `1` and `0` in any case are taken.
+
+    Raises:
+        BadRow: The field is missing, or is neither.
+    """
+    value = row.get(field)
+    if isinstance(value, bool):
+        return value
+    if value is None or value == "":
+        return _default(row, field, default)
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    found = words.get(str(value).strip().lower())
+    return _wrong(row, field, value, "true or false") if found is None else found
+
+
+def texts(row: Row, field: str, *, default: Sequence[str] = _MISSING, empty: bool = False) -> tuple[str, ...]:
+    """A list of texts, stripped, empty ones left out; one text alone is a list of one.
+
+    Args:
+        row: The row.
+        field: The field's name.
+        default: What a missing (or null) field stands for; without one it is an error.
+        empty: Whether the list may be empty.
+
+    Raises:
+        BadRow: The field is missing, is no list of texts, or is empty.
+    """
+    value = row.get(field)
+    if value is None:
+        return tuple(_default(row, field, default))
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
+        return _wrong(row, field, value, "a list of texts")
+    found = tuple(item.strip() for item in items if item.strip())
+    if not found and not empty:
+        return tuple(_default(row, field, default, problem="is empty"))
+    return found
+
+
+def mapping(row: Row, field: str) -> Row:
+    """A nested object, as a row at the same place, so that its fields are checked in the same way.
+
+    Raises:
+        BadRow: The field is missing, or is no object.
+    """
+    value = row.get(field)
+    if not isinstance(value, dict):
+        return _default(row, field, _MISSING) if value is None else _wrong(row, field, value, "an object")
+    return Row({"id": row.id, **value}, row.file, row.line)
+
+
+def rows(row: Row, field: str) -> list[Row]:
+    """A list of nested objects, as rows at the same place.
+
+    Raises:
+        BadRow: The field is missing, or is no list of objects.
+    """
+    value = row.get(field)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        return _default(row, field, _MISSING) if value is None else _wrong(row, field, value, "a list of objects")
+    return [Row({"id": row.id, **item}, row.file, row.line) for item in value]
+
+
+def one_of(row: Row, field: str, choices: Sequence[str], *, default: str = _MISSING) -> str:
+    """A text that is one of `choices`.
+
+    Raises:
+        BadRow: The field is missing, or is something else.
+    """
+    found = text(row, field, default=default)
+    if found not in choices and found is not default:
+        raise row.bad(field, f"is {_short(found)}", f"it must be one of {', '.join(choices)}")
+    return found
+
+
+def _default(row: Row, field: str, default: Any, problem: str = "") -> Any:
+    if default is not _MISSING:
+        return default
+    if not problem:
+        problem = "is null" if field in row else f"is missing (the row has {', '.join(map(str, row)) or 'no fields'})"
+    raise row.bad(field, problem, "give it a value, or leave the row out")
+
+
+def _wrong(row: Row, field: str, value: Any, wanted: str) -> Any:
+    raise row.bad(field, f"is {_short(value)} ({type(value).__name__})", f"it should be {wanted}")
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}…"

@@ -1,0 +1,38 @@
+"""FlashRAG's `wiki18_100w.jsonl`: 21 million passages of 100 words, every one an entry.
+
+A row is `{"id", "contents"}`; the first line of `contents` is the article's title in quotation marks, those inside it
+doubled as in CSV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from reflectune.core.types import Entry, Section
+from reflectune.data_builders.readers.base import Images, Reject, Row, each, read_jsonl, stop, text
+
+read_source = read_jsonl
+
+
+def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+    """The passages, without images (`images` is not used).
+
+    Args:
+        source: The JSONL file, or its `.gz`.
+        images: Not used: the passages have none.
+        reject: What to do with a bad row.
+    """
+    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+
+
+def entry(row: Row, images: Images) -> Entry:
+    """One line of the file."""
+    title, line_break, body = text(row, "contents").partition("\n")
+    if not line_break:
+        raise row.bad("contents", "has one line", "its first line should be the title, the rest the passage")
+    title = title.strip()
+    if len(title) > 1 and title[0] == title[-1] == '"':
+        title = title[1:-1].replace('""', '"')
+    return Entry(id=text(row, "id"), title=title, sections=(Section("", body.strip()),))

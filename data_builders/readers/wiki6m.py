@@ -1,0 +1,75 @@
+"""Wiki6M, InfoSeek's knowledge base (`Wiki6M_ver_1_0.jsonl`, `.gz` too): one entity of Wikidata a line.
+
+An article is one string with section marks in it and no line breaks: "…top teams.## Qualification.Two teams…". The
+marks are parsed into sections, and line breaks are put back where a sentence ends without a space after it, which is
+where the dump lost them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from reflectune.core.types import Entry, Section
+from reflectune.data_builders.readers.base import Images, Reject, Row, each, read_jsonl, stop, text
+
+read_source = read_jsonl
+
+_MARK = re.compile(r"\s*#{2,6} ")
+_HEADING_END = re.compile(r"(?<!\b[A-Z])\.(?=\S|$)")
+"""The full stop that closes a heading has no space after it: "Semifinal.Tuesday", not "1 vs. 2" and not "U.S."."""
+_LOST_BREAK = re.compile(r"(?<=[a-z0-9)\]][.!?])(?=[A-Z][a-z ])")
+
+
+def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+    """The entities of Wiki6M.
+
+    Args:
+        source: `Wiki6M_ver_1_0.jsonl`, or its `.gz`.
+        images: The folder that holds `wikipedia_images_full` or is it; an entity without an image there has none.
+        reject: What to do with a bad row.
+    """
+    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+
+
+def entry(row: Row, images: Images) -> Entry:
+    """One line of the file; `image_path`, which PMSR's copy adds, is used where it is there."""
+    return article(row, text(row, "wikidata_id"), images)
+
+
+def article(row: Row, entry_id: str, images: Images) -> Entry:
+    """An entry of a row with the fields `wikipedia_title`, `wikipedia_content` and `wikipedia_summary`."""
+    title = text(row, "wikipedia_title")
+    image = images.find(text(row, "image_path", default="")) or images.find(entry_id)
+    return Entry(
+        id=entry_id,
+        title=title,
+        url=text(row, "wikipedia_url", default=""),
+        summary=text(row, "wikipedia_summary", default=""),
+        images=(image,) if image else (),
+        sections=parse_sections(text(row, "wikipedia_content", default="")),
+    )
+
+
+def parse_sections(content: str) -> tuple[Section, ...]:
+    """The sections of an article with inline marks; the text before the first mark is a section without a heading.
+
+    A mark that no text follows stays as an empty section, so that indices are those of the article.
+
+    Example:
+        >>> parse_sections("A village.## History.It is old.")
+        (Section(title='', text='A village.'), Section(title='History', text='It is old.'))
+    """
+    lead, *marked = _MARK.split(content)
+    sections = [Section("", _with_breaks(lead))] if lead.strip() else []
+    for part in marked:
+        end = _HEADING_END.search(part)
+        heading, body = (part[: end.start()], part[end.end() :]) if end else (part, "")
+        sections.append(Section(heading.strip(), _with_breaks(body)))
+    return tuple(sections)
+
+
+def _with_breaks(body: str) -> str:
+    return _LOST_BREAK.sub("\n", body).strip()

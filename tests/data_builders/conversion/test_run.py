@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.data_builders.conversion import knowledge as knowledge_module
+from reflectune.data_builders.conversion import questions as questions_module
+from reflectune.data_builders.conversion.config import ConvertConfig
+from reflectune.data_builders.conversion.run import check, convert, preview
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.readers import own_knowledge, own_questions
+from reflectune.data_builders.readers.base import Images
+from reflectune.retrieval.knowledge_base import write_knowledge_base
+
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "kb_slices"
+COUNT = 40
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Forty questions over ten entries of thirty, and two images."""
+    folder = tmp_path / "source"
+    (folder / "images").mkdir(parents=True)
+    for name in ("red", "blue"):
+        Image.new("RGB", (6, 6), name).save(folder / "images" / f"{name}.png")
+    write(folder / "questions.jsonl", [question(n) for n in range(COUNT)])
+    write(folder / "knowledge.jsonl", [article(n) for n in range(30)])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions_module, "BATCH", 7)
+    monkeypatch.setattr(knowledge_module, "BATCH", 7)
+    monkeypatch.setattr(knowledge_module, "BLOCK_BYTES", 400)
+
+
+def question(n: int) -> dict[str, Any]:
+    image = f"images/{'red' if n % 2 else 'blue'}.png"
+    split = "val" if n % 3 == 0 else "train"
+    return {"id": f"q{n}", "image": image, "question": f"Who {n}?", "split": split, "entity_ids": [f"e{n % 10}"]}
+
+
+def article(n: int) -> dict[str, Any]:
+    return {"id": f"e{n}", "title": f"Entry {n}", "text": f"It is {n}.\n\nIt was {n}.", "image": "images/red.png"}
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def config(source: Path, **changes: Any) -> ConvertConfig:
+    values = {
+        "output": str(source.parent / "out"),
+        "root": str(source),
+        "questions": "own",
+        "splits": {"train": "questions.jsonl"},
+        "knowledge": "own",
+        "knowledge_source": "knowledge.jsonl",
+        "workers": 1,
+    }
+    made = ConvertConfig(**{**values, **changes})
+    assert made.problems() == []
+    return made
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a data set."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_what_was_read_is_what_can_be_read(source: Path) -> None:
+    manifest, new = convert(config(source))
+    assert new
+    dataset = Dataset(source.parent / "out")
+    images = Images(source)
+    direct = list(own_questions.questions(source / "questions.jsonl", split="train", images=images))
+    absolute = [dataclasses.replace(q, image=str(source / q.image)) for q in direct]
+    for split in ("train", "val"):
+        assert dataset.questions(split) == [q for q in absolute if q.split == split]
+    assert list(dataset.knowledge) == list(own_knowledge.entries(source / "knowledge.jsonl"))
+    assert dataset.knowledge.get("e17").title == "Entry 17"
+    assert dataset.knowledge.image_path(dataset.knowledge.get("e3")).is_file()
+    assert manifest["counts"] == {"train": {"string": 26}, "val": {"string": 14}}
+    assert manifest["images"]["found"] == COUNT
+    assert manifest["knowledge"]["gold_entries"] == {"named": 10, "found": 10}
+    assert [Path(s["path"]).name for s in manifest["sources"]] == ["knowledge.jsonl", "questions.jsonl"]
+
+
+def test_the_knowledge_bases_fingerprint_is_of_its_content_alone(source: Path) -> None:
+    convert(config(source))
+    entries = own_knowledge.entries(source / "knowledge.jsonl")
+    written = write_knowledge_base(source.parent / "kb", entries, name="x", shard_size=11)
+    assert Dataset(source.parent / "out").knowledge.fingerprint == written.fingerprint
+
+
+def test_two_processes_write_what_one_writes(source: Path) -> None:
+    convert(config(source, output=str(source.parent / "a" / "out")))
+    convert(config(source, output=str(source.parent / "b" / "out"), workers=2))
+    assert content(source.parent / "a" / "out") == content(source.parent / "b" / "out")
+
+
+def test_lines_in_blocks_and_rows_in_lists_make_the_same_entries(source: Path) -> None:
+    rows = [
+        {"wikidata_id": f"Q{n}", "wikipedia_title": f"T{n}", "wikipedia_content": f"It is {n}.## Use.None."}
+        for n in range(30)
+    ]
+    write(source / "wiki.jsonl", rows)
+    common = {"questions": "", "splits": {}, "knowledge": "wiki6m", "knowledge_source": "wiki.jsonl"}
+    for name, limit in (("blocks", 0), ("lists", 30)):
+        convert(config(source, output=str(source.parent / name), limit=limit, **common))
+    blocks, lists = (Dataset(source.parent / name).knowledge for name in ("blocks", "lists"))
+    assert list(blocks) == list(lists)
+    assert len(blocks) == 30
+    assert blocks.fingerprint == lists.fingerprint
+    assert len(blocks.manifest["shards"]) > 1
+
+
+def test_a_second_run_has_nothing_to_do_and_a_changed_source_is_refused(source: Path) -> None:
+    first, _ = convert(config(source))
+    again, new = convert(config(source))
+    assert (again, new) == (first, False)
+    os.utime(source / "questions.jsonl")  # a copy, with the same content
+    assert not convert(config(source))[1]
+    write(source / "questions.jsonl", [question(n) for n in range(COUNT - 1)])
+    with pytest.raises(UserError, match=r"questions.jsonl has changed since .*dataset.json was written"):
+        convert(config(source))
+    with pytest.raises(UserError, match=r"made with other settings \(limit\)"):
+        convert(config(source, limit=3))
+
+
+def test_a_folder_with_other_data_is_not_touched(source: Path) -> None:
+    (source.parent / "out" / "questions").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds questions and no"):
+        convert(config(source))
+
+
+BAD = [
+    ({"id": "q3"}, "id came before", "id q3: field `id`: came before"),
+    ({"question": ""}, "question is empty", "field `question`: is empty"),
+    ({"image": "images/none.png"}, "image missing", "no image of `images/none.png`"),
+    ({"image": "images/cut.png"}, "image unreadable", "cut.png is unreadable"),
+    ({"image": "images/bomb.png"}, "image unreadable", "too large to decode safely"),
+    ({"split": "../up"}, "split is …", "field `split`: is '../up'"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason", "message"), BAD)
+def test_a_bad_question_stops_or_is_left_out_and_listed(source: Path, monkeypatch, change, reason, message) -> None:
+    whole = (source / "images" / "red.png").read_bytes()
+    (source / "images" / "cut.png").write_bytes(whole[:40])
+    Image.new("1", (400, 400)).save(source / "images" / "bomb.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    write(source / "questions.jsonl", [question(n) for n in range(9)] + [{**question(9), **change}, question(10)])
+    with pytest.raises(UserError) as caught:
+        convert(config(source, verify_images="decode"))
+    assert f"{source / 'questions.jsonl'}:10: " in str(caught.value)
+    assert message in str(caught.value)
+    manifest, _ = convert(config(source, verify_images="decode", on_error="skip"))
+    assert manifest["dropped"] == {reason: 1}
+    assert sum(sum(counts.values()) for counts in manifest["counts"].values()) == 10
+    (listed,) = map(json.loads, (source.parent / "out" / "rejected.jsonl").read_text().splitlines())
+    assert listed["line"] == 10
+    assert listed["file"] == str(source / "questions.jsonl")
+
+
+def test_bad_entries_are_listed_and_a_later_duplicate_is_taken_out_of_its_shard(source: Path) -> None:
+    rows: list[Any] = [article(n) for n in range(20)]
+    rows += ['{"id": "cut', {**article(20), "title": ""}, {**article(2), "title": "Again"}, article(21)]
+    write(source / "knowledge.jsonl", rows)
+    with pytest.raises(UserError, match=r"knowledge.jsonl:21: is no whole JSON object"):
+        convert(config(source))
+    manifest, _ = convert(config(source, on_error="skip"))
+    knowledge = Dataset(source.parent / "out").knowledge
+    assert knowledge.ids == tuple(f"e{n}" for n in (*range(20), 21))
+    assert knowledge.get("e2").title == "Entry 2"
+    assert manifest["knowledge"]["entries"] == 21
+    assert manifest["knowledge"]["images"] == 21
+    kept = list(knowledge)
+    assert knowledge.fingerprint == write_knowledge_base(source.parent / "kb", kept, name="x").fingerprint
+    lines = [json.loads(line)["line"] for line in (source.parent / "out" / "rejected.jsonl").read_text().splitlines()]
+    assert sorted(lines) == [21, 22, 23]
+    numbers, first = check(config(source))
+    assert {key: numbers[key] for key in ("counts", "knowledge", "dropped")} == {
+        key: manifest[key] for key in ("counts", "knowledge", "dropped")
+    }
+    assert len(first) == 3
+
+
+def test_a_check_writes_nothing(source: Path) -> None:
+    before = content(source.parent)
+    numbers, first = check(config(source))
+    assert (numbers["dropped"], first) == ({}, [])
+    assert sum(numbers["counts"]["train"].values()) == 26
+    assert content(source.parent) == before
+
+
+def test_a_sample_of_questions_is_exact_and_part_of_a_larger_one(source: Path) -> None:
+    drawn = {}
+    for count in (5, 12):
+        out = source.parent / str(count)
+        convert(config(source, output=str(out), sample=count, knowledge="", knowledge_source=""))
+        drawn[count] = {q.id for split in ("train", "val") for q in Dataset(out).stream(split)}
+    assert (len(drawn[5]), len(drawn[12])) == (5, 12)
+    assert drawn[5] <= drawn[12]
+    out = source.parent / "seed"
+    convert(config(source, output=str(out), sample=5, seed=1, knowledge="", knowledge_source=""))
+    assert {q.id for split in ("train", "val") for q in Dataset(out).stream(split)} != drawn[5]
+
+
+def test_a_distilled_knowledge_base_has_the_gold_articles_and_as_many_others_as_asked(source: Path) -> None:
+    manifest, _ = convert(config(source, sample_knowledge=6))
+    ids = Dataset(source.parent / "out").knowledge.ids
+    assert len(ids) == 16
+    assert {f"e{n}" for n in range(10)} <= set(ids)
+    assert list(ids) == sorted(ids, key=lambda name: int(name[1:]))
+    assert manifest["knowledge"]["gold_entries"] == {"named": 10, "found": 10}
+
+
+def test_a_limit_reads_the_first_rows(source: Path) -> None:
+    manifest, _ = convert(config(source, limit=9))
+    assert sum(sum(counts.values()) for counts in manifest["counts"].values()) == 9
+    assert manifest["knowledge"]["entries"] == 9
+
+
+def test_a_preview_names_sources_and_sizes(source: Path) -> None:
+    shown = preview(config(source))
+    assert str(source / "knowledge.jsonl") in shown
+    assert "MiB to read" in shown
+    assert not (source.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"output": ""}, "`output` is needed"),
+        (
+            {"questions": "", "knowledge": "", "splits": {}, "knowledge_source": ""},
+            "one of `questions` and `knowledge`",
+        ),
+        ({"questions": "infosek"}, "no reader 'infosek'"),
+        ({"options": {"colums": {}}}, "the reader own has no `colums`"),
+        ({"splits": {"train": "none.jsonl"}}, "not found"),
+        ({"split": ["test"]}, "`split`: test is not among the splits train"),
+        ({"knowledge_source": ""}, "`knowledge_source` is needed"),
+        ({"knowledge": ""}, "`knowledge_source` is set and `knowledge` is not"),
+        ({"images": "none"}, "is not a folder"),
+        ({"limit": -1}, "can't be negative"),
+    ],
+)
+def test_problems_are_found_before_anything_is_read(source: Path, values, problem) -> None:
+    good = dataclasses.asdict(config(source))
+    assert any(problem in found for found in ConvertConfig(**{**good, **values}).problems())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.15, 0.5])
+def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(source: Path, delay: float) -> None:
+    count = 1200
+    write(source / "questions.jsonl", [question(n) for n in range(count)])
+    write(source / "knowledge.jsonl", [article(n) for n in range(count)] + [article(3)])
+    out, straight = source.parent / "killed" / "out", source.parent / "straight" / "out"
+    command = [
+        sys.executable,
+        "-c",
+        CHILD,
+        json.dumps(dataclasses.asdict(config(source, output=str(out), on_error="skip"))),
+    ]
+    journal = out / ".convert" / "knowledge.jsonl"
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not journal.is_file():
+        time.sleep(0.005)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert journal.is_file(), "the run ended before it was killed"
+    done = len(journal.read_bytes().splitlines())
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([*command[:3], command[3].replace("/killed/", "/straight/")], check=True, stderr=subprocess.DEVNULL)
+    assert done > 1
+    assert content(out) == content(straight)
+
+
+CHILD = """
+import json, sys
+from reflectune.data_builders.conversion import knowledge, questions
+from reflectune.data_builders.conversion.config import ConvertConfig
+from reflectune.data_builders.conversion.run import convert
+questions.BATCH, knowledge.BATCH = 50, 4
+convert(ConvertConfig(**json.loads(sys.argv[1])))
+"""
+
+
+def test_other_settings_after_a_stop_start_anew(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(source / "knowledge.jsonl", [article(0), {**article(1), "title": ""}, article(2)])
+    with pytest.raises(UserError, match=r"knowledge.jsonl:2: "):
+        convert(config(source))
+    manifest, _ = convert(config(source, on_error="skip"))
+    assert "starting anew" in capsys.readouterr().out
+    assert manifest["knowledge"]["entries"] == 2
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real rows are not here")
+def test_the_real_rows_of_wiki6m(tmp_path: Path) -> None:
+    made = ConvertConfig(
+        output=str(tmp_path / "out"),
+        knowledge="wiki6m",
+        knowledge_source=str(SHARED / "wiki6m_10rows.jsonl"),
+        workers=1,
+    )
+    assert made.problems() == []
+    manifest, _ = convert(made)
+    assert manifest["knowledge"] == {"entries": 10, "images": 0, "entries_without_image": 10}
+    assert Dataset(tmp_path / "out").knowledge.get("Q290576").title == "Lola Falana"

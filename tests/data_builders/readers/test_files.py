@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.core.errors import UserError
+from reflectune.data_builders.readers.base import (
+    BadRow,
+    block_rows,
+    count_bytes,
+    line_blocks,
+    read_csv,
+    read_json_array,
+    read_json_dict,
+    read_jsonl,
+    read_parquet,
+)
+
+VALUES = [{"id": str(n), "text": f"row {n} ü\u2028 end", "n": n} for n in range(50)]
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Path:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"".join(json.dumps(v, ensure_ascii=False).encode() + b"\n" for v in VALUES))
+    return path
+
+
+def test_every_kind_of_file_gives_the_same_rows_in_order(tmp_path: Path, jsonl: Path) -> None:
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(jsonl.read_bytes()))
+    zipped = tmp_path / "a.zip"
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.writestr("inside/a.jsonl", jsonl.read_bytes())
+    array = tmp_path / "a.json"
+    array.write_text(json.dumps(VALUES))
+    nested = tmp_path / "nested.json"
+    nested.write_text(json.dumps({"info": {}, "questions": VALUES}))
+    table = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(VALUES), table)
+    streams = [
+        read_jsonl(jsonl),
+        read_jsonl(packed),
+        read_jsonl(zipped),
+        read_json_array(array),
+        read_json_array(nested, prefix="questions.item"),
+        read_parquet(table),
+        read_parquet(tmp_path),
+    ]
+    for stream in streams:
+        assert list(stream) == list(enumerate(VALUES, 1))
+
+
+def test_a_dict_gives_its_names_with_its_values(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"x": {"a": 1}, "y": 2, "z": {"key": "z"}, "w": {"key": "other"}}))
+    rejected: list[BadRow] = []
+    found = [dict(row) for _, row in read_json_dict(path, rejected.append)]
+    assert found == [{"key": "x", "a": 1}, {"key": "y", "value": 2}, {"key": "z"}]
+    assert [(error.line, error.row_id, error.field) for error in rejected] == [(4, "w", "key")]
+
+
+def test_bad_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n[2]\n{"a": "\xff"}\n{"a": 3}\n{"a": 4')
+    rejected: list[BadRow] = []
+    assert [line for line, _ in read_jsonl(path, rejected.append)] == [1, 5]
+    assert [error.line for error in rejected] == [3, 4, 6]
+    with pytest.raises(UserError, match=r"a.jsonl:3: is list; a line should be a JSON object"):
+        list(read_jsonl(path))
+
+
+@given(st.lists(st.text(alphabet="ab\n", max_size=8), max_size=12), st.integers(1, 20), st.data())
+def test_blocks_are_the_file_cut_at_line_ends(tmp_path_factory, parts, size, data) -> None:
+    path = tmp_path_factory.mktemp("blocks") / "a.jsonl"
+    content = "".join(parts).encode()
+    path.write_bytes(content)
+    blocks = list(line_blocks(path, size))
+    assert b"".join(block.data for block in blocks) == content
+    for block in blocks:
+        assert block.first_line == content.count(b"\n", 0, block.offset) + 1
+        assert block.offset == 0 or content[block.offset - 1 : block.offset] == b"\n"
+    if blocks:
+        middle = data.draw(st.sampled_from(blocks))
+        again = list(line_blocks(path, size, offset=middle.offset, first_line=middle.first_line))
+        assert b"".join(block.data for block in again) == content[middle.offset :]
+        assert again[0].first_line == middle.first_line
+
+
+def test_lines_are_numbered_through_the_blocks(jsonl: Path) -> None:
+    lines = [line for block in line_blocks(jsonl, 100) for line, _ in block_rows(block)]
+    assert lines == list(range(1, 51))
+
+
+def test_csv_records_know_the_line_they_begin_at(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes('\ufeffid,text\n1,"two\nlines"\n2,plain\n'.encode())
+    assert list(read_csv(path)) == [(2, {"id": "1", "text": "two\nlines"}), (4, {"id": "2", "text": "plain"})]
+
+
+def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'id,text\n1,a\n2,b,c\n3\n4,\xff\n5,"x"y\n6,f\n')
+    rejected: list[BadRow] = []
+    assert [row["id"] for _, row in read_csv(path, rejected.append)] == ["1", "6"]
+    assert [error.line for error in rejected] == [3, 4, 5, 6]
+    assert str(rejected[0]) == f"{path}:3: id 2: has 3 values for 2 columns; mend the line"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "read", "problem"),
+    [
+        ("a.csv", b"", read_csv, "is empty"),
+        ("a.csv", b"id,id\n", read_csv, "`id` twice"),
+        ("a.json", b'[{"a": 1}, {"a"', read_json_array, "damaged after record 1"),
+        ("a.json", b'{"x": {"a": 1}, "y": {', read_json_dict, "damaged after record 1"),
+        ("a.parquet", b"PAR1nothing", read_parquet, "damaged"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999)[:-12], read_jsonl, "damaged"),
+        ("a.zip", b"PK nothing", read_jsonl, "no readable zip"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, name, content, read, problem) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=problem) as caught:
+        list(read(path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    for read in (read_jsonl, read_csv, read_json_array, read_json_dict, read_parquet):
+        with pytest.raises(UserError, match=r"not found: .*nothing"):
+            list(read(tmp_path / "nothing"))
+    with pytest.raises(UserError, match=r"no \*.parquet in"):
+        list(read_parquet(tmp_path))
+
+
+def test_a_zip_of_several_files_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("../../escape.jsonl", "{}")
+        archive.writestr("b.jsonl", "{}")
+    with pytest.raises(UserError, match="holds 2 files"):
+        list(read_jsonl(path))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_meter_counts_what_was_read_from_the_disk(jsonl: Path) -> None:
+    with count_bytes() as meter:
+        list(read_jsonl(jsonl))
+    assert meter.bytes == jsonl.stat().st_size

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.data_builders.readers.base import BadRow, Images, MissingImage, Row, UnreadableImage
+from reflectune.data_builders.readers.images import escapes
+
+ROW = Row({"id": "q"}, "f.jsonl", 3)
+
+
+def picture(color: str = "red") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4), color).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("stored", "image_id"),
+    [
+        ("oven_01963180.jpg", "oven_01963180"),
+        ("01/oven_01963180.JPEG", "oven_01963180"),
+        ("images/oven_01963180.png", "oven_01963180"),
+        ("shard02/01/oven_01963180.jpg", "oven_01963180"),
+        ("a/b/c/abcdef0123456789.jpg", "abcdef0123456789"),
+        ("Q806/Q806563.jpg", "Q806563"),
+        ("val2014/COCO_val2014_000000000042.jpg", "val2014/COCO_val2014_000000000042.jpg"),
+        ("01/oven_01963180.JPEG", "oven_01963180.jpg"),
+        ("{odd}/x1.jpg", "x1"),
+    ],
+)
+def test_an_image_is_found_however_the_folder_is_sharded(tmp_path: Path, stored: str, image_id: str) -> None:
+    (tmp_path / stored).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / stored).write_bytes(b"x")
+    images = Images(tmp_path)
+    assert images.find(image_id) == stored
+    assert images.find(image_id) == stored
+    assert pickle.loads(pickle.dumps(images)).find(image_id) == stored
+    assert images.find("oven_99999999") is None
+
+
+def test_one_way_of_sharding_leads_to_all_its_images(tmp_path: Path) -> None:
+    for n in range(30):
+        folder = tmp_path / f"{n:02d}"
+        folder.mkdir()
+        (folder / f"oven_{n:02d}000000{'.jpg' if n % 2 else '.JPEG'}").write_bytes(b"x")
+    images = Images(tmp_path)
+    assert all(images.find(f"oven_{n:02d}000000") for n in range(30))
+
+
+def test_a_missing_image_is_its_own_kind_of_error(tmp_path: Path) -> None:
+    with pytest.raises(MissingImage, match=r"f.jsonl:3: id q: field `image_id`: no image of `x` below"):
+        Images(tmp_path).path(ROW, "image_id", "x")
+    assert Images(None).path(ROW, "image_id", "x") == ""
+
+
+@pytest.mark.parametrize("path", ["../x.jpg", "/etc/passwd", "a/../../x.jpg", "..\\x.jpg", "C:\\x.jpg", "a\0.jpg"])
+def test_no_id_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
+    (tmp_path / "x.jpg").write_bytes(b"x")
+    images = Images(tmp_path / "inner")
+    assert images.find(path) is None
+    with pytest.raises(BadRow, match="leads out of"):
+        images.path(ROW, "image", path)
+
+
+@given(st.text(alphabet="ab./\\", max_size=12))
+def test_what_does_not_escape_stays_inside(path: str) -> None:
+    if not escapes(path):
+        whole = Path("/root/folder", path.replace("\\", "/")).resolve()
+        assert Path("/root/folder") in (whole, *whole.parents)
+
+
+def test_bytes_are_kept_once_under_a_name_of_their_content(tmp_path: Path) -> None:
+    images = Images(tmp_path / "out", tmp_path / "out" / "images")
+    first = images.keep(ROW, "image", picture())
+    assert images.keep(ROW, "image", {"bytes": picture(), "path": "x.png"}) == first
+    assert images.keep(ROW, "image", picture("blue")) != first
+    assert (tmp_path / "out" / first).read_bytes() == picture()
+    assert first.startswith("images/")
+    assert first.endswith(".png")
+
+
+def test_bytes_are_only_looked_at_where_nothing_is_to_be_written(tmp_path: Path) -> None:
+    Images(tmp_path).keep(ROW, "image", picture())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bytes_that_are_no_image_are_refused() -> None:
+    with pytest.raises(UnreadableImage, match="4 bytes are no image"):
+        Images(None).keep(ROW, "image", b"text")
+
+
+@pytest.mark.parametrize("value", [None, "", 3, {}, {"bytes": None}, b""])
+def test_what_is_neither_a_path_nor_bytes_is_refused(value: object) -> None:
+    with pytest.raises(BadRow, match="not an image"):
+        Images(None).keep(ROW, "image", value)
+
+
+@pytest.mark.parametrize("url", ["https://e.org/a.jpg", "HTTP://e.org/a.jpg", "s3://bucket/a.jpg"])
+def test_a_url_is_refused_with_advice(url: str) -> None:
+    with pytest.raises(UserError, match=r"f.jsonl:3: field `image` holds a URL .*download the images once"):
+        Images(None).keep(ROW, "image", url)

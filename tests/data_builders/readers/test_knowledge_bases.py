@@ -1,0 +1,254 @@
+"""Each public knowledge base in its published layout, field by field, and the user's own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Section
+from reflectune.data_builders.readers import (
+    evqa_kb,
+    m2kr_passages,
+    own_folder,
+    own_knowledge,
+    reflectiva_kb,
+    wiki6m,
+    wiki18,
+)
+from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.retrieval.passages import split_passages
+
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "kb_slices"
+WIKI6M_ROW = {
+    "wikidata_id": "Q806563",
+    "wikipedia_title": "Bánh Department",
+    "wikipedia_content": " Banh is a commune.Its capital is Banh.## History.## Early years.Old. ## Draw 1 vs. 2.No.",
+    "wikipedia_image_url": "https://upload.wikimedia.org/wikipedia/commons/b/b8/Loroum_departments.png",
+    "wikipedia_summary": " Banh is a commune.",
+}
+URL = "https://en.wikipedia.org/wiki/Example_bird"
+EVQA = {
+    URL: {
+        "title": "Example bird",
+        "section_titles": ["Example bird", "Description", "Diet"],
+        "section_texts": ["The example bird is a bird.", "", "It eats seeds."],
+        "image_urls": ["https://upload.wikimedia.org/wikipedia/commons/a/ab/Some%20bird.jpg", "https://e.org/gone.jpg"],
+        "image_reference_descriptions": ["caption", ""],
+        "image_section_indices": [0, 1],
+        "url": URL,
+    }
+}
+
+
+def dump(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_wiki6m_packed_or_not_with_its_marks_as_sections(tmp_path: Path) -> None:
+    plain = dump(tmp_path / "Wiki6M_ver_1_0.jsonl", WIKI6M_ROW)
+    packed = tmp_path / "Wiki6M_ver_1_0.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    (tmp_path / "wikipedia_images_full" / "Q806").mkdir(parents=True)
+    (tmp_path / "wikipedia_images_full" / "Q806" / "Q806563.jpg").write_bytes(b"x")
+    expected = Entry(
+        id="Q806563",
+        title="Bánh Department",
+        summary="Banh is a commune.",
+        sections=(
+            Section("", "Banh is a commune.\nIts capital is Banh."),
+            Section("History", ""),
+            Section("Early years", "Old."),
+            Section("Draw 1 vs. 2", "No."),
+        ),
+    )
+    assert list(wiki6m.entries(plain)) == list(wiki6m.entries(packed)) == [expected]
+    (with_image,) = wiki6m.entries(plain, images=Images(tmp_path / "wikipedia_images_full"))
+    assert with_image.images == ("Q806/Q806563.jpg",)
+    (in_parent,) = wiki6m.entries(plain, images=Images(tmp_path))
+    assert in_parent.images == ("wikipedia_images_full/Q806/Q806563.jpg",)
+
+
+@pytest.mark.parametrize(
+    ("content", "sections"),
+    [
+        ("", []),
+        ("Only a lead.", [("", "Only a lead.")]),
+        ("## First.Text.", [("First", "Text.")]),
+        ("A.## U.S. career.He won.", [("", "A."), ("U.S. career", "He won.")]),
+        ('A.## Results."All times local" ## Draw 1.x', [("", "A."), ("Results", '"All times local"'), ("Draw 1", "x")]),
+        ("A.## Last.", [("", "A."), ("Last", "")]),
+        ("A.## No stop at all", [("", "A."), ("No stop at all", "")]),
+        ("It is C# and #1.", [("", "It is C# and #1.")]),
+        ("A.### Deep.Text", [("", "A."), ("Deep", "Text")]),
+        ("Roads.According to it. See e.g. Mr. X.", [("", "Roads.\nAccording to it. See e.g. Mr. X.")]),
+        ("In the U.S. Army", [("", "In the U.S. Army")]),
+    ],
+)
+def test_inline_marks_are_parsed(content: str, sections: list[tuple[str, str]]) -> None:
+    assert wiki6m.parse_sections(content) == tuple(Section(*section) for section in sections)
+
+
+def test_wiki6m_without_a_title_or_an_id_is_refused(tmp_path: Path) -> None:
+    for field in ("wikidata_id", "wikipedia_title"):
+        path = dump(tmp_path / "a.jsonl", {**WIKI6M_ROW, field: ""})
+        with pytest.raises(UserError, match=rf"a.jsonl:1: .*field `{field}`: is empty"):
+            list(wiki6m.entries(path))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real rows are not here")
+def test_real_rows_of_wiki6m() -> None:
+    found = {entry.title: entry for entry in wiki6m.entries(SHARED / "wiki6m_10rows.jsonl")}
+    assert len(found) == 10
+    lola = found["Lola Falana"]
+    headings = ["", "Early life and studies", "Career", "Later career and life", "Personal life"]
+    assert [section.title for section in lola.sections[:5]] == headings
+    assert len(split_passages(found["Milford, Illinois"])) > len(found["Milford, Illinois"].sections) - 1
+    assert not any("##" in section.text for entry in found.values() for section in entry.sections)
+
+
+def test_evqa_keeps_the_places_of_sections(tmp_path: Path) -> None:
+    path = tmp_path / "encyclopedic_kb_wiki.json"
+    path.write_text(json.dumps(EVQA))
+    zipped = tmp_path / "encyclopedic_kb_wiki.zip"
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.write(path, path.name)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "Some bird.jpg").write_bytes(b"x")
+    (entry,) = evqa_kb.entries(path, images=Images(tmp_path / "images"))
+    assert entry == Entry(
+        id=URL,
+        title="Example bird",
+        url=URL,
+        summary="The example bird is a bird.",
+        images=("Some bird.jpg",),
+        sections=(
+            Section("Example bird", "The example bird is a bird."),
+            Section("Description", ""),
+            Section("Diet", "It eats seeds."),
+        ),
+    )
+    (without,) = evqa_kb.entries(zipped)
+    assert (without.sections, without.images) == (entry.sections, ())
+    assert [passage.section for passage in split_passages(entry)] == [0, 2]
+
+
+def test_an_evqa_article_whose_lists_differ_in_length_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "kb.json"
+    path.write_text(
+        json.dumps({URL: {**EVQA[URL], "section_texts": ["one"]}, "u2": {**EVQA[URL], "section_titles": 3}})
+    )
+    rejected: list[BadRow] = []
+    assert list(evqa_kb.entries(path, reject=rejected.append)) == []
+    assert "has 1 texts for 3 titles" in str(rejected[0])
+    assert "field `section_titles`: is int" in str(rejected[1])
+
+
+def test_reflectivas_dict_is_called_by_its_names(tmp_path: Path) -> None:
+    path = tmp_path / "Wiki100k_ver_1_0-all.json"
+    path.write_text(json.dumps({"Q1": WIKI6M_ROW, "Q2": {"wikipedia_content": "A thing.## History.Old."}}))
+    first, second = reflectiva_kb.entries(path)
+    assert (first.id, first.title) == ("Q1", "Bánh Department")
+    assert second == Entry("Q2", "Q2", sections=(Section("", "A thing."), Section("History", "Old.")))
+
+
+def test_m2kr_passages_are_entries(tmp_path: Path) -> None:
+    rows = [
+        {"passage_id": "Q1-0", "passage_content": "title: Barn owl content: It eats\nmice.", "title": "Barn owl"},
+        {"passage_id": "WikiWeb_2", "passage_content": "title: Oak content: A tree."},
+        {"passage_id": "Q3-0", "passage_content": "It has a title: no.", "title": "Plain"},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "test_passages-00000-of-00001.parquet")
+    found = list(m2kr_passages.entries(tmp_path))
+    assert [(e.id, e.title, e.sections[0].text) for e in found] == [
+        ("Q1-0", "Barn owl", "It eats\nmice."),
+        ("WikiWeb_2", "Oak", "A tree."),
+        ("Q3-0", "Plain", "It has a title: no."),
+    ]
+
+
+def test_wiki18_has_its_title_in_the_first_line(tmp_path: Path) -> None:
+    path = dump(
+        tmp_path / "wiki18_100w.jsonl",
+        {"id": "0", "contents": '"Evan Morris"\nEvan Morris was a lobbyist.'},
+        {"id": "1", "contents": '"""Heroes"" (song)"\nA song.'},
+        {"id": "2", "contents": "no line break"},
+    )
+    rejected: list[BadRow] = []
+    found = list(wiki18.entries(path, reject=rejected.append))
+    assert found[0] == Entry("0", "Evan Morris", sections=(Section("", "Evan Morris was a lobbyist."),))
+    assert found[1].title == '"Heroes" (song)'
+    assert [error.line for error in rejected] == [3]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real rows are not here")
+def test_real_rows_of_wiki18() -> None:
+    found = list(wiki18.entries(SHARED / "wiki18_10rows.jsonl"))
+    assert [entry.title for entry in found[:3]] == ["Evan Morris", "Horatio Hale", "Dibba Al-Hisn"]
+    assert all(len(entry.sections[0].text.split()) in range(80, 110) for entry in found)
+
+
+def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "owls").mkdir()
+    (tmp_path / "owls" / "barn.md").write_text("# Barn owl\n\nA bird.\nIt is white.\n\n## Diet\n\nMice.\n")
+    (tmp_path / "owls" / "barn.jpg").write_bytes(b"x")
+    (tmp_path / "oak.txt").write_text("A tree.")
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty.md").write_text("# Only a title")
+    rejected: list[BadRow] = []
+    oak, barn = own_folder.entries(tmp_path, reject=rejected.append)
+    assert oak == Entry("oak", "oak", summary="A tree.", sections=(Section("", "A tree."),))
+    assert barn == Entry(
+        id="owls/barn",
+        title="Barn owl",
+        summary="A bird.\nIt is white.",
+        images=("owls/barn.jpg",),
+        sections=(Section("", "A bird.\nIt is white."), Section("Diet", "Mice.")),
+    )
+    assert [Path(error.file).name for error in rejected] == ["bad.txt", "empty.md"]
+
+
+def test_a_folder_without_articles_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="put one file an article there"):
+        list(own_folder.entries(tmp_path))
+
+
+def test_a_file_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "owl.jpg").write_bytes(b"x")
+    rows = [
+        {"id": 1, "title": "Barn owl", "text": "A bird.\n\nWhite.", "image": "images/owl.jpg", "url": "https://e.org"},
+        {"id": "b", "title": "Oak", "sections": [{"title": "", "text": "A tree."}, {"title": "Use", "text": "Ships."}]},
+    ]
+    owl, oak = own_knowledge.entries(dump(tmp_path / "knowledge.jsonl", *rows))
+    assert owl == Entry(
+        "1", "Barn owl", "https://e.org", "A bird.", ("images/owl.jpg",), (Section("", "A bird.\n\nWhite."),)
+    )
+    assert oak.sections == (Section("", "A tree."), Section("Use", "Ships."))
+    pq.write_table(pa.Table.from_pylist(rows[1:]), tmp_path / "knowledge.parquet")
+    assert list(own_knowledge.entries(tmp_path / "knowledge.parquet")) == [oak]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"text": None}, "field `text`: is null"),
+        ({"title": 3}, "field `title`: is 3"),
+        ({"sections": ["a"]}, "field `sections`"),
+        ({"image": "images/none.jpg"}, "no image of `images/none.jpg`"),
+        ({"images": "a.jpg"}, "one image alone goes into `image`"),
+        ({"image": "https://e.org/a.jpg"}, "holds a URL"),
+    ],
+)
+def test_a_bad_article_of_the_users_own_is_named(tmp_path: Path, change, problem) -> None:
+    path = dump(tmp_path / "knowledge.jsonl", {"id": "a", "title": "T", "text": "Text.", **change})
+    with pytest.raises(UserError, match=problem) as caught:
+        list(own_knowledge.entries(path))
+    assert f"{path}:1: " in str(caught.value)

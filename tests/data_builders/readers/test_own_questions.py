@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import Images
+from reflectune.data_builders.readers.own_questions import questions
+
+ROWS = [
+    {"id": "a", "image": "images/1.png", "question": "How high?", "answers": ["56 m"], "range": [50, 62.5],
+     "entity_ids": ["Q1"], "requires_retrieval": True, "split": "val"},
+    {"id": "b", "image": "images/1.png", "question": "Which colours?", "answers": ["red && blue", "red && navy"]},
+    {"id": "c", "image": "images/1.png", "question": "What is it?"},
+]  # fmt: skip
+EXPECTED = [
+    Question("a", "images/1.png", "How high?", ("56 m",), (50.0, 62.5), "numerical", "val", True, ("Q1",)),
+    Question("b", "images/1.png", "Which colours?", ("red && blue", "red && navy"), None, "multi_answer", "train"),
+    Question("c", "images/1.png", "What is it?", split="train"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "images" / "1.png")
+    return tmp_path
+
+
+def jsonl(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path, folder: Path, **options: object) -> list[Question]:
+    return list(questions(path, split="train", images=Images(folder), **options))  # type: ignore[arg-type]
+
+
+def test_the_three_kinds_of_file_say_the_same(folder: Path) -> None:
+    lines = jsonl(folder / "q.jsonl", *ROWS)
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "q.parquet")
+    with (folder / "q.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(ROWS[0]))
+        writer.writeheader()
+        for row in ROWS:
+            writer.writerow({k: "|".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()})
+    assert read(lines, folder) == EXPECTED
+    assert read(folder / "q.parquet", folder) == EXPECTED
+    assert read(folder / "q.csv", folder) == EXPECTED
+
+
+def test_a_map_of_columns_and_what_to_carry_along(folder: Path) -> None:
+    row = {"uid": 7, "file": "images/1.png", "q": "Who?", "gold": "Ann", "topic": "people", "hops": 2}
+    path = jsonl(folder / "q.jsonl", row)
+    columns = {"id": "uid", "image": "file", "question": "q", "answers": "gold"}
+    (found,) = read(path, folder, columns=columns, meta=["topic", "hops"])
+    assert found == Question(
+        "7", "images/1.png", "Who?", ("Ann",), split="train", meta={"topic": "people", "hops": "2"}
+    )
+
+
+def test_a_mapped_column_that_is_not_there_is_never_passed_over(folder: Path) -> None:
+    path = jsonl(folder / "q.jsonl", ROWS[0])
+    with pytest.raises(UserError, match=r"has no column `gold` \(for answers\); it has id, image"):
+        read(path, folder, columns={"answers": "gold"})
+    with pytest.raises(UserError, match="has the keys answer; the fields are id, image"):
+        read(path, folder, columns={"answer": "answers"})
+
+
+def test_a_set_that_datasets_loads_with_images_as_bytes(folder: Path) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4), "red").save(buffer, "JPEG")
+    rows = [{"id": "a", "image": {"bytes": buffer.getvalue(), "path": None}, "question": "Who?", "answers": ["Ann"]}]
+    (folder / "set").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), folder / "set" / "train.parquet")
+    images = Images(folder / "out", folder / "out" / "images")
+    (found,) = questions({"load_dataset": str(folder / "set")}, split="train", images=images)
+    assert (folder / "out" / found.image).read_bytes() == buffer.getvalue()
+    with pytest.raises(UserError, match="can't load"):
+        list(questions({"load_dataset": str(folder / "none")}, split="train", images=images))
+    with pytest.raises(UserError, match="takes the keys"):
+        list(questions({"load_dataset": "x", "subset": "y"}, split="train", images=images))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"question": " "}, "field `question`: is empty"),
+        ({"id": None}, "field `id`: is null"),
+        ({"image": "images/2.png"}, "no image of `images/2.png`"),
+        ({"image": "../1.png"}, "leads out of"),
+        ({"image": "https://e.org/1.png"}, "holds a URL"),
+        ({"answers": [1]}, "field `answers`"),
+        ({"range": [3, 1]}, "begins at 3 and ends at 1"),
+        ({"range": [3]}, "lowest and the highest"),
+        ({"range": ["a", 1]}, "field `range`"),
+        ({"answer_type": "text"}, "field `answer_type`: is 'text'; it must be one of string, time"),
+        ({"requires_retrieval": "perhaps"}, "true or false"),
+    ],
+)
+def test_a_bad_row_is_named(folder: Path, change, problem) -> None:
+    path = jsonl(folder / "q.jsonl", ROWS[2], {**ROWS[0], **change})
+    with pytest.raises(UserError, match=problem) as caught:
+        read(path, folder)
+    assert f"{path}:2: " in str(caught.value)
+
+
+def test_an_unknown_kind_of_file_is_refused(folder: Path) -> None:
+    (folder / "q.xlsx").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"read from .jsonl, .csv, .parquet"):
+        read(folder / "q.xlsx", folder)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.data_builders.readers.registry import (
+    KNOWLEDGE,
+    QUESTIONS,
+    knowledge_reader,
+    option_problems,
+    question_reader,
+)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_set_has_the_common_arguments(name: str) -> None:
+    parameters = inspect.signature(question_reader(name)).parameters
+    assert next(iter(parameters)) == "source"
+    assert {"split", "images", "reject"} <= set(parameters)
+    assert all(parameters[key].kind is inspect.Parameter.KEYWORD_ONLY for key in list(parameters)[1:])
+
+
+@pytest.mark.parametrize("name", KNOWLEDGE)
+def test_every_knowledge_base_has_rows_and_entries(name: str) -> None:
+    reader = knowledge_reader(name)
+    assert list(inspect.signature(reader.entry).parameters) == ["row", "images"]
+
+
+def test_an_unknown_reader_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="no reader `wiki6` for knowledge; did you mean `wiki6m`"):
+        knowledge_reader("wiki6")
+    with pytest.raises(UserError, match="no reader `x` for questions; there are"):
+        question_reader("x")
+
+
+def test_options_are_those_of_the_reader() -> None:
+    assert option_problems("own", {"columns": {}, "meta": []}) == []
+    assert option_problems("own", {"colums": {}}) == ["`options`: the reader own has no `colums`; it has columns, meta"]
