@@ -1,6 +1,6 @@
 """mR²AG-IT examples from questions and articles (mR²AG, section 3.3): which passages hang from a question, and as what.
 
-Pure functions over passages; reading, retrieving and writing are in `reflection_run`.
+Pure functions over passages; reading, retrieving, annotating and writing are in `reflection_run`.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from reflectune.core.types import Branch, Passage, Question, ReflectionExample
-from reflectune.data_builders.annotators import ANNOTATORS, Annotator
+from reflectune.data_builders.annotators.protocol import Judgement
+from reflectune.data_builders.annotators.string import canonical_answer, stated_answer, states_a_part
 
 Item = TypeVar("Item")
+
+StringFilter = Literal["strict", "strict_parts", "negatives", "off"]
 
 
 @dataclass(frozen=True)
@@ -26,16 +29,21 @@ class Recipe:
         retrieved: Paragraphs of other entries that the retriever ranks high for the question's image, under the
             evidence's heading where there is one (source `look_alike`), else any (source `retrieved`).
         random: Paragraphs of entries drawn at random.
-        annotator: Name of the annotator that tells evidence.
         seed: Of every draw, together with the question's id.
+        string_filter: "Strict string searches …, ensuring answers appear only in evidence paragraphs" (section 3.3).
+            `strict`: evidence must hold an accepted answer, and no negative may; `strict_parts`: nor may a negative
+            hold a part of a list of answers; `negatives`: evidence needn't hold one, since a paragraph can support an
+            answer in other words; `off`: the annotator alone decides.
+        known_sections: Where the data set names evidence sections, look for evidence in them alone.
     """
 
     positives: int = 1
     same_article: int = 2
     retrieved: int = 2
     random: int = 1
-    annotator: str = "string"
     seed: int = 0
+    string_filter: StringFilter = "strict"
+    known_sections: bool = True
 
 
 @dataclass(frozen=True)
@@ -45,43 +53,56 @@ class Outcome:
     Attributes:
         example: The training example, or None.
         reason: Why there is none.
-        answer_elsewhere: Passages that the strict filter kept from being negatives, because an answer occurs in them.
+        answer_elsewhere: Passages that the filter kept from being negatives, because an answer occurs in them.
+        without_answer: Passages that the filter kept from being evidence, because no answer occurs in them.
+        unclear: Passages of which the annotator couldn't say what they are.
     """
 
     example: ReflectionExample | None
     reason: str = ""
     answer_elsewhere: int = 0
+    without_answer: int = 0
+    unclear: int = 0
 
 
 NO_EVIDENCE = "no paragraph of the question's articles is evidence"
+NO_ANSWER_IN_EVIDENCE = "no accepted answer occurs in the evidence (`string_filter: strict`)"
+ALL_UNCLEAR = "the annotator can't say which paragraph is evidence"
+
+
+def candidates(question: Question, article: Sequence[Passage], recipe: Recipe) -> list[Passage]:
+    """The passages that an annotator judges: the evidence sections where they are known, else the whole article."""
+    sections = {(evidence.entry_id, evidence.section) for evidence in question.evidence}
+    if not sections or not recipe.known_sections:
+        return list(article)
+    return [passage for passage in article if (passage.entry_id, passage.section) in sections]
 
 
 def knowledge_example(
     question: Question,
     article: Sequence[Passage],
+    judged: Sequence[tuple[Passage, Judgement]],
     ranked: Sequence[Sequence[Passage]],
     draw_article: Callable[[random.Random], Sequence[Passage]],
     recipe: Recipe,
 ) -> Outcome:
     """Hang passages from a knowledge-based question.
 
-    A passage is `[Relevant]` if the annotator finds evidence in it and, where the data set says in which sections the
-    evidence stands, it is in one of them. It can be a negative only if the annotator finds no answer in it: "ensuring
-    answers appear only in evidence paragraphs" (section 3.3).
+    A passage is `[Relevant]` if the annotator found evidence in it, and a negative only if it did not; the string
+    filter then takes out what would be a wrong label.
 
     Args:
         question: The question.
         article: The passages of the entries that the image shows.
+        judged: What the annotator said of those that may be evidence (see `candidates`).
         ranked: For each other entry that the retriever ranked high, best first: its passages.
         draw_article: Draws the passages of an entry at random.
         recipe: How many passages of which source.
     """
-    chosen = _Draw(question, ANNOTATORS[recipe.annotator], random.Random(f"{recipe.seed}:{question.id}"))
-    sections = {(evidence.entry_id, evidence.section) for evidence in question.evidence}
-    evidence = [p for p in article if not sections or (p.entry_id, p.section) in sections]
-    positives = chosen.positives(evidence, recipe.positives)
+    chosen = _Draw(question, random.Random(f"{recipe.seed}:{question.id}"), recipe.string_filter)
+    positives = chosen.positives(judged, recipe.positives)
     if not positives:
-        return Outcome(None, NO_EVIDENCE)
+        return chosen.outcome(None, chosen.why_none())
     headings = {branch.passage.heading for branch in positives}
     retrieved = chosen.negatives("retrieved", _same_heading_first(ranked, headings, chosen.rng), recipe.retrieved)
     branches = [
@@ -93,18 +114,16 @@ def knowledge_example(
         ),
         *chosen.random_negatives(draw_article, recipe.random, headings),
     ]
-    return Outcome(
-        ReflectionExample(
-            id=question.id,
-            image=question.image,
-            question=question.text,
-            retrieve=True,
-            branches=tuple(chosen.shuffled(branches)),
-            multi_answer=question.answer_type == "multi_answer",
-            source=question.split,
-        ),
-        answer_elsewhere=chosen.answer_elsewhere,
+    example = ReflectionExample(
+        id=question.id,
+        image=question.image,
+        question=question.text,
+        retrieve=True,
+        branches=tuple(chosen.shuffled(branches)),
+        multi_answer=question.answer_type == "multi_answer",
+        source=question.split,
     )
+    return chosen.outcome(example)
 
 
 def visual_example(question: Question) -> ReflectionExample:
@@ -114,7 +133,7 @@ def visual_example(question: Question) -> ReflectionExample:
         image=question.image,
         question=question.text,
         retrieve=False,
-        answer=question.answers[0],
+        answer=canonical_answer(question),
         multi_answer=question.answer_type == "multi_answer",
         source=question.split,
     )
@@ -125,7 +144,7 @@ def question_problem(question: Question) -> str:
     if not question.text.strip():
         return "the question is empty"
     if not question.image.strip():
-        return "the question has no image"
+        return "the question has no image (`without_image: blank` gives such questions a black one)"
     if not any(answer.strip() for answer in question.answers):
         return "the question has no answer"
     if question.requires_retrieval is not False and not question.entity_ids:
@@ -138,22 +157,39 @@ class _Draw:
     """The draws for one question: no passage twice, and no negative in which an answer occurs."""
 
     question: Question
-    annotate: Annotator
     rng: random.Random
+    string_filter: StringFilter
     used: set[str] = field(default_factory=set)
     answer_elsewhere: int = 0
+    without_answer: int = 0
+    unclear: int = 0
 
     def shuffled(self, items: Sequence[Item]) -> list[Item]:
         return self.rng.sample(list(items), len(items))
 
-    def positives(self, passages: Sequence[Passage], wanted: int) -> list[Branch]:
-        """Up to `wanted` evidence passages; the rest of the evidence is never a negative."""
-        judged = [(passage, self.annotate(self.question, passage)) for passage in passages]
-        relevant = [
-            Branch(passage, True, judgement.answer, "gold") for passage, judgement in judged if judgement.relevant
-        ]
-        self.used.update(branch.passage.id for branch in relevant)
+    def outcome(self, example: ReflectionExample | None, reason: str = "") -> Outcome:
+        return Outcome(example, reason, self.answer_elsewhere, self.without_answer, self.unclear)
+
+    def positives(self, judged: Sequence[tuple[Passage, Judgement]], wanted: int) -> list[Branch]:
+        """Up to `wanted` evidence passages. The rest of the evidence, and what is unclear, is never a negative."""
+        relevant = []
+        for passage, judgement in judged:
+            if judgement.label == "irrelevant":
+                continue
+            self.used.add(passage.id)
+            if judgement.label == "unclear":
+                self.unclear += 1
+            elif self.string_filter in ("strict", "strict_parts") and not stated_answer(self.question, passage):
+                self.without_answer += 1
+            else:
+                relevant.append(Branch(passage, True, judgement.answer, "gold"))
         return self.shuffled(relevant)[:wanted]
+
+    def why_none(self) -> str:
+        """Why there is no evidence."""
+        if self.without_answer:
+            return NO_ANSWER_IN_EVIDENCE
+        return ALL_UNCLEAR if self.unclear else NO_EVIDENCE
 
     def negatives(
         self, source: str, articles: Sequence[Sequence[Passage]], wanted: int, per_article: int = 1
@@ -187,10 +223,13 @@ class _Draw:
 
     def _is_negative(self, passage: Passage) -> bool:
         self.used.add(passage.id)
-        if self.annotate(self.question, passage).relevant:
-            self.answer_elsewhere += 1
-            return False
-        return True
+        if self.string_filter == "off":
+            return True
+        holds = bool(stated_answer(self.question, passage))
+        if self.string_filter == "strict_parts":
+            holds = holds or states_a_part(self.question, passage)
+        self.answer_elsewhere += holds
+        return not holds
 
 
 def _same_heading_first(

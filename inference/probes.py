@@ -12,7 +12,7 @@ from typing import Any
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Passage, Question
-from reflectune.data_builders.annotators import annotate_by_string
+from reflectune.data_builders.annotators.string import annotate_by_string
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
 

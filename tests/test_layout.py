@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from reflectune.core.config import _check_yaml, _field_types
+from reflectune.data_builders.agreement_config import CompareConfig
 from reflectune.data_builders.build_world import WorldConfig
+from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.mr2ag_config import BuildConfig
 from reflectune.inference.config import AnswerConfig, EvaluateConfig
 from reflectune.retrieval.build_index import IndexConfig
@@ -18,11 +20,12 @@ from reflectune.train.config import SftConfig
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {"core": 0, "metrics": 1, "models": 1, "retrieval": 2, "data_builders": 3, "train": 4, "inference": 4}
-ENTRY_SCRIPTS = {"models/miniature/pretrain.py"}
+ENTRY_SCRIPTS = {"metrics/score.py", "models/miniature/pretrain.py"}
 """Entry scripts stand above all floors, whichever folder they are in."""
 
 MODULES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
 CONFIGS: dict[str, Any] = {
+    "annotators.yaml": CompareConfig,
     "world.yaml": WorldConfig,
     "index.yaml": IndexConfig,
     "mr2ag_data.yaml": BuildConfig,
@@ -58,4 +61,5 @@ def test_every_config_fits_its_entry_point(path: Path) -> None:
     if path.parent.name == "accelerate":
         assert yaml.safe_load(path.read_text())["compute_environment"] == "LOCAL_MACHINE"
         return
-    assert _check_yaml(["--config", str(path)], _field_types(CONFIGS[path.name])) == []
+    kind = ConvertConfig if path.parent.name == "data" else CONFIGS[path.name]
+    assert _check_yaml(["--config", str(path)], _field_types(kind)) == []

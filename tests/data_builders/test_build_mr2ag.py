@@ -19,7 +19,7 @@ def test_a_config_becomes_a_recipe(tmp_path: Path) -> None:
     argv = [*folders(tmp_path), "--positives", "2", "--negatives_same_article", "3", "--seed", "7"]
     (config,) = parse_config(BuildConfig, argv=argv)
 
-    assert config.recipe() == Recipe(positives=2, same_article=3, retrieved=2, random=1, annotator="string", seed=7)
+    assert config.recipe() == Recipe(positives=2, same_article=3, retrieved=2, random=1, seed=7)
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         "no dataset.json",
         "`positives` must be at least 1, found 0",
         "`visual_ratio` must be",
-        "`annotator` is one of string; found `oracle`",
+        "`annotator` is one of string, gold, llm; found `oracle`",
         "`negatives_retrieved` needs an `index`",
     ):
         assert part in str(caught.value)
@@ -52,3 +52,32 @@ def test_where_things_are_does_not_decide_what_is_built() -> None:
 
     assert here.what_decides() == there.what_decides()
     assert here.what_decides() != BuildConfig(lead="none").what_decides()
+
+
+LLM = {"annotator": "llm", "llm_url": "http://localhost:1/v1", "llm_model": "m"}
+
+
+@pytest.mark.parametrize("changes", [{"llm_model": "n"}, {"llm_url": "http://localhost:2/v1"}, {"llm_max_tokens": 9}])
+def test_who_is_asked_decides_what_is_built_if_anybody_is(changes: dict[str, object]) -> None:
+    assert BuildConfig(**LLM).what_decides() != BuildConfig(**{**LLM, **changes}).what_decides()
+    assert BuildConfig().what_decides() == BuildConfig(**changes).what_decides()
+
+
+def test_how_fast_it_is_asked_does_not() -> None:
+    changes = {"llm_concurrency": 99, "llm_input_price": 3.0, "llm_cache": "x", "llm_retries": 1}
+
+    assert BuildConfig(**LLM).what_decides() == BuildConfig(**{**LLM, **changes}).what_decides()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"string_filter": "off"}, {"known_sections": False}, {"visual_split": "val"}, {"without_image": "blank"}],
+)
+def test_a_later_setting_decides_once_it_is_used(changes: dict[str, object]) -> None:
+    assert BuildConfig().what_decides() != BuildConfig(**changes).what_decides()
+    assert not set(changes) & set(BuildConfig().what_decides())
+
+
+def test_the_llm_annotator_needs_a_server(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"`llm_model` is needed(.|\n)*`llm_url` is needed"):
+        parse_config(BuildConfig, argv=[*folders(tmp_path), "--annotator", "llm"])

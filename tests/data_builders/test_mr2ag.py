@@ -1,13 +1,26 @@
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.types import Evidence, Passage, Question
-from reflectune.data_builders.annotators import annotate_by_string
-from reflectune.data_builders.mr2ag import NO_EVIDENCE, Recipe, knowledge_example, question_problem, visual_example
+from reflectune.data_builders.annotators.protocol import Annotator, Judgement
+from reflectune.data_builders.annotators.string import annotate_by_string, by_string
+from reflectune.data_builders.mr2ag import (
+    ALL_UNCLEAR,
+    NO_ANSWER_IN_EVIDENCE,
+    NO_EVIDENCE,
+    Outcome,
+    Recipe,
+    StringFilter,
+    candidates,
+    knowledge_example,
+    question_problem,
+    visual_example,
+)
 
 RECIPE = Recipe(positives=1, same_article=2, retrieved=2, random=1)
 
@@ -36,8 +49,22 @@ def draw(rng: random.Random) -> Sequence[Passage]:
     return [passage(entry, 0, "History", "It was founded in 1600."), passage(entry, 1, "Size", "It is small.")]
 
 
+def hang(
+    question: Question,
+    article: Sequence[Passage],
+    ranked: Sequence[Sequence[Passage]],
+    draw_article: Callable[[random.Random], Sequence[Passage]],
+    recipe: Recipe,
+    annotate: Annotator = by_string,
+) -> Outcome:
+    """The example, with the annotator's judgements of what may be evidence."""
+    asked = candidates(question, article, recipe)
+    judged = list(zip(asked, annotate([(question, one) for one in asked]), strict=True))
+    return knowledge_example(question, article, judged, ranked, draw_article, recipe)
+
+
 def test_the_evidence_is_relevant_and_everything_else_is_not() -> None:
-    outcome = knowledge_example(QUESTION, ARTICLE, RANKED, draw, RECIPE)
+    outcome = hang(QUESTION, ARTICLE, RANKED, draw, RECIPE)
 
     assert outcome.example is not None
     by_source = {branch.source: branch for branch in outcome.example.branches}
@@ -49,7 +76,7 @@ def test_the_evidence_is_relevant_and_everything_else_is_not() -> None:
 
 
 def test_each_source_gives_its_number() -> None:
-    outcome = knowledge_example(QUESTION, ARTICLE, RANKED, draw, RECIPE)
+    outcome = hang(QUESTION, ARTICLE, RANKED, draw, RECIPE)
 
     assert outcome.example is not None
     sources = sorted(branch.source for branch in outcome.example.branches)
@@ -59,7 +86,7 @@ def test_each_source_gives_its_number() -> None:
 def test_a_passage_with_the_answer_is_never_a_negative() -> None:
     tempting = [[passage("rank9", 0, "History", "It, too, was founded in 1872.")]]
 
-    outcome = knowledge_example(QUESTION, ARTICLE, tempting, draw, Recipe(same_article=9, retrieved=9, random=0))
+    outcome = hang(QUESTION, ARTICLE, tempting, draw, Recipe(same_article=9, retrieved=9, random=0))
 
     assert outcome.example is not None
     assert {b.passage.id for b in outcome.example.branches} == {"gold#0.0", "gold#1.0", "gold#2.0"}
@@ -70,7 +97,7 @@ def test_evidence_beyond_the_wanted_number_is_left_out() -> None:
     twice = Question("q2", "i.png", "Who?", ("Ada",), entity_ids=("gold",), requires_retrieval=True)
     article = [passage("gold", i, "People", "Ada built it.") for i in range(5)]
 
-    outcome = knowledge_example(twice, article, [], draw, Recipe(positives=2, same_article=5, random=0))
+    outcome = hang(twice, article, [], draw, Recipe(positives=2, same_article=5, random=0))
 
     assert outcome.example is not None
     assert [branch.source for branch in outcome.example.branches] == ["gold", "gold"]
@@ -79,7 +106,7 @@ def test_evidence_beyond_the_wanted_number_is_left_out() -> None:
 def test_without_a_passage_of_the_same_heading_another_of_the_entry_is_taken() -> None:
     ranked = [[passage("rank0", 1, "Size", "It is tall.")]]
 
-    outcome = knowledge_example(QUESTION, ARTICLE, ranked, draw, Recipe(same_article=0, retrieved=1, random=0))
+    outcome = hang(QUESTION, ARTICLE, ranked, draw, Recipe(same_article=0, retrieved=1, random=0))
 
     assert outcome.example is not None
     assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "retrieved"]
@@ -88,14 +115,14 @@ def test_without_a_passage_of_the_same_heading_another_of_the_entry_is_taken() -
 def test_entries_with_a_passage_under_the_same_heading_are_preferred() -> None:
     others = [[passage(f"other{i}", 1, "Size", "It is tall.")] for i in range(20)]
 
-    outcome = knowledge_example(QUESTION, ARTICLE, [*others, *RANKED], draw, Recipe(same_article=0, random=0))
+    outcome = hang(QUESTION, ARTICLE, [*others, *RANKED], draw, Recipe(same_article=0, random=0))
 
     assert outcome.example is not None
     assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "look_alike", "look_alike"]
 
 
 def test_no_evidence_is_a_reason_and_no_example() -> None:
-    outcome = knowledge_example(QUESTION, ARTICLE[1:], RANKED, draw, RECIPE)
+    outcome = hang(QUESTION, ARTICLE[1:], RANKED, draw, RECIPE)
 
     assert outcome.example is None
     assert outcome.reason == NO_EVIDENCE
@@ -104,16 +131,14 @@ def test_no_evidence_is_a_reason_and_no_example() -> None:
 def test_without_marked_evidence_the_annotator_decides_alone() -> None:
     unmarked = Question("q1", "i.png", "When?", ("1872",), entity_ids=("gold",), requires_retrieval=True)
 
-    outcome = knowledge_example(unmarked, ARTICLE, [], draw, Recipe(positives=9, same_article=9, random=0))
+    outcome = hang(unmarked, ARTICLE, [], draw, Recipe(positives=9, same_article=9, random=0))
 
     assert outcome.example is not None
     assert {b.passage.section for b in outcome.example.branches if b.relevant} == {0, 3}
 
 
 def test_a_random_entry_is_never_the_questions_own() -> None:
-    outcome = knowledge_example(
-        QUESTION, ARTICLE, [], lambda rng: ARTICLE, Recipe(same_article=0, retrieved=0, random=3)
-    )
+    outcome = hang(QUESTION, ARTICLE, [], lambda rng: ARTICLE, Recipe(same_article=0, retrieved=0, random=3))
 
     assert outcome.example is not None
     assert [branch.source for branch in outcome.example.branches] == ["gold"]
@@ -125,9 +150,9 @@ def test_any_recipe_gives_distinct_strict_and_repeatable_passages(
 ) -> None:
     recipe = Recipe(same_article=same, retrieved=retrieved, random=extra, seed=seed)
 
-    outcome = knowledge_example(QUESTION, ARTICLE, RANKED, draw, recipe)
+    outcome = hang(QUESTION, ARTICLE, RANKED, draw, recipe)
 
-    assert outcome == knowledge_example(QUESTION, ARTICLE, RANKED, draw, recipe)
+    assert outcome == hang(QUESTION, ARTICLE, RANKED, draw, recipe)
     assert outcome.example is not None
     branches = outcome.example.branches
     assert len({branch.passage.id for branch in branches}) == len(branches)
@@ -161,3 +186,81 @@ def test_an_unfit_question_is_described(changes: dict[str, object], problem: str
 
     assert problem in found
     assert bool(problem) == bool(found)
+
+
+def says(*labels: str) -> Annotator:
+    """An annotator that calls passages so, one after the other, and gives the answer `1872`."""
+    return lambda cases: [Judgement(label, "1872") for _, label in zip(cases, labels, strict=True)]  # type: ignore[arg-type]
+
+
+UNMARKED = Question("q1", "i.png", "When?", ("1872",), entity_ids=("gold",), requires_retrieval=True)
+NOTHING_ELSE = Recipe(positives=9, same_article=9, retrieved=0, random=0)
+
+
+@pytest.mark.parametrize(
+    ("string_filter", "relevant", "irrelevant"),
+    [
+        ("strict", {0}, {2}),  # 1 lacks the answer, 3 has it
+        ("strict_parts", {0}, {2}),
+        ("negatives", {0, 1}, {2}),
+        ("off", {0, 1}, {2, 3}),
+    ],
+)
+def test_the_string_filter_takes_out_what_would_be_a_wrong_label(
+    string_filter: StringFilter, relevant: set[int], irrelevant: set[int]
+) -> None:
+    recipe = replace(NOTHING_ELSE, string_filter=string_filter)
+    annotate = says("relevant", "relevant", "irrelevant", "irrelevant")
+
+    outcome = hang(UNMARKED, ARTICLE, [], draw, recipe, annotate)
+
+    assert outcome.example is not None
+    assert {b.passage.section for b in outcome.example.branches if b.relevant} == relevant
+    assert {b.passage.section for b in outcome.example.branches if not b.relevant} == irrelevant
+    assert outcome.without_answer == (1 if string_filter.startswith("strict") else 0)
+    assert outcome.answer_elsewhere == (0 if string_filter == "off" else 1)
+
+
+def test_what_is_unclear_is_neither_evidence_nor_a_negative() -> None:
+    annotate = says("relevant", "unclear", "unclear", "irrelevant")
+
+    outcome = hang(UNMARKED, ARTICLE, [], draw, replace(NOTHING_ELSE, string_filter="off"), annotate)
+
+    assert outcome.example is not None
+    assert {b.passage.section for b in outcome.example.branches} == {0, 3}
+    assert outcome.unclear == 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        (("irrelevant",) * 4, NO_EVIDENCE),
+        (("irrelevant", "unclear", "irrelevant", "irrelevant"), ALL_UNCLEAR),
+        (("irrelevant", "relevant", "unclear", "irrelevant"), NO_ANSWER_IN_EVIDENCE),
+    ],
+)
+def test_the_reason_says_why_there_is_no_example(labels: Sequence[str], reason: str) -> None:
+    outcome = hang(UNMARKED, ARTICLE, [], draw, NOTHING_ELSE, says(*labels))
+
+    assert (outcome.example, outcome.reason) == (None, reason)
+
+
+def test_a_negative_with_a_part_of_a_list_goes_only_if_asked_for() -> None:
+    listed = Question("q1", "i.png", "Who?", ("Ada && Ben",), answer_type="multi_answer", entity_ids=("gold",))
+    article = [passage("gold", 0, "", "Ada and Ben."), passage("gold", 1, "", "Ada."), passage("gold", 2, "", "Cid.")]
+
+    def sections(string_filter: StringFilter) -> set[int]:
+        outcome = hang(listed, article, [], draw, replace(NOTHING_ELSE, string_filter=string_filter))
+        assert outcome.example is not None
+        assert outcome.example.multi_answer
+        assert [b.answer for b in outcome.example.branches if b.relevant] == ["Ada && Ben"]
+        return {branch.passage.section for branch in outcome.example.branches}
+
+    assert sections("strict") == {0, 1, 2}
+    assert sections("strict_parts") == {0, 2}
+
+
+def test_named_sections_bound_the_search_unless_they_are_not_trusted() -> None:
+    assert candidates(QUESTION, ARTICLE, RECIPE) == ARTICLE[:1]
+    assert candidates(QUESTION, ARTICLE, replace(RECIPE, known_sections=False)) == ARTICLE
+    assert candidates(UNMARKED, ARTICLE, RECIPE) == ARTICLE

@@ -1,5 +1,8 @@
 import dataclasses
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,13 @@ from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders import reflection_run
-from reflectune.data_builders.annotators import annotate_by_string
+from reflectune.data_builders.annotators.string import annotate_by_string, by_string
 from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.mr2ag import NO_EVIDENCE
 from reflectune.data_builders.mr2ag_config import BuildConfig
 from reflectune.data_builders.reflection_data import read_examples, read_manifest
-from reflectune.data_builders.reflection_run import STATISTICS, build_split, preview
+from reflectune.data_builders.reflection_run import build_split, preview
+from reflectune.data_builders.reflection_statistics import STATISTICS
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.types import Hit
 
@@ -88,7 +92,7 @@ def config(folder: Path, tmp_path: Path) -> Callable[..., BuildConfig]:
 
 
 def build(config: BuildConfig) -> None:
-    build_split(Dataset(Path(config.dataset)), Neighbours(), config)
+    build_split(Dataset(Path(config.dataset)), Neighbours(), by_string, config)
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
@@ -158,7 +162,7 @@ def test_an_interrupted_build_ends_with_the_same_file(
     build(resumed)
 
     assert built == ["k0", "k7", "k14", "k14", "k21", "k28"]
-    for name in ("train.parquet", STATISTICS):
+    for name in ("train.parquet", STATISTICS, "proofread_train.html"):
         assert Path(resumed.output, name).read_bytes() == Path(straight.output, name).read_bytes()
 
 
@@ -187,6 +191,7 @@ def test_a_build_that_was_given_up_is_no_obstacle(config: Callable[..., BuildCon
     build(config())
 
     assert sorted(path.name for path in Path(config().output).iterdir()) == [
+        "proofread_train.html",
         "reflection.json",
         STATISTICS,
         "train.parquet",
@@ -267,3 +272,154 @@ def test_a_dry_run_shows_an_example_and_writes_nothing(config: Callable[..., Bui
     assert "[Relevant] 1500 gold: Tower 0: A tower, number 0. History. It was founded in 1500." in shown
     assert "[Irrelevant] look_alike:" in shown
     assert not Path(run.output).exists()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Another data set: 40 visual-dependent questions beside a knowledge-based one, as LLaVA-Instruct becomes one."""
+    root = tmp_path / "elsewhere" / "llava"
+    write_json(root / "dataset.json", {"name": "llava", "fingerprint": "f9"})
+    Image.new("RGB", (8, 8), "blue").save(root / "a.png")
+    seen = [Question(f"l{i}", "a.png", "Which colour?", ("It is blue.",), requires_retrieval=False) for i in range(40)]
+    write_questions(root, "instruct", [*seen, knowledge_question(0)])
+    return root
+
+
+def test_visual_questions_come_from_another_data_set(config: Callable[..., BuildConfig], pictures: Path) -> None:
+    run = config(visual_dataset=str(pictures), visual_split="instruct", visual_ratio=0.5)
+    build(run)
+
+    examples = read_examples(Path(run.output, "train.parquet"))
+    root = read_manifest(run.output).image_root
+    visual = [example for example in examples if not example.retrieve]
+    assert len(visual) == len(examples) - len(visual) == 30
+    assert {example.id[0] for example in visual} == {"l"}
+    assert {example.answer for example in visual} == {"It is blue."}
+    assert all((root / example.image).is_file() for example in examples)
+    assert not any(Path(example.image).is_absolute() for example in examples)
+
+
+def test_another_fingerprint_of_the_visual_data_set_builds_again(
+    config: Callable[..., BuildConfig], pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = config(visual_dataset=str(pictures), visual_split="instruct")
+    build(run)
+    write_json(pictures / "dataset.json", {"name": "llava", "fingerprint": "f10"})
+    build(run)
+
+    assert "nothing to do" not in capsys.readouterr().out
+
+
+def test_a_visual_data_set_without_visual_questions_is_an_error(
+    config: Callable[..., BuildConfig], pictures: Path
+) -> None:
+    write_questions(pictures, "instruct", [knowledge_question(0)])
+
+    with pytest.raises(UserError, match=r"no question of split instruct of .*llava is visual-dependent"):
+        build(config(visual_dataset=str(pictures), visual_split="instruct"))
+
+
+def test_too_few_visual_questions_are_said(
+    config: Callable[..., BuildConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(config(visual_ratio=0.5))
+
+    assert "asks for 30 visual-dependent questions, there are 12" in capsys.readouterr().out
+
+
+def test_a_question_without_an_image_gets_a_black_one_if_wanted(
+    config: Callable[..., BuildConfig], folder: Path
+) -> None:
+    rewrite(folder, image="")
+    run = config(without_image="blank")
+    build(run)
+
+    (example,) = [one for one in read_examples(Path(run.output, "train.parquet")) if one.id == "k0"]
+    with Image.open(read_manifest(run.output).image_root / example.image) as image:
+        assert image.getextrema() == ((0, 0),) * 3
+    assert {branch.source for branch in example.branches} == {
+        "gold",
+        "same_article",
+        "random",
+    }
+
+
+def test_the_yield_is_told_by_answer_type(config: Callable[..., BuildConfig], folder: Path) -> None:
+    rewrite(folder, answers=("1066",), answer_type="string")
+    build(config())
+
+    numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
+    assert numbers["by_answer_type"] == {
+        "string": {"questions": 1, "examples": 0},
+        "time": {"questions": 29, "examples": 29},
+    }
+
+
+def judge(text: str) -> str:
+    """What the stub server says: right about founding, in one of ten cases unreadable."""
+    number = sum(map(ord, text))
+    return "hm" if number % 10 == 0 else "[Relevant]\nAnswer source: x" if "founded in" in text else "[Irrelevant]"
+
+
+def llm_arguments(run: BuildConfig, url: str) -> list[str]:
+    return [
+        *("--dataset", run.dataset, "--output", run.output, "--negatives_retrieved", "0", "--annotator", "llm"),
+        *("--llm_url", url, "--llm_model", "stub", "--known_sections", "False", "--llm_backoff", "0.01"),
+        *("--llm_concurrency", "2", "--llm_input_price", "1"),
+    ]
+
+
+def run_build(arguments: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "reflectune.data_builders.build_mr2ag", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+def test_a_kill_during_annotation_changes_nothing_and_pays_for_nothing_twice(
+    config: Callable[..., BuildConfig], folder: Path, tmp_path: Path, stub_server: Callable[..., Any]
+) -> None:
+    faults: list[dict[str, Any]] = [
+        {"status": 429, "body": "", "retry_after": "0.02"},
+        {"body": "<html>"},
+        {"broken": True},
+        {"status": 500, "body": ""},
+    ]
+    server = stub_server(
+        judge, lambda text, number: faults[len(text) % 4] if number < len(text) % 3 else {}, seconds=0.05
+    )
+    killed = config(output=str(tmp_path / "killed"))
+    process = run_build(llm_arguments(killed, server.url))
+    while sum(server.delivered.values()) < 20 and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    _, said = process.communicate()
+    assert process.returncode == -9, said.decode()
+    time.sleep(0.3)
+    before = dict(server.delivered)
+    process = run_build(llm_arguments(killed, server.url))
+    _, said = process.communicate()
+    assert process.returncode == 0, said.decode()
+
+    twice = [text for text, times in server.delivered.items() if times > 1]
+    assert len(before) < len(server.delivered) == 36  # 12 entities of three paragraphs each, asked about once
+    assert len(twice) <= 2  # what was under way at the kill
+    straight = config(output=str(tmp_path / "straight"))
+    process = run_build(llm_arguments(straight, server.url))
+    process.communicate()
+    for name in ("train.parquet", STATISTICS):
+        assert Path(killed.output, name).read_bytes() == Path(straight.output, name).read_bytes()
+    numbers = json.loads(Path(killed.output, STATISTICS).read_text())["train"]
+    assert numbers["unclear_to_the_annotator"] > 0
+    assert numbers["annotator"]["replies"] == 36
+    assert numbers["annotator"]["cost"] == pytest.approx(numbers["annotator"]["prompt_tokens"] / 1e6)
+
+
+def test_a_dry_run_with_an_llm_asks_nobody(config: Callable[..., BuildConfig], stub_server: Callable[..., Any]) -> None:
+    server = stub_server(judge)
+    run = config(annotator="llm", llm_url=server.url, llm_model="stub", known_sections=False, llm_input_price=1.0)
+
+    shown = preview(Dataset(Path(run.dataset)), Neighbours(), run)
+
+    assert "stub would be asked about 90 paragraphs" in shown
+    assert "Question: When was it founded?." in shown
+    assert server.requests == []

@@ -1,7 +1,7 @@
-"""Annotators decide whether a passage is evidence for a question, and which answer it gives (mR²AG, section 3.3).
+"""The annotator `string`: a passage is evidence if an accepted answer occurs in its text (mR²AG, section 3.3).
 
-`string` stands in for the paper's GPT-4 annotator and is its strict filter: a passage is evidence if an accepted answer
-occurs in its text, compared token by token after numbers and dates have been normalised.
+It is also the paper's strict filter: "ensuring answers appear only in evidence paragraphs". Answer and text are
+compared token by token after numbers and dates have been normalised.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from reflectune.core.types import Passage, Question
+from reflectune.data_builders.annotators.protocol import IRRELEVANT, Case, Judgement
 
 _TOKEN = re.compile(r"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -32,17 +32,9 @@ _ARTICLES = frozenset({"a", "an", "the"})
 _MAGNITUDES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What an annotator says of one passage: is it evidence, and which answer does it give ("" if it is none)?"""
-
-    relevant: bool
-    answer: str = ""
-
-
-IRRELEVANT = Judgement(relevant=False)
-
-Annotator = Callable[[Question, Passage], Judgement]
+def by_string(cases: Sequence[Case]) -> list[Judgement]:
+    """The annotator: `annotate_by_string` of each case."""
+    return [annotate_by_string(question, passage) for question, passage in cases]
 
 
 def annotate_by_string(question: Question, passage: Passage) -> Judgement:
@@ -51,20 +43,31 @@ def annotate_by_string(question: Question, passage: Passage) -> Judgement:
     A `multi_answer` needs every part of one of its lists. A `numerical` answer occurs also where a number within the
     question's range stands in the text with the reference's unit after it, if the reference has one.
     """
+    answer = stated_answer(question, passage)
+    return Judgement("relevant", answer) if answer else IRRELEVANT
+
+
+def stated_answer(question: Question, passage: Passage) -> str:
+    """The accepted answer that occurs in the passage's text, "" if none does; see `annotate_by_string`."""
     tokens = tokenize(passage.text)
     for answer in question.answers:
-        parts = answer.split("&&") if question.answer_type == "multi_answer" else [answer]
-        if all(_occurs(tokenize(part), tokens) for part in parts):
-            return Judgement(relevant=True, answer=answer.strip())
+        parts = _parts(question, answer)
+        if parts and all(_occurs(tokenize(part), tokens) for part in parts):
+            return " && ".join(parts)
     if question.answer_type == "numerical" and question.range is not None:
-        found = _number_in_range(tokens, question.range, _unit(question.answers))
-        if found:
-            return Judgement(relevant=True, answer=found)
-    return IRRELEVANT
+        return _number_in_range(tokens, question.range, _unit(question.answers))
+    return ""
 
 
-ANNOTATORS: dict[str, Annotator] = {"string": annotate_by_string}
-"""Annotators by the name that a config gives."""
+def states_a_part(question: Question, passage: Passage) -> bool:
+    """Whether a part of a list of answers, or any other answer, occurs in the passage's text."""
+    tokens = tokenize(passage.text)
+    return any(_occurs(tokenize(part), tokens) for answer in question.answers for part in _parts(question, answer))
+
+
+def canonical_answer(question: Question) -> str:
+    """The first accepted answer that isn't empty, the parts of a list joined by ` && `."""
+    return next((" && ".join(parts) for a in question.answers if any(parts := _parts(question, a))), "")
 
 
 @functools.lru_cache(maxsize=65536)
@@ -97,6 +100,13 @@ def _canonical_number(token: str) -> str:
     fraction = fraction.rstrip("0")
     whole = whole.lstrip("0") or "0"
     return sign + (f"{whole}.{fraction}" if fraction else whole)
+
+
+def _parts(question: Question, answer: str) -> list[str]:
+    """The parts of a list joined by `&&`, without empty ones; any other answer is one part."""
+    if question.answer_type != "multi_answer":
+        return [answer.strip()]
+    return [part.strip() for part in answer.split("&&") if part.strip()]
 
 
 def _occurs(answer: Sequence[str], text: Sequence[str]) -> bool:

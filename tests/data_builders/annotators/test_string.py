@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.types import AnswerType, Passage, Question
-from reflectune.data_builders.annotators import annotate_by_string, tokenize
+from reflectune.data_builders.annotators.string import annotate_by_string, canonical_answer, states_a_part, tokenize
 
 SENTENCE = "It was founded in 1872."
 
@@ -114,3 +114,23 @@ def test_any_text_is_tokenized_without_an_error_and_stays_itself(text: str) -> N
 
     assert all(tokens)
     assert annotate_by_string(question(text), passage(text)).relevant == bool(tokens)
+
+
+def test_the_parts_of_a_list_are_joined_in_one_way() -> None:
+    asked = question("red&&blue | ", "green && &&teal", kind="multi_answer")
+
+    assert annotate_by_string(asked, passage("Green and teal.")).answer == "green && teal"
+    assert canonical_answer(question("", "a&&b", kind="multi_answer")) == "a && b"
+    assert canonical_answer(question("A && B")) == "A && B"  # no list: the characters are the answer's own
+
+
+def test_a_part_of_a_list_is_told_apart_from_the_whole() -> None:
+    asked = question("Paper Moon && Silent Road", kind="multi_answer")
+
+    assert states_a_part(asked, passage("Paper Moon alone"))
+    assert not states_a_part(asked, passage("The paper, alone"))
+    assert not annotate_by_string(asked, passage("Paper Moon alone")).relevant
+
+
+def test_an_empty_list_is_no_answer() -> None:
+    assert not annotate_by_string(question("&&", " ", kind="multi_answer"), passage("It is old.")).relevant

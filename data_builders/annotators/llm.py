@@ -1,0 +1,101 @@
+"""The annotator `llm`: any OpenAI-compatible model, asked as mR²AG asked GPT-4 (supplementary, section 7.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from reflectune.core.hashing import fingerprint
+from reflectune.data_builders.annotators.protocol import Case, Judgement
+from reflectune.data_builders.annotators.string import canonical_answer, stated_answer
+from reflectune.models.remote import Messages, RemoteModel
+from reflectune.models.scheme import passage_text
+
+PROMPT = """\
+Instruction:
+Given a question and its corresponding answer, I need your help to verify whether the retrieved document provided \
+below can fully and effectively support the corresponding answer to the question, and then accurately locate the \
+source of the answer within the paragraph. If so, please respond with [Relevant] and find the evidence sentence \
+supporting the answer. If not, please just respond with [Irrelevant]. There are only two formats for your response:
+1. [Relevant]
+Answer source: source sentence.
+2. [Irrelevant]
+Input:
+Question: {question}.
+Answer: {answer}.
+Retrieved document: {paragraph}.
+"""
+"""The paper's prompt, word for word."""
+
+PROMPT_HASH = fingerprint(PROMPT)
+
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
+_LABEL = re.compile(
+    r"[^\w\[]*(?:[12]\.[^\w\[]*)?"  # the form's number, if the reply repeats it
+    r"(?:\[[^\w\]]*(?P<bracketed>relevant|irrelevant)[^\w\]]*\]"
+    r"|(?P<alone>relevant|irrelevant)(?=[^\w\n/]*(?:\n|$|answer source)))"  # without brackets: alone on its line
+    r"(?P<rest>.*)",
+    re.DOTALL | re.IGNORECASE,
+)
+_BRACKETED = re.compile(r"\[\W*(relevant|irrelevant)\W*\]", re.IGNORECASE)
+_SOURCE = re.compile(r"answer source\W*:\s*(?P<sentence>.+)", re.DOTALL | re.IGNORECASE)
+
+
+class LlmAnnotator:
+    """Asks a model about each case, many at a time.
+
+    Args:
+        model: The model; its file of replies makes the annotation go on where it stopped.
+    """
+
+    def __init__(self, model: RemoteModel) -> None:
+        self.model = model
+
+    def __call__(self, cases: Sequence[Case]) -> list[Judgement]:
+        """Judge cases. A reply that is neither of the two forms, or a refusal by the server, is `unclear`."""
+        replies = self.model.complete_all([conversation(case) for case in cases], what="paragraphs")
+        return [
+            Judgement("unclear", note=f"the server refuses it: {reply.refused}")
+            if reply.refused
+            else read_reply(reply.text, case)
+            for case, reply in zip(cases, replies, strict=True)
+        ]
+
+
+def conversation(case: Case) -> Messages:
+    """What the model is asked about a case: the paper's prompt, the paragraph with its title and heading."""
+    question, passage = case
+    values = {
+        "question": question.text.strip(),
+        "answer": canonical_answer(question),
+        "paragraph": passage_text(replace(passage, lead="")),
+    }
+    # In one pass, so that braces in a paragraph stay what they are.
+    content = re.sub(r"\{(question|answer|paragraph)\}", lambda slot: values[slot[1]], PROMPT)
+    return [{"role": "user", "content": content}]
+
+
+def read_reply(text: str, case: Case) -> Judgement:
+    """What a reply says: the label that it begins with, and the sentence that it names.
+
+    A reply that begins with neither label, or goes on to give the other one too, is `unclear`.
+    """
+    spoken = _THOUGHT.sub("", text).strip()
+    found = _LABEL.fullmatch(spoken)
+    if found is None:
+        return Judgement("unclear", note=f"unreadable reply: {_short(spoken)}")
+    label = (found["bracketed"] or found["alone"]).lower()
+    if any(other.lower() != label for other in _BRACKETED.findall(found["rest"])):
+        return Judgement("unclear", note=f"the reply gives both labels: {_short(spoken)}")
+    if label == "irrelevant":
+        return Judgement("irrelevant")
+    source = _SOURCE.search(found["rest"])
+    question, passage = case
+    answer = stated_answer(question, passage) or canonical_answer(question)
+    return Judgement("relevant", answer, note=" ".join(source["sentence"].split()) if source else "")
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 120 else f"{text[:119]}…"

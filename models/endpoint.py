@@ -1,0 +1,132 @@
+"""Where a remote model is served and how it is asked: settings that a YAML gives, checked before anything is sent."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from reflectune.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An OpenAI-compatible server and one model on it.
+
+    Attributes:
+        url: The API's root, e.g. `https://api.openai.com/v1` or `http://localhost:8000/v1`.
+        model: The model's name on the server.
+        key: The API key, "" for a server that wants none. It stands in no file, no message and no fingerprint.
+        concurrency: Requests under way at a time.
+        max_tokens: Most tokens of a reply.
+        timeout: Seconds that one request may take, from sending to the last byte.
+        retries: How often a request is sent again after a failure that may pass.
+        backoff: Seconds before the first retry; doubled for each further one.
+        options: Fields merged into every request; one that is None is taken out of it.
+        input_price: Of a million tokens sent, in any currency.
+        output_price: Of a million tokens received.
+    """
+
+    url: str
+    model: str
+    key: str = field(default="", repr=False)
+    concurrency: int = 8
+    max_tokens: int = 256
+    timeout: float = 120.0
+    retries: int = 6
+    backoff: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    input_price: float = 0.0
+    output_price: float = 0.0
+
+    def request(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        """The body of a chat request: temperature 0 unless `options` or `fields` say otherwise."""
+        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": self.max_tokens}
+        return {name: value for name, value in {**body, **self.options, **fields}.items() if value is not None}
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """What these tokens cost."""
+        return (prompt_tokens * self.input_price + completion_tokens * self.output_price) / 1e6
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class RemoteConfig:
+    """The keys of a YAML that name a remote model; a config that needs one inherits them."""
+
+    llm_url: str = field(default="", metadata=_help("OpenAI-compatible server, e.g. http://localhost:8000/v1"))
+    llm_model: str = field(default="", metadata=_help("name of the model on that server"))
+    llm_key_variable: str = field(
+        default="OPENAI_API_KEY", metadata=_help("environment variable that holds the API key; never the key itself")
+    )
+    llm_concurrency: int = field(default=8, metadata=_help("requests under way at a time"))
+    llm_max_tokens: int = field(default=256, metadata=_help("most tokens of a reply"))
+    llm_timeout: float = field(default=120.0, metadata=_help("seconds that one request may take"))
+    llm_retries: int = field(default=6, metadata=_help("how often a request is sent again after a passing failure"))
+    llm_backoff: float = field(default=1.0, metadata=_help("seconds before the first retry, doubled for each further"))
+    llm_options: str = field(
+        default="", metadata=_help('JSON merged into every request, e.g. {"seed": 0}; null takes a field out')
+    )
+    llm_input_price: float = field(default=0.0, metadata=_help("price of a million tokens sent, to show the cost"))
+    llm_output_price: float = field(default=0.0, metadata=_help("price of a million tokens received"))
+    llm_cache: str = field(default="", metadata=_help("file that keeps every reply; default: in the output folder"))
+
+    def llm_problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each, for a run that asks a remote model."""
+        issues = []
+        if not self.llm_model:
+            issues.append("`llm_model` is needed: the name of the model on the server")
+        if not self.llm_url:
+            issues.append("`llm_url` is needed, e.g. http://localhost:8000/v1")
+        elif urlsplit(self.llm_url).scheme not in ("http", "https") or not urlsplit(self.llm_url).hostname:
+            issues.append(f"`llm_url` must look like https://HOST/v1, found `{self.llm_url}`")
+        elif not self._is_local() and not self._key():
+            issues.append(f"`llm_url` is another machine's, and the variable ${self.llm_key_variable} holds no API key")
+        for name, least in (("llm_concurrency", 1), ("llm_max_tokens", 1), ("llm_retries", 0)):
+            if getattr(self, name) < least:
+                issues.append(f"`{name}` must be at least {least}, found {getattr(self, name)}")
+        for name in ("llm_timeout", "llm_backoff"):
+            if getattr(self, name) <= 0:
+                issues.append(f"`{name}` must be more than 0, found {getattr(self, name)}")
+        try:
+            self._options()
+        except UserError as error:
+            issues.append(str(error))
+        return issues
+
+    def endpoint(self) -> Endpoint:
+        """The server and the model, with the key read from the environment."""
+        return Endpoint(
+            url=self.llm_url.rstrip("/"),
+            model=self.llm_model,
+            key=self._key(),
+            concurrency=self.llm_concurrency,
+            max_tokens=self.llm_max_tokens,
+            timeout=self.llm_timeout,
+            retries=self.llm_retries,
+            backoff=self.llm_backoff,
+            options=self._options(),
+            input_price=self.llm_input_price,
+            output_price=self.llm_output_price,
+        )
+
+    def _key(self) -> str:
+        return os.environ.get(self.llm_key_variable, "").strip()
+
+    def _is_local(self) -> bool:
+        return urlsplit(self.llm_url).hostname in ("localhost", "127.0.0.1", "::1")
+
+    def _options(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.llm_options or "{}")
+        except json.JSONDecodeError as error:
+            raise UserError(f"`llm_options` is not valid JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise UserError(f'`llm_options` must be a JSON object, e.g. {{"seed": 0}}; found {type(found).__name__}')
+        return found

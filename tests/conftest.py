@@ -1,0 +1,128 @@
+"""What several floors' tests use: a local OpenAI-compatible server that misbehaves on demand."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+Fault = dict[str, Any]
+"""What to do wrong: `{"status": 429, "retry_after": "0.05"}`, `{"body": "<html>"}`, `{"broken": True}` (half of it),
+`{"seconds": 2}` (late), `{"trickle": 0.1}` (seconds before each byte); {} for nothing."""
+
+
+class StubServer:
+    """A chat-completions server on a free local port.
+
+    Args:
+        answer: What to reply to the text of the last message.
+        fault: What to do wrong with the n-th request (from 0) for that text.
+        seconds: How long each reply takes.
+        first_token: Log-probabilities of first tokens, for requests that ask for some.
+
+    Attributes:
+        requests: Every request: its headers and its body.
+        delivered: How often a good reply to each text was sent whole.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[str], str],
+        fault: Callable[[str, int], Fault] = lambda text, number: {},
+        seconds: float = 0.0,
+        first_token: dict[str, float] | None = None,
+    ) -> None:
+        self.answer, self.fault, self.seconds, self.first_token = answer, fault, seconds, first_token
+        self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.delivered: Counter[str] = Counter()
+        self.most_at_a_time = self._at_a_time = 0
+        self.lock = threading.Lock()
+        self._tries: Counter[str] = Counter()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def handle(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        text = body["messages"][-1]["content"]
+        with self.lock:
+            self.requests.append((dict(handler.headers), body))
+            number = self._tries[text]
+            self._tries[text] += 1
+            self._at_a_time += 1
+            self.most_at_a_time = max(self.most_at_a_time, self._at_a_time)
+        try:
+            self._reply(handler, body, text, self.fault(text, number))
+        except OSError:
+            pass  # the client is gone
+        finally:
+            with self.lock:
+                self._at_a_time -= 1
+
+    def _reply(self, handler: BaseHTTPRequestHandler, body: dict[str, Any], text: str, fault: Fault) -> None:
+        time.sleep(fault.get("seconds", self.seconds))
+        content = fault.get("body", json.dumps(self._completion(body, text))).encode()
+        handler.send_response(fault.get("status", 200))
+        handler.send_header("Content-Length", str(len(content)))
+        for name, header in (("retry_after", "Retry-After"), ("location", "Location")):
+            if name in fault:
+                handler.send_header(header, fault[name])
+        handler.end_headers()
+        for piece in _pieces(content, fault):
+            time.sleep(fault.get("trickle", 0))
+            handler.wfile.write(piece)
+            handler.wfile.flush()
+        if not {"status", "body", "broken"} & set(fault):
+            with self.lock:
+                self.delivered[text] += 1
+
+    def _completion(self, body: dict[str, Any], text: str) -> dict[str, Any]:
+        spoken = self.answer(text)
+        choice: dict[str, Any] = {"message": {"role": "assistant", "content": spoken}, "finish_reason": "stop"}
+        if body.get("logprobs") and self.first_token is not None:
+            listed = [{"token": token, "logprob": value} for token, value in self.first_token.items()]
+            choice["logprobs"] = {"content": [{"top_logprobs": listed[: body["top_logprobs"]]}]}
+        used = {"prompt_tokens": len(text.split()), "completion_tokens": len(spoken.split())}
+        return {"choices": [choice], "usage": used}
+
+
+def _pieces(content: bytes, fault: Fault) -> list[bytes]:
+    if "trickle" in fault:
+        return [content[i : i + 1] for i in range(len(content))]
+    return [content[: len(content) // 2] if fault.get("broken") else content]
+
+
+def _handler(server: StubServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            server.handle(self)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def stub_server() -> Iterator[Callable[..., StubServer]]:
+    """Starts stub servers, and stops them after the test."""
+    started: list[StubServer] = []
+
+    def start(*args: Any, **settings: Any) -> StubServer:
+        started.append(StubServer(*args, **settings))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
