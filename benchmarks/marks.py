@@ -105,6 +105,12 @@ def run_all(folder: Path, seeds: Sequence[int], families: Sequence[str], methods
                     subprocess.run([sys.executable, str(script), *command, "--run", str(run)], check=True)
 
 
+def finished(folder: Path, family: str, method: str, seeds: Sequence[int]) -> list[Metrics]:
+    """The metrics of a family's and method's finished runs."""
+    paths = [_run(folder, family, method, seed) / "metrics.json" for seed in seeds]
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
 def _run(folder: Path, family: str, method: str, seed: int) -> Path:
     return folder / f"{family}-{method}-{seed}"
 
@@ -113,7 +119,7 @@ def table(runs: dict[tuple[str, str], list[Metrics]]) -> list[str]:
     """One row a mark, one column a family and method: the mean over seeds, lowest and highest; ✗ where missed."""
     columns = list(runs)
     lines = [
-        "| | mark | " + " | ".join(f"{family}, {method}" for family, method in columns) + " |",
+        "| | mark | " + " | ".join(f"{' '.join(c)}, {len(runs[c])} seed(s)" for c in columns) + " |",
         "|---|---|" + "---|" * len(columns),
     ]
     for mark in MARKS:
@@ -182,22 +188,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--collect", action="store_true", help="run nothing; tabulate what is finished")
     arguments = parser.parse_args()
-    run_all(arguments.runs, arguments.seeds, arguments.families, arguments.methods)
+    if not arguments.collect:
+        run_all(arguments.runs, arguments.seeds, arguments.families, arguments.methods)
     runs = {
-        (family, method): [
-            json.loads((_run(arguments.runs, family, method, seed) / "metrics.json").read_text())
-            for seed in arguments.seeds
-        ]
+        (family, method): found
         for family in arguments.families
         for method in arguments.methods
+        if (found := finished(arguments.runs, family, method, arguments.seeds))
     }
     text = "\n".join(
         [
             "# The miniature against its marks",
             "",
-            f"`python benchmarks/marks.py`: val_unseen_question and val_unseen_entity, phrasings not seen in training, "
-            f"per cent; mean of seeds {', '.join(map(str, arguments.seeds))} (lowest to highest). ✗: mark missed.",
+            "`python benchmarks/marks.py`: val_unseen_question and val_unseen_entity, phrasings not seen in training, "
+            "per cent; mean over seeds (lowest to highest). ✗: mark missed.",
             "",
             *table(runs),
             "",
