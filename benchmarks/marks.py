@@ -203,7 +203,8 @@ def main() -> None:
             "# The miniature against its marks",
             "",
             "`python benchmarks/marks.py`: val_unseen_question and val_unseen_entity, phrasings not seen in training, "
-            "per cent; mean over seeds (lowest to highest). ✗: mark missed.",
+            "per cent; mean over seeds (lowest to highest). ✗: mark missed. "
+            "Minutes are as measured, whatever else ran on the machine.",
             "",
             *table(runs),
             "",
