@@ -83,7 +83,7 @@ def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> 
         prefix: Where the array is, in `ijson`'s words: `item` for the document itself, `questions.item` for a field.
 
     Raises:
-        UserError: The file is missing, or is damaged; what comes after the damage can't be read.
+        UserError: The file is missing, has no array there, or is damaged; what comes after the damage can't be read.
     """
     with open_source(path) as file:
         number = 0
@@ -95,6 +95,18 @@ def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> 
                     reject(BadRow(path, number, "", "", f"is {type(value).__name__}", "it should be an object"))
         except ijson.JSONError as error:
             raise _damaged(path, number, error) from error
+    if not number and not _has_array(path, prefix):
+        where = "it is" if prefix == "item" else f"its field `{prefix.removesuffix('.item')}` is"
+        raise UserError(
+            f"{path}: {where} no JSON array; is it the published file?"
+        )
+
+
+def _has_array(path: Path, prefix: str) -> bool:
+    """Whether there is an array where `prefix` says, maybe an empty one."""
+    with open_source(path) as file:
+        place = prefix.removesuffix("item").removesuffix(".")
+        return any(found == place and event == "start_array" for found, event, _ in ijson.parse(file))
 
 
 def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Iterator[tuple[int, Row]]:

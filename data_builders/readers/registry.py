@@ -14,7 +14,14 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.readers.base import Images, Row, RowSource
 
-QUESTIONS: Mapping[str, str] = {"own": "own_questions"}
+QUESTIONS: Mapping[str, str] = {
+    "fvqa": "fvqa",
+    "livevqa": "livevqa",
+    "mmsearch": "mmsearch",
+    "own": "own_questions",
+    "reflectiva": "reflectiva",
+    "viquae": "viquae",
+}
 """Sets of questions and the modules that read them: `questions(source, *, split, images, reject, **options)`."""
 
 KNOWLEDGE: Mapping[str, str] = {

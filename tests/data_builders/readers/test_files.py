@@ -135,6 +135,18 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, name, content, read, 
     assert str(path) in str(caught.value)
 
 
+def test_a_file_without_the_array_is_refused_and_an_empty_array_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"data": [], "info": {"year": 1}}')
+    with pytest.raises(UserError, match="it is no JSON array"):
+        list(read_json_array(path))
+    with pytest.raises(UserError, match="its field `questions` is no JSON array"):
+        list(read_json_array(path, prefix="questions.item"))
+    assert list(read_json_array(path, prefix="data.item")) == []
+    path.write_text(" []")
+    assert list(read_json_array(path)) == []
+
+
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     for read in (read_jsonl, read_csv, read_json_array, read_json_dict, read_parquet):
         with pytest.raises(UserError, match=r"not found: .*nothing"):

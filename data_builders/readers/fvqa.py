@@ -1,0 +1,102 @@
+"""FactualVQA, the set that MMSearch-R1 is trained and tested on: some questions need a search, some do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import (
+    Images,
+    Reject,
+    Row,
+    each,
+    mapping,
+    one_of,
+    read_parquet,
+    rows,
+    stop,
+    text,
+    texts,
+)
+
+_RETRIEVAL = {"search_required": True, "search_free": False, "": None}
+_IMAGE_TOKEN = "<image>"
+
+
+def questions(
+    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+) -> Iterator[Question]:
+    """The questions of one file.
+
+    The Hub's `lmms-lab/FVQA`, `fvqa_train.parquet` and `fvqa_test.parquet`, in veRL's form: `data_id`,
+    `prompt[{role, content}]`, `images[{bytes, path}]`, `reward_model{ground_truth, candidate_answers, style}`,
+    `data_source`, `image_urls` (null) and, in the training file alone, `category` (`search_required` or
+    `search_free`). `candidate_answers` is the text of a JSON list. `ground_truth` is the canonical answer and comes
+    first. Other sets of MMSearch-R1 have the same form; a row without `data_id` is called by its file and its place in
+    it, as in `fvqa_test_0`.
+
+    Whether a question requires retrieval is said by `category`; it is unknown in the test file.
+
+    Args:
+        source: A Parquet file, or a folder of such (the folder of the download holds both splits).
+        split: What the questions' split is called.
+        images: Where the pictures are written (`Images.save_to`).
+        reject: What to do with a bad row.
+
+    Raises:
+        UserError: The source is no path.
+    """
+    if isinstance(source, Mapping):
+        raise UserError(f"FVQA is read from one file or folder, not from the roles {', '.join(source)}")
+    return each(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
+
+
+def _question(row: Row, *, split: str, images: Images) -> Question:
+    row.id_field = "data_id"
+    reward = mapping(row, "reward_model")
+    category = one_of(row, "category", tuple(filter(None, _RETRIEVAL)), default="")
+    meta = {"category": category, "data_source": text(row, "data_source", default="")}
+    return Question(
+        id=text(row, "data_id", default=f"{Path(row.file).stem}_{row.line - 1}"),
+        image=images.keep(row, "images", _only_image(row)),
+        text=_asked(row),
+        answers=tuple(dict.fromkeys((text(reward, "ground_truth"), *_candidates(reward)))),
+        split=split,
+        requires_retrieval=_RETRIEVAL[category],
+        meta={name: value for name, value in meta.items() if value},
+    )
+
+
+def _asked(row: Row) -> str:
+    """What the user's first message says."""
+    message = next((message for message in rows(row, "prompt") if message.get("role") == "user"), None)
+    if message is None:
+        raise row.bad("prompt", "has no message of the user", "give it one, or leave the row out")
+    asked = text(message, "content").replace(_IMAGE_TOKEN, " ").strip()
+    if not asked:
+        raise row.bad("prompt", "has no question", "give it one, or leave the row out")
+    return asked
+
+
+def _only_image(row: Row) -> Row:
+    found = rows(row, "images")
+    if len(found) != 1:
+        raise row.bad("images", f"has {len(found)} images", "a question has one image: leave the row out")
+    return found[0]
+
+
+def _candidates(reward: Row) -> tuple[str, ...]:
+    """The answers that are accepted besides the canonical one."""
+    value = reward.get("candidate_answers")
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else []
+        except json.JSONDecodeError as error:
+            raise reward.bad("candidate_answers", f"is no JSON ({error})", "it should be the text of a list") from error
+    listed = Row({**reward, "candidate_answers": value}, reward.file, reward.line)
+    return texts(listed, "candidate_answers", default=(), empty=True)

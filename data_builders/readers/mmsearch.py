@@ -1,0 +1,61 @@
+"""MMSearch: questions that a search engine must answer, some of which come with a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import Images, Reject, Row, each, read_parquet, stop, text, texts
+
+_META = ("area", "subfield", "timestamp", "gt_requery")
+
+
+def questions(
+    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop, text_only: bool = False
+) -> Iterator[Question]:
+    """The questions of the end-to-end task.
+
+    The Hub's `CaraJ/MMSearch`, `end2end.parquet`: 300 rows of `sample_id`, `query`, `query_image` (null, or the bytes
+    of a file), `image_search_result` (a picture of a search engine's page, which is not read), `area`, `subfield`,
+    `timestamp`, `gt_requery` (a good search query), `gt_answer` and the list `alternative_gt_answers`. All of them need
+    a search. PMSR takes the rows with a picture alone.
+
+    Args:
+        source: The Parquet file, or a folder of such.
+        split: What the questions' split is called.
+        images: Where the pictures are written (`Images.save_to`).
+        reject: What to do with a bad row.
+        text_only: Whether to give the rows without a picture too, with `Question.image` "".
+
+    Raises:
+        UserError: The source is no path.
+    """
+    if isinstance(source, Mapping):
+        raise UserError(f"MMSearch is read from one file or folder, not from the roles {', '.join(source)}")
+    read = ((line, row) for line, row in read_parquet(source, reject) if text_only or _has_image(row))
+    return each(read, partial(_question, split=split, images=images), reject)
+
+
+def _has_image(row: Row) -> bool:
+    """False only where the column says that there is none; a row without the column is a bad row."""
+    value = row.get("query_image", "absent")
+    return any(part is not None for part in value.values()) if isinstance(value, dict) else value is not None
+
+
+def _question(row: Row, *, split: str, images: Images) -> Question:
+    row.id_field = "sample_id"
+    others = texts(row, "alternative_gt_answers", default=(), empty=True)
+    number = row.get("sample_id")
+    return Question(
+        id=str(number) if isinstance(number, int) else text(row, "sample_id"),
+        image=images.keep(row, "query_image", row.get("query_image")) if _has_image(row) else "",
+        text=text(row, "query"),
+        answers=tuple(dict.fromkeys((text(row, "gt_answer"), *others))),
+        split=split,
+        requires_retrieval=True,
+        meta={name: str(row[name]) for name in _META if row.get(name) not in (None, "")},
+    )

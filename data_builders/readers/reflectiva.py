@@ -1,0 +1,137 @@
+"""ReflectiVA's released training data: conversations with reflection tokens, read as questions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import Images, Reject, Row, each, read_json_array, rows, stop, text
+
+_IDS = ("__key__", "unique_id", "id")
+_IMAGES = ("image", "image_path", "image_mo_srv_path")
+_RETRIEVAL = re.compile(r"\[(No )?Retrieval\]\s*")
+_RELEVANCE = re.compile(r"\[(No )?Relevant\]\s*")
+_PARAGRAPH = re.compile(r"<paragraph>(.*?)</paragraph>", re.DOTALL)
+_IMAGE_TOKEN = "<image>"
+
+
+def questions(
+    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+) -> Iterator[Question]:
+    """The questions of one file of `aimagelab/ReflectiVA-Data` on the Hub.
+
+    A file (`{train,val}_multiturn…{infoseek,encyclopedic,mix,okvqa}….json`) is a JSON array. A row has an id
+    (`__key__`: InfoSeek, `unique_id`: E-VQA, `id`: the others), the path of an image (`image`, in other versions
+    `image_path` or `image_mo_srv_path`; LLaVA's rows may have none) and `conversations[{from, value}]`, where `human`
+    and `gpt` take turns:
+
+    - with retrieval: the question; `[Retrieval]`; `<paragraph>…</paragraph>`; `[Relevant]` or `[No Relevant]`, and the
+      answer if there is one;
+    - without: the question; `[No Retrieval]` and the answer; in LLaVA's rows further questions and answers, each read
+      as a question of its own.
+
+    OK-VQA's rows have `need_retrieval`, of which a text with "No" in it means that none is needed; it counts where the
+    first answer begins with no token.
+
+    The release has one row for each passage, as text, and does not say where it stands. So there is no evidence, and
+    `Question.meta` has the `passage` and its `relevance` (`relevant` or `not_relevant`). Several rows can have one id:
+    the second question of an id is called `<id>-2`, the third `<id>-3`, in the order of the file.
+
+    Args:
+        source: The file.
+        split: What the questions' split is called.
+        images: The folder that the images' paths start from, or one that has the images, below it, by their names.
+        reject: What to do with a bad row.
+
+    Raises:
+        UserError: The source is no path.
+    """
+    if isinstance(source, Mapping):
+        raise UserError(f"ReflectiVA's data are read from one file at a time, not from the roles {', '.join(source)}")
+    seen: Counter[str] = Counter()
+    make = partial(_questions, split=split, images=images, seen=seen)
+    for found in each(read_json_array(source, reject), make, reject):
+        yield from found
+
+
+def _questions(row: Row, *, split: str, images: Images, seen: Counter[str]) -> list[Question]:
+    row.id_field = next((field for field in _IDS if row.get(field) not in (None, "")), "")
+    turns = _turns(row)
+    retrieve = _needs_retrieval(row, turns[1])
+    rounds = [_with_passage(row, turns)] if retrieve and len(turns) > 2 else _without_passage(turns)
+    row_id, image = _row_id(row), _image(row, images)
+    found = []
+    for asked, answer, meta in rounds:
+        asked = asked.replace(_IMAGE_TOKEN, " ").strip()
+        if not asked:
+            raise row.bad("conversations", "has no question in a turn of `human`", "leave the row out")
+        seen[row_id] += 1
+        found.append(
+            Question(
+                id=row_id if seen[row_id] == 1 else f"{row_id}-{seen[row_id]}",
+                image=image,
+                text=asked,
+                answers=(answer,) if answer else (),
+                answer_type="multi_answer" if "&&" in answer else "string",
+                split=split,
+                requires_retrieval=retrieve,
+                meta=meta,
+            )
+        )
+    return found
+
+
+def _row_id(row: Row) -> str:
+    value = row.get(row.id_field)
+    return str(value) if isinstance(value, int) else text(row, row.id_field or "id")
+
+
+def _turns(row: Row) -> list[str]:
+    """What is said in each turn, a turn of `human` first and one of `gpt` last."""
+    turns = rows(row, "conversations")
+    speakers = [turn.get("from") for turn in turns]
+    if not turns or speakers != ["human", "gpt"] * (len(turns) // 2):
+        problem = f"has the turns {', '.join(map(str, speakers)) or 'none'}"
+        raise row.bad("conversations", problem, "`human` and `gpt` must take turns, `human` first: leave the row out")
+    return [text(turn, "value", empty=True) for turn in turns]
+
+
+def _needs_retrieval(row: Row, reply: str) -> bool:
+    token = _RETRIEVAL.match(reply)
+    if token:
+        return not token.group(1)
+    if row.get("need_retrieval") is None:
+        fix = "download the file again, or leave the row out"
+        raise row.bad("conversations", "the first answer begins with neither [Retrieval] nor [No Retrieval]", fix)
+    return "No" not in text(row, "need_retrieval")
+
+
+def _with_passage(row: Row, turns: list[str]) -> tuple[str, str, dict[str, str]]:
+    passage, verdict = _PARAGRAPH.search(turns[2]), _RELEVANCE.match(turns[3])
+    if passage is None or verdict is None or len(turns) != 4:
+        problem = "has no <paragraph> with one [Relevant] or [No Relevant] after it"
+        raise row.bad("conversations", problem, "download the file again, or leave the row out")
+    relevance = "not_relevant" if verdict.group(1) else "relevant"
+    return turns[0], turns[3][verdict.end() :], {"passage": passage.group(1).strip(), "relevance": relevance}
+
+
+def _without_passage(turns: list[str]) -> list[tuple[str, str, dict[str, str]]]:
+    """Every round of question and answer."""
+    return [
+        (asked, _RETRIEVAL.sub("", reply, count=1), {}) for asked, reply in zip(turns[::2], turns[1::2], strict=True)
+    ]
+
+
+def _image(row: Row, images: Images) -> str:
+    """The image by its path, or, since the paths are those of the authors' machine, by its name."""
+    field = next((field for field in _IMAGES if row.get(field) not in (None, "")), "")
+    if not field:
+        return ""
+    path = text(row, field)
+    return images.find(path) or images.path(row, field, PurePosixPath(path).name)

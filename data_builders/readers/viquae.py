@@ -1,0 +1,93 @@
+"""ViQuAE: questions of TriviaQA whose entity is replaced by a picture of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import (
+    Images,
+    Reject,
+    Row,
+    each,
+    mapping,
+    read_jsonl,
+    read_parquet,
+    rows,
+    stop,
+    text,
+    texts,
+)
+
+
+def questions(
+    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+) -> Iterator[Question]:
+    """The questions of one split.
+
+    A row (`PaulLerner/viquae_dataset` on the Hub, in KILT's form) has `id`, `input` (the question),
+    `output{answer, original_answer, provenance}`, `image` (a file name, as in `512px-Jackie_Wilson.png`), `url`,
+    `wikidata_id` (what the picture shows), `kilt_id`, `original_question` and `meta`. `original_answer` is the
+    canonical answer and comes first; `answer` lists it with its aliases.
+
+    `provenance` names the articles that hold the answer and no place in them, so there is no evidence; their titles are
+    in `Question.meta["provenance"]`, joined by `|`.
+
+    Args:
+        source: `train.jsonl`, `validation.jsonl` or `test.jsonl` (`.gz` too), or the Hub's Parquet, a file or a folder.
+        split: What the questions' split is called.
+        images: The folder with the pictures.
+        reject: What to do with a bad row.
+
+    Raises:
+        UserError: The source is no path, or of another kind.
+    """
+    if isinstance(source, Mapping):
+        raise UserError(f"ViQuAE is read from one file or folder, not from the roles {', '.join(source)}")
+    make = partial(_question, split=split, images=images)
+    return each(_rows(source, reject), make, reject)
+
+
+def _rows(source: Path, reject: Reject) -> Iterator[tuple[int, Row]]:
+    if source.is_dir() or source.suffix == ".parquet":
+        return read_parquet(source, reject)
+    if source.name.removesuffix(".gz").endswith((".jsonl", ".json")):
+        return read_jsonl(source, reject)
+    raise UserError(f"{source}: ViQuAE is read from .jsonl (also `.gz`), .parquet or a folder of Parquet files")
+
+
+def _question(row: Row, *, split: str, images: Images) -> Question:
+    row.id_field = "id"
+    output = mapping(row, "output")
+    meta = {
+        "kilt_id": text(row, "kilt_id", default=""),
+        "original_question": text(row, "original_question", default=""),
+        "provenance": "|".join(_titles(output)),
+    }
+    return Question(
+        id=text(row, "id"),
+        image=images.path(row, "image", text(row, "image")),
+        text=text(row, "input"),
+        answers=_answers(output),
+        split=split,
+        requires_retrieval=True,
+        entity_ids=(text(row, "wikidata_id"),),
+        meta={name: value for name, value in meta.items() if value},
+    )
+
+
+def _answers(output: Row) -> tuple[str, ...]:
+    aliases = texts(output, "answer")
+    return tuple(dict.fromkeys((text(output, "original_answer", default=aliases[0]), *aliases)))
+
+
+def _titles(output: Row) -> tuple[str, ...]:
+    """Titles of the articles that hold the answer; each provenance is a list of one."""
+    if output.get("provenance") is None:
+        return ()
+    titles = (texts(item, "title", default=(), empty=True) for item in rows(output, "provenance"))
+    return tuple(dict.fromkeys(title for several in titles for title in several))

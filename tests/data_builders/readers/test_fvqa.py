@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.fvqa import questions
+
+
+def picture(colour: str) -> dict[str, object]:
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4), colour).save(buffer, "JPEG")
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def row(**changes: object) -> dict[str, object]:
+    return {
+        "data_id": "fvqa_train_0",
+        "prompt": [{"content": "What is the country of origin of this food?", "role": "user"}],
+        "images": [picture("red")],
+        "reward_model": {
+            "candidate_answers": json.dumps(["Kingdom of Spain", "Spain", "ES"]),
+            "ground_truth": "Spain",
+            "style": "rule",
+        },
+        "data_source": "mmsearch_r1/fvqa_train",
+        "image_urls": None,
+        "category": "search_required",
+        **changes,
+    }
+
+
+def write(path: Path, *rows: dict[str, object]) -> Path:
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def read(path: Path, tmp_path: Path, **options: object) -> list[Question]:
+    images = Images(tmp_path / "out", tmp_path / "out" / "images")
+    return list(questions(path, split="train", images=images, **options))  # type: ignore[arg-type]
+
+
+def test_the_training_file(tmp_path: Path) -> None:
+    prompt = [{"content": "Answer briefly.", "role": "system"}, {"content": "<image>\nWho is it?", "role": "user"}]
+    only_gold = {"candidate_answers": None, "ground_truth": "Ann", "style": "rule"}
+    free = row(data_id="fvqa_train_1", prompt=prompt, reward_model=only_gold, category="search_free")
+    first, second = read(write(tmp_path / "fvqa_train.parquet", row(), free), tmp_path)
+    assert first == Question(
+        id="fvqa_train_0",
+        image=first.image,
+        text="What is the country of origin of this food?",
+        answers=("Spain", "Kingdom of Spain", "ES"),
+        split="train",
+        requires_retrieval=True,
+        meta={"category": "search_required", "data_source": "mmsearch_r1/fvqa_train"},
+    )
+    assert (tmp_path / "out" / first.image).read_bytes() == picture("red")["bytes"]
+    assert (second.text, second.answers, second.requires_retrieval) == ("Who is it?", ("Ann",), False)
+
+
+def test_the_test_file_has_no_category_and_rows_without_an_id_are_numbered(tmp_path: Path) -> None:
+    rows = [row(), row(prompt=[{"content": "Which?", "role": "user"}])]
+    for one in rows:
+        del one["category"], one["data_id"]
+    found = read(write(tmp_path / "fvqa_test.parquet", *rows), tmp_path)
+    assert [(one.id, one.requires_retrieval) for one in found] == [("fvqa_test_0", None), ("fvqa_test_1", None)]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"images": []}, "field `images`: has 0 images"),
+        ({"images": [picture("red"), picture("blue")]}, "field `images`: has 2 images"),
+        ({"images": [{"bytes": b"GIF89a cut off", "path": None}]}, "field `images`: 14 bytes are no image"),
+        ({"prompt": [{"content": "Be brief.", "role": "system"}]}, "field `prompt`: has no message of the user"),
+        ({"prompt": [{"content": "<image>", "role": "user"}]}, "field `prompt`: has no question"),
+        ({"category": "search"}, "field `category`: is 'search'; it must be one of search_required, search_free"),
+        ({"reward_model": {"candidate_answers": "[]", "ground_truth": " "}}, "field `ground_truth`: is empty"),
+        ({"reward_model": {"candidate_answers": "[1", "ground_truth": "1"}}, "field `candidate_answers`: is no JSON"),
+        ({"reward_model": {"candidate_answers": "{}", "ground_truth": "1"}}, "field `candidate_answers`: is {}"),
+        ({"reward_model": "Spain"}, "field `reward_model`: is 'Spain'"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, object], problem: str) -> None:
+    path = write(tmp_path / "fvqa_train.parquet", row(data_id="fvqa_train_7", **change))
+    with pytest.raises(UserError, match=f"fvqa_train.parquet:1: id fvqa_train_7: {problem}"):
+        read(path, tmp_path)
+
+
+def test_a_bad_row_may_be_left_out(tmp_path: Path) -> None:
+    bad: list[BadRow] = []
+    path = write(tmp_path / "fvqa_train.parquet", row(images=[]), row(data_id="fvqa_train_1"))
+    assert [one.id for one in read(path, tmp_path, reject=bad.append)] == ["fvqa_train_1"]
+    assert [error.row_id for error in bad] == ["fvqa_train_0"]
+
+
+def test_a_truncated_file_and_roles_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "fvqa_train.parquet", row())
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"fvqa_train.parquet"):
+        read(path, tmp_path)
+    with pytest.raises(UserError, match="not from the roles train"):
+        list(questions({"train": path}, split="train", images=Images()))

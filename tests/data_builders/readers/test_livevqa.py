@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.livevqa import questions
+
+PREVIEW = {"sample_id": "3_1", "query": "Who founded it?", "query_image": "/image/a.jpg", "gt_answer": "Ann Lee"}
+DETAIL = {
+    "sample_id": "3_1",
+    "query": "Who founded it?",
+    "query_image": "/image/a.jpg",
+    "gt_answer": "Ann Lee",
+    "topic": "A gallery opens",
+    "context": "A long article.",
+}
+LEVEL1 = {
+    "question": "Based on the provided image, what event is taking place?",
+    "question_type": "event",
+    "options": ["A. A party convention", "B. A debate"],
+    "Ground_Truth": "B",
+    "Ground_Truth_List": ["A debate", "the debate"],
+    "img_path": "cnn_1.jpg",
+    "img_url": "https://e.org/1.jpg",
+}
+LEVEL2 = {**LEVEL1, "question": "How many jobs?", "question_type": "count", "Ground_Truth_List": ["109,000"]}
+BENCHMARK = {
+    "id": "0_20250507132827113360",
+    "img_path": "cnn_1.jpg",
+    "level1_qa": LEVEL1,
+    "level2_qa": LEVEL2,
+    "source": "CNN World",
+    "time": "2024-10-02T01:38:01.679Z",
+}
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    (folder / "image").mkdir(parents=True)
+    (folder / "2505.00049").mkdir()
+    for name in ("image/a.jpg", "cnn_1.jpg", "2505.00049/x2.jpg"):
+        Image.new("RGB", (4, 4)).save(folder / name)
+    return folder
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def read(source: Path | Mapping[str, object], images: Path, **options: object) -> list[Question]:
+    return list(questions(source, split="test", images=Images(images), **options))  # type: ignore[arg-type]
+
+
+def test_the_preview(tmp_path: Path, images: Path) -> None:
+    path = write(tmp_path / "qa.json", PREVIEW, {**PREVIEW, "sample_id": 4, "query_image": "image/a.jpg"})
+    details = write(tmp_path / "qa_detailed.json", DETAIL)
+    expected = Question("3_1", "image/a.jpg", "Who founded it?", ("Ann Lee",), split="test", requires_retrieval=True)
+    first, second = read(path, images)
+    assert first == expected
+    assert (second.id, second.image) == ("4", "image/a.jpg")
+    (first, _) = read({"questions": path, "details": details}, images)
+    assert first.meta == {"topic": "A gallery opens"}
+    (first, _) = read(path, images / "image")
+    assert first.image == "a.jpg"
+
+
+def test_a_benchmark_gives_two_questions_a_row_whose_answers_are_texts_and_not_letters(
+    tmp_path: Path, images: Path
+) -> None:
+    name = "0_20250507132827113360"
+    meta = {"source": "CNN World", "time": "2024-10-02T01:38:01.679Z"}
+    assert read(write(tmp_path / "benchmark.json", BENCHMARK), images) == [
+        Question(
+            id=f"{name}_level1",
+            image="cnn_1.jpg",
+            text="Based on the provided image, what event is taking place?",
+            answers=("A debate", "the debate"),
+            split="test",
+            requires_retrieval=True,
+            meta={"level": "1", "question_type": "event", **meta},
+        ),
+        Question(
+            id=f"{name}_level2",
+            image="cnn_1.jpg",
+            text="How many jobs?",
+            answers=("109,000",),
+            split="test",
+            requires_retrieval=True,
+            meta={"level": "2", "question_type": "count", **meta},
+        ),
+    ]
+
+
+def test_the_papers_have_no_type_and_the_videos_no_time(tmp_path: Path, images: Path) -> None:
+    bare = {key: value for key, value in LEVEL1.items() if key not in ("question_type", "img_url")}
+    row = {**BENCHMARK, "img_path": "2505.00049/x2.jpg", "level1_qa": bare, "source": "arXiv"}
+    del row["time"]
+    found = read(write(tmp_path / "benchmark.json", row), images)[0]
+    assert (found.image, found.meta) == ("2505.00049/x2.jpg", {"level": "1", "source": "arXiv"})
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({**PREVIEW, "query": None}, "id 3_1: field `query`: is null"),
+        ({**PREVIEW, "gt_answer": 5}, r"id 3_1: field `gt_answer`: is 5 \(int\)"),
+        ({**PREVIEW, "query_image": "/image/b.jpg"}, "id 3_1: field `query_image`: no image of `b.jpg`"),
+        ({**PREVIEW, "query_image": "../b.jpg"}, "id 3_1: field `query_image`: `../b.jpg` leads out of"),
+        ({**BENCHMARK, "img_path": "cnn_2.jpg"}, "field `img_path`: no image of `cnn_2.jpg`"),
+        ({**BENCHMARK, "level2_qa": None}, "field `level2_qa`: is null"),
+        ({**BENCHMARK, "level1_qa": {**LEVEL1, "Ground_Truth_List": []}}, "field `Ground_Truth_List`: is empty"),
+    ],
+)
+def test_a_bad_row_is_named_and_may_be_left_out(
+    tmp_path: Path, images: Path, row: dict[str, object], problem: str
+) -> None:
+    path = write(tmp_path / "qa.json", row, PREVIEW)
+    with pytest.raises(UserError, match=problem) as caught:
+        read(path, images)
+    assert f"{path}:1: " in str(caught.value)
+    bad: list[BadRow] = []
+    assert [found.id for found in read(path, images, reject=bad.append)] == ["3_1"]
+    assert len(bad) == 1
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path, images: Path) -> None:
+    path = write(tmp_path / "qa.json", PREVIEW)
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(UserError, match=r"qa.json"):
+        read(path, images)
+
+
+def test_roles_are_checked(tmp_path: Path, images: Path) -> None:
+    path = write(tmp_path / "qa.json", PREVIEW)
+    with pytest.raises(UserError, match="has the roles details; it takes questions and details"):
+        read({"details": path}, images)
+    with pytest.raises(UserError, match="has the roles questions, images"):
+        read({"questions": path, "images": images}, images)

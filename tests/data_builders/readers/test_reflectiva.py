@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.reflectiva import questions
+
+
+def said(*values: str) -> list[dict[str, str]]:
+    return [{"from": ("human", "gpt")[place % 2], "value": value} for place, value in enumerate(values)]
+
+
+ASKED = "<image>\nWhich place is this animal endemic to?"
+PASSAGE = "<paragraph>The giant panda lives in China.</paragraph>"
+INFOSEEK = {
+    "__key__": "infoseek_train_00000000",
+    "image": "infoseek/images/oven_01963180.jpg",
+    "conversations": said(ASKED, "[Retrieval]", PASSAGE, "[Relevant]China"),
+}
+LLAVA = {
+    "id": "000000033471",
+    "image": "coco/train2017/000000033471.jpg",
+    "conversations": said("What colour is the bus?\n<image>", "[No Retrieval] Red.", "And the sky?", "Blue."),
+}
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    for name in ("01/oven_01963180.JPEG", "coco/train2017/000000033471.jpg", "ab12.jpg"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "images" / name)
+    return tmp_path / "images"
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def read(path: Path, images: Path, **options: object) -> list[Question]:
+    return list(questions(path, split="train", images=Images(images), **options))  # type: ignore[arg-type]
+
+
+def test_a_row_with_retrieval_gives_its_passage_and_what_is_said_of_it(tmp_path: Path, images: Path) -> None:
+    other = {**INFOSEEK, "conversations": said(ASKED, "[Retrieval]", PASSAGE, "[No Relevant]")}
+    path = write(tmp_path / "train_multiturn_llava_infoseek.json", INFOSEEK, other)
+    first, second = read(path, images)
+    assert first == Question(
+        id="infoseek_train_00000000",
+        image="01/oven_01963180.JPEG",
+        text="Which place is this animal endemic to?",
+        answers=("China",),
+        split="train",
+        requires_retrieval=True,
+        meta={"passage": "The giant panda lives in China.", "relevance": "relevant"},
+    )
+    assert (second.id, second.answers) == ("infoseek_train_00000000-2", ())
+    assert second.meta["relevance"] == "not_relevant"
+
+
+def test_llavas_rows_give_a_question_a_round_that_needs_no_retrieval(tmp_path: Path, images: Path) -> None:
+    worded = {"id": "words", "conversations": said("How much is 2 + 2?", "[No Retrieval]4")}
+    path = write(tmp_path / "train_multiturn_mix.json", LLAVA, worded)
+    image = "coco/train2017/000000033471.jpg"
+    assert read(path, images) == [
+        Question("000000033471", image, "What colour is the bus?", ("Red.",), None, "string", "train", False),
+        Question("000000033471-2", image, "And the sky?", ("Blue.",), None, "string", "train", False),
+        Question("words", "", "How much is 2 + 2?", ("4",), None, "string", "train", False),
+    ]
+
+
+def test_encyclopedic_vqas_rows_have_ids_and_images_of_their_own(tmp_path: Path, images: Path) -> None:
+    turns = said("<image>\nWhere is it?", "[Retrieval]", PASSAGE, "[Relevant] China && Nepal")
+    row = {"unique_id": 17, "image_path": "/leonardo/visualRAG/a/b/ab12.jpg", "conversations": turns}
+    (found,) = read(write(tmp_path / "train_multiturn_encyclopedic.json", row), images)
+    assert (found.id, found.image, found.answers) == ("17", "ab12.jpg", ("China && Nepal",))
+    assert found.answer_type == "multi_answer"
+
+
+@pytest.mark.parametrize(("need", "retrieve"), [("[No Retrieval]", False), ("[Retrieval]", True)])
+def test_okvqas_rows_say_in_a_field_whether_to_retrieve(
+    tmp_path: Path, images: Path, need: str, retrieve: bool
+) -> None:
+    turns = said("<image>\nWhat race is it?", "marathon")
+    row = {"id": 5, "image": "ab12.jpg", "need_retrieval": need, "conversations": turns}
+    (found,) = read(write(tmp_path / "train_multiturn_okvqa.json", row), images)
+    assert found == Question(
+        "5", "ab12.jpg", "What race is it?", ("marathon",), split="train", requires_retrieval=retrieve
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"conversations": "none"}, "is 'none'"),
+        ({"conversations": []}, "has the turns none; `human` and `gpt` must take turns"),
+        ({"conversations": said(ASKED)}, "has the turns human; "),
+        ({"conversations": said("<image>", "[No Retrieval]Red.")}, "has no question in a turn"),
+        ({"conversations": said(ASKED, "China")}, "begins with neither"),
+        ({"conversations": said(ASKED, "[Retrieval]", "a passage", "[Relevant]China")}, "has no <paragraph>"),
+        ({"conversations": said(ASKED, "[Retrieval]", PASSAGE, "China")}, "has no <paragraph>"),
+        ({"conversations": said(ASKED, "[Retrieval]", PASSAGE, "[Relevant]China", "Why?", "So.")}, "no <paragraph>"),
+        ({"image": "infoseek/images/oven_9.jpg"}, "field `image`: no image of `oven_9.jpg`"),
+        ({"image": 5}, r"field `image`: is 5 \(int\)"),
+        ({"__key__": None}, "field `id`: is missing"),
+    ],
+)
+def test_a_bad_row_is_named_and_may_be_left_out(
+    tmp_path: Path, images: Path, change: dict[str, object], problem: str
+) -> None:
+    path = write(tmp_path / "train_multiturn_infoseek.json", {**INFOSEEK, **change}, LLAVA)
+    with pytest.raises(UserError, match=problem) as caught:
+        read(path, images)
+    assert f"{path}:1: " in str(caught.value)
+    bad: list[BadRow] = []
+    assert len(read(path, images, reject=bad.append)) == 2
+    assert len(bad) == 1
+
+
+def test_a_truncated_file_and_roles_are_refused(tmp_path: Path, images: Path) -> None:
+    path = write(tmp_path / "train_multiturn_infoseek.json", INFOSEEK)
+    path.write_text(path.read_text()[:-30])
+    with pytest.raises(UserError, match=r"train_multiturn_infoseek.json"):
+        read(path, images)
+    with pytest.raises(UserError, match="not from the roles infoseek"):
+        list(questions({"infoseek": path}, split="train", images=Images()))

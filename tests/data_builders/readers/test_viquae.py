@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.viquae import questions
+
+ROW = {
+    "image": "512px-Jackie_Wilson.png",
+    "input": "this singer's re-issued song helped to advertise what brand?",
+    "kilt_id": "sfq_1024",
+    "id": "a7ce2912c67127efd56ec3d9180059aa",
+    "meta": {"left_context": "", "mention": "", "right_context": "", "partial_evidence": [], "obj_surface": []},
+    "original_question": "Jackie Wilson's re-issued song helped to advertise what brand?",
+    "output": {
+        "answer": ["Levi", "Levi's", "Levis"],
+        "original_answer": "Levi's",
+        "provenance": [
+            {"title": ["Reet Petite"], "wikipedia_id": ["1234"], "bleu_score": [1.0], "start_character": [0]},
+            {"title": ["Levi Strauss & Co."], "wikipedia_id": ["99"], "bleu_score": [1.0], "start_character": [0]},
+            {"title": ["Reet Petite"], "wikipedia_id": ["1234"], "bleu_score": [1.0], "start_character": [0]},
+        ],
+    },
+    "url": "http://upload.wikimedia.org/wikipedia/commons/thumb/a/ae/Jackie_Wilson.png/512px-Jackie_Wilson.png",
+    "wikidata_id": "Q435205",
+}
+OUTPUT = {"answer": ["Levi's"], "original_answer": "Levi's", "provenance": []}
+EXPECTED = Question(
+    id="a7ce2912c67127efd56ec3d9180059aa",
+    image="512px-Jackie_Wilson.png",
+    text="this singer's re-issued song helped to advertise what brand?",
+    answers=("Levi's", "Levi", "Levis"),
+    split="test",
+    requires_retrieval=True,
+    entity_ids=("Q435205",),
+    meta={
+        "kilt_id": "sfq_1024",
+        "original_question": "Jackie Wilson's re-issued song helped to advertise what brand?",
+        "provenance": "Reet Petite|Levi Strauss & Co.",
+    },
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    Image.new("RGB", (4, 4)).save(tmp_path / "512px-Jackie_Wilson.png")
+    return tmp_path
+
+
+def jsonl(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path, folder: Path, **options: object) -> list[Question]:
+    return list(questions(path, split="test", images=Images(folder), **options))  # type: ignore[arg-type]
+
+
+def test_jsonl_and_the_hubs_parquet_say_the_same(folder: Path) -> None:
+    path = jsonl(folder / "test.jsonl", ROW)
+    (folder / "test.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    (folder / "hub").mkdir()
+    parquet = {**ROW, "meta": {"mention": ""}}
+    pq.write_table(pa.Table.from_pylist([parquet]), folder / "hub" / "test-00000-of-00001.parquet")
+    for source in (path, folder / "test.jsonl.gz", folder / "hub", folder / "hub" / "test-00000-of-00001.parquet"):
+        assert read(source, folder) == [EXPECTED]
+
+
+def test_an_answer_without_an_original_and_without_articles(folder: Path) -> None:
+    output = {"answer": ["Levi", "Levi's"], "provenance": None}
+    (found,) = read(jsonl(folder / "test.jsonl", {**ROW, "output": output}), folder)
+    assert found.answers == ("Levi", "Levi's")
+    assert "provenance" not in found.meta
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"input": ""}, "field `input`: is empty"),
+        ({"output": [OUTPUT]}, "field `output`"),
+        ({"output": {**OUTPUT, "answer": []}}, "field `answer`: is empty"),
+        ({"output": {**OUTPUT, "original_answer": 5}}, r"field `original_answer`: is 5 \(int\)"),
+        ({"output": {**OUTPUT, "provenance": "Reet Petite"}}, "field `provenance`"),
+        ({"wikidata_id": None}, "field `wikidata_id`: is null"),
+        ({"image": "512px-Other.png"}, "field `image`: no image of `512px-Other.png`"),
+        ({"image": "../1.png"}, "field `image`: `../1.png` leads out of"),
+    ],
+)
+def test_a_bad_row_is_named(folder: Path, change: dict[str, object], problem: str) -> None:
+    path = jsonl(folder / "test.jsonl", ROW, {**ROW, **change})
+    with pytest.raises(UserError, match=f"test.jsonl:2: id a7ce2912c67127efd56ec3d9180059aa: {problem}"):
+        read(path, folder)
+
+
+def test_a_truncated_line_may_be_left_out(folder: Path) -> None:
+    path = folder / "test.jsonl"
+    path.write_text(json.dumps(ROW)[:200] + "\n" + json.dumps(ROW) + "\n")
+    with pytest.raises(UserError, match=r"test.jsonl:1: "):
+        read(path, folder)
+    bad: list[BadRow] = []
+    assert read(path, folder, reject=bad.append) == [EXPECTED]
+    assert [error.line for error in bad] == [1]
+
+
+def test_other_sources_are_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"ViQuAE is read from .jsonl"):
+        read(folder / "test.csv", folder)
+    with pytest.raises(UserError, match="not from the roles test"):
+        list(questions({"test": folder}, split="test", images=Images(folder)))
