@@ -1,6 +1,6 @@
 """Speed and memory of the data code, on generated files of the public sets' shape.
 
-    python benchmarks/data.py --folder /tmp/data_benchmark [--articles 50000]
+    python benchmarks/data.py --folder /tmp/data_benchmark [--articles 50000] [--questions 1000000]
 
 Each knowledge base is converted at two sizes, four times apart. Memory is that of the whole process tree, sampled
 every 50 ms. Nothing is downloaded; what is generated stays in the folder, and is used again.
@@ -23,7 +23,7 @@ import psutil
 
 from reflectune.core.types import Entry
 from reflectune.data_builders.readers.base import Images
-from reflectune.data_builders.readers.registry import knowledge_reader
+from reflectune.data_builders.readers.registry import knowledge_reader, question_reader
 from reflectune.retrieval.passages import Cut, split_passages
 
 WORDS = [f"w{i}" * (1 + i % 3) for i in range(4000)]
@@ -35,13 +35,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--articles", type=int, default=50_000)
+    parser.add_argument("--questions", type=int, default=1_000_000)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     print("| what | size | seconds | rate | memory |\n|---|---|---|---|---|", flush=True)
+    infoseek(arguments.folder, arguments.questions)
     for reader in ("wiki6m", "evqa"):
         for times in (1, 4):
             conversion(arguments.folder, reader, times * arguments.articles)
     passages(arguments.folder, arguments.articles)
+
+
+def infoseek(folder: Path, count: int) -> None:
+    """Rows of InfoSeek read, joined with their entities and validated in this process."""
+    files = {name: folder / f"infoseek_{count}_{name}.jsonl" for name in ("annotations", "withkb")}
+    generate(files["annotations"], lambda: (json.dumps(question_row(i)) for i in range(count)))
+    generate(files["withkb"], lambda: (json.dumps(entity_row(i)) for i in range(count)))
+    start = time.perf_counter()
+    rows = sum(1 for _ in question_reader("infoseek")(files, split="train", images=Images(None)))
+    seconds = time.perf_counter() - start
+    if rows != count:
+        raise RuntimeError(f"{rows} of {count} rows of InfoSeek were good")
+    show("InfoSeek read, one core", files["annotations"], seconds, f"{rows / seconds:,.0f} rows/s", 0)
 
 
 def conversion(folder: Path, reader: str, count: int) -> None:
@@ -89,6 +104,36 @@ def generate(path: Path, lines: Callable[[], Iterator[str]]) -> None:
         for line in lines():
             file.write(line + "\n")
     partial.replace(path)
+
+
+QUESTIONS = (
+    ("Which place is this animal endemic to?", ["People's Republic of China", "cn", "China", "Mainland China",
+     "China PR", "PR China", "CHN", "CN", "PRC"]),
+    ("What is the date this aircraft took the first flight?", ["1981 September 26", "26 September 1981", "1981-09-26"]),
+    ("What is the closest upper taxonomy of this bird?", ["Pavonini"]),
+    ("Which city or region does this building locate in?", ["Provence-Alpes-Côte d'Azur", "PACA", "Sud", "Région Sud"]),
+)  # fmt: skip
+"""Texts, dates and names with their other spellings; each fifth question asks for a number."""
+
+
+def question_row(i: int) -> dict[str, object]:
+    question, accepted = QUESTIONS[i % len(QUESTIONS)]
+    numerical = i % 5 == 0
+    size = float(i % 900 + 1)
+    return {
+        "data_id": f"infoseek_train_{i:08d}",
+        "image_id": f"oven_{i // 2:08d}",
+        "question": "What is the length of this bird in centimetre?" if numerical else question,
+        "answer": [str(size)] if numerical else accepted[:1],
+        "answer_eval": [{"wikidata": size, "range": [0.9 * size, 1.1 * size]}] if numerical else accepted,
+        "data_split": "train",
+    }
+
+
+def entity_row(i: int) -> dict[str, str]:
+    """The entity of a question; there are about 6,000 in the training data."""
+    entity = i * 7 % 6000
+    return {"data_id": f"infoseek_train_{i:08d}", "entity_id": f"Q{entity}", "entity_text": f"Entity {entity}"}
 
 
 def wiki6m_lines(count: int) -> Iterator[str]:

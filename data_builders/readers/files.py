@@ -97,9 +97,7 @@ def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> 
             raise _damaged(path, number, error) from error
     if not number and not _has_array(path, prefix):
         where = "it is" if prefix == "item" else f"its field `{prefix.removesuffix('.item')}` is"
-        raise UserError(
-            f"{path}: {where} no JSON array; is it the published file?"
-        )
+        raise UserError(f"{path}: {where} no JSON array; is it the published file?")
 
 
 def _has_array(path: Path, prefix: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,17 +14,15 @@ from reflectune.data_builders.readers.base import (
     Reject,
     Row,
     each,
-    mapping,
     one_of,
     read_parquet,
     rows,
     stop,
     text,
-    texts,
 )
+from reflectune.data_builders.readers.mmsearch_r1 import answers, asked, row_id
 
 _RETRIEVAL = {"search_required": True, "search_free": False, "": None}
-_IMAGE_TOKEN = "<image>"
 
 
 def questions(
@@ -58,29 +55,17 @@ def questions(
 
 def _question(row: Row, *, split: str, images: Images) -> Question:
     row.id_field = "data_id"
-    reward = mapping(row, "reward_model")
     category = one_of(row, "category", tuple(filter(None, _RETRIEVAL)), default="")
     meta = {"category": category, "data_source": text(row, "data_source", default="")}
     return Question(
-        id=text(row, "data_id", default=f"{Path(row.file).stem}_{row.line - 1}"),
+        id=row_id(row),
         image=images.keep(row, "images", _only_image(row)),
-        text=_asked(row),
-        answers=tuple(dict.fromkeys((text(reward, "ground_truth"), *_candidates(reward)))),
+        text=asked(row),
+        answers=answers(row),
         split=split,
         requires_retrieval=_RETRIEVAL[category],
         meta={name: value for name, value in meta.items() if value},
     )
-
-
-def _asked(row: Row) -> str:
-    """What the user's first message says."""
-    message = next((message for message in rows(row, "prompt") if message.get("role") == "user"), None)
-    if message is None:
-        raise row.bad("prompt", "has no message of the user", "give it one, or leave the row out")
-    asked = text(message, "content").replace(_IMAGE_TOKEN, " ").strip()
-    if not asked:
-        raise row.bad("prompt", "has no question", "give it one, or leave the row out")
-    return asked
 
 
 def _only_image(row: Row) -> Row:
@@ -88,15 +73,3 @@ def _only_image(row: Row) -> Row:
     if len(found) != 1:
         raise row.bad("images", f"has {len(found)} images", "a question has one image: leave the row out")
     return found[0]
-
-
-def _candidates(reward: Row) -> tuple[str, ...]:
-    """The answers that are accepted besides the canonical one."""
-    value = reward.get("candidate_answers")
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else []
-        except json.JSONDecodeError as error:
-            raise reward.bad("candidate_answers", f"is no JSON ({error})", "it should be the text of a list") from error
-    listed = Row({**reward, "candidate_answers": value}, reward.file, reward.line)
-    return texts(listed, "candidate_answers", default=(), empty=True)

@@ -15,9 +15,18 @@ from reflectune.core.types import Entry, Question
 from reflectune.data_builders.readers.base import Images, Row, RowSource
 
 QUESTIONS: Mapping[str, str] = {
+    "aokvqa": "aokvqa",
+    "evqa": "evqa",
     "fvqa": "fvqa",
+    "hotpotqa": "hotpotqa",
+    "infoseek": "infoseek",
+    "infoseek_human": "infoseek_human",
     "livevqa": "livevqa",
+    "llava_instruct": "llava_instruct",
+    "m2kr": "m2kr",
     "mmsearch": "mmsearch",
+    "nq": "nq",
+    "okvqa": "okvqa",
     "own": "own_questions",
     "reflectiva": "reflectiva",
     "viquae": "viquae",
@@ -27,7 +36,9 @@ QUESTIONS: Mapping[str, str] = {
 KNOWLEDGE: Mapping[str, str] = {
     "echosight_100k": "evqa_kb",
     "evqa": "evqa_kb",
+    "hotpotqa": "hotpotqa",
     "m2kr": "m2kr_passages",
+    "nq": "nq",
     "own": "own_knowledge",
     "own_folder": "own_folder",
     "reflectiva_100k": "reflectiva_kb",

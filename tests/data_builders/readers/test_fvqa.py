@@ -80,7 +80,7 @@ def test_the_test_file_has_no_category_and_rows_without_an_id_are_numbered(tmp_p
         ({"images": []}, "field `images`: has 0 images"),
         ({"images": [picture("red"), picture("blue")]}, "field `images`: has 2 images"),
         ({"images": [{"bytes": b"GIF89a cut off", "path": None}]}, "field `images`: 14 bytes are no image"),
-        ({"prompt": [{"content": "Be brief.", "role": "system"}]}, "field `prompt`: has no message of the user"),
+        ({"prompt": [{"content": "Be brief.", "role": "system"}]}, "field `prompt`: has no question of the user"),
         ({"prompt": [{"content": "<image>", "role": "user"}]}, "field `prompt`: has no question"),
         ({"category": "search"}, "field `category`: is 'search'; it must be one of search_required, search_free"),
         ({"reward_model": {"candidate_answers": "[]", "ground_truth": " "}}, "field `ground_truth`: is empty"),

@@ -1,0 +1,87 @@
+"""A-OKVQA: questions about COCO's pictures that need common sense or knowledge, with ten answers and four choices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import (
+    Images,
+    Reject,
+    Row,
+    each,
+    flag,
+    integer,
+    read_json_array,
+    stop,
+    text,
+    texts,
+)
+
+
+def questions(
+    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+) -> Iterator[Question]:
+    """The questions of one file of the release, `aokvqa_v1p0_{train,val,test}.json`.
+
+    A JSON array of `{split, image_id, question_id, question, choices, correct_choice_idx, direct_answers,
+    difficult_direct_answer, rationales}`; in the test file there are no `correct_choice_idx`, `direct_answers` and
+    `rationales`, so its questions have no answers.
+
+    All ten direct answers are kept, as often as they were given, the most frequent one first. `Question.meta` has the
+    `choices` (one a line), the `correct_choice`, the `rationale` (the first of three), and `difficult_direct_answer`
+    (the direct answers are not to be scored where it is true). Whether a question needs retrieval the set does not say.
+
+    Args:
+        source: The file.
+        split: What the questions' split is called.
+        images: The folder with COCO's pictures of 2017, `{image_id, twelve digits}.jpg`, or with the folders
+            `train2017`, `val2017` and `test2017`.
+        reject: What to do with a bad row.
+
+    Raises:
+        UserError: The source is no path, or the file is missing or damaged.
+    """
+    if isinstance(source, Mapping):
+        raise UserError(f"A-OKVQA is read from one file for a split, not from the roles {', '.join(source)}")
+    return each(read_json_array(source, reject), partial(_question, split=split, images=images), reject)
+
+
+def _question(row: Row, *, split: str, images: Images) -> Question:
+    answers = _list(row, "direct_answers")
+    counts = Counter(answers)
+    return Question(
+        id=text(row, "question_id"),
+        image=images.path(row, "image_id", f"{integer(row, 'image_id'):012d}"),
+        text=text(row, "question"),
+        answers=tuple(sorted(answers, key=lambda answer: -counts[answer])),
+        split=split,
+        meta=_meta(row),
+    )
+
+
+def _meta(row: Row) -> dict[str, str]:
+    choices, rationales = texts(row, "choices"), _list(row, "rationales")
+    meta = {"choices": "\n".join(choices)}
+    if row.get("correct_choice_idx") is not None:
+        correct = integer(row, "correct_choice_idx")
+        if not 0 <= correct < len(choices):
+            raise row.bad("correct_choice_idx", f"is {correct} of {len(choices)} choices", "download the file again")
+        meta["correct_choice"] = choices[correct]
+    if rationales:
+        meta["rationale"] = rationales[0]
+    if row.get("difficult_direct_answer") is not None:
+        meta["difficult_direct_answer"] = str(flag(row, "difficult_direct_answer")).lower()
+    return meta
+
+
+def _list(row: Row, field: str) -> tuple[str, ...]:
+    """A list that the test file lacks; one text alone is a mistake here."""
+    if isinstance(row.get(field), str):
+        raise row.bad(field, "is a text", "it should be a list of texts")
+    return texts(row, field, default=())

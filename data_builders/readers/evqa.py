@@ -1,0 +1,179 @@
+"""Encyclopedic-VQA: questions about iNaturalist's species and GLDv2's landmarks, with the section that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Evidence, Question
+from reflectune.data_builders.readers.base import (
+    BadRow,
+    Images,
+    MissingImage,
+    Reject,
+    Row,
+    each,
+    integer,
+    one_of,
+    read_csv,
+    read_json_array,
+    stop,
+    text,
+)
+
+ROLES = ("questions", "inaturalist")
+_TYPES = ("templated", "automatic", "multi_answer", "2_hop")
+_DATASETS = ("inaturalist", "landmarks")
+_SEPARATOR = "|"
+_CARRIED = ("question_type", "dataset_name", "dataset_category_id", "question_original", "wikipedia_url_used_in_train")
+
+
+def questions(
+    source: Path | Mapping[str, Any],
+    *,
+    split: str,
+    images: Images,
+    reject: Reject = stop,
+    images_per_question: int = 1,
+) -> Iterator[Question]:
+    """The questions of one split, in the order of the CSV file.
+
+    `{train,val,test}.csv` of google-research/encyclopedic_vqa has a header and the columns `question`, `answer`,
+    `dataset_image_ids`, `dataset_name` (`inaturalist`, `landmarks`), `dataset_category_id`, `question_type`
+    (`templated`, `automatic`, `multi_answer`, `2_hop`), `wikipedia_url`, `wikipedia_title`, `evidence`,
+    `evidence_section_id`, `evidence_section_title`, `encyclopedic_vqa_split`, `question_original` and
+    `wikipedia_url_used_in_train`. A `|` stands between the answers, between up to five image ids, and, for `2_hop`,
+    between the two URLs and the two sections. Of `multi_answer` each answer is a list with `&&` between its items.
+
+    A row has no id: the n-th record, from 0, is `evqa_<split>_<n, eight digits>`, and n stands in
+    `Question.meta["row"]` (EchoSight calls it `E-VQA_n`). Entities are called by their URLs,
+    as the knowledge base calls its articles.
+
+    An image of `landmarks` is found by its id, one of `inaturalist` by the file name that iNaturalist 2021's own json
+    has for its number: `images[{id, file_name}]`. For train that is `train.json`, for val and test `val.json`.
+
+    Args:
+        source: The CSV file, or a mapping of the roles `questions` (it) and `inaturalist` (that json) to files.
+        split: What the questions' split is called.
+        images: A folder that has both sets of images: `inaturalist/{train,val}/…` and `landmarks/0/1/2/….jpg`.
+        reject: What to do with a bad row.
+        images_per_question: Up to so many images of a row, each a question of its own; those after the first get `-2`,
+            `-3`, … after their ids. The official scores are over the first.
+
+    Raises:
+        UserError: A role is unknown, there are no questions, `inaturalist` is needed and not given, or has no `images`.
+    """
+    if images_per_question < 1:
+        raise UserError(f"`images_per_question` is {images_per_question}; it must be 1 or more")
+    files = _files(source)
+    names = _file_names(files, images_per_question) if images.root is not None else {}
+    make = partial(_questions, split=split, images=images, names=names, count=images_per_question)
+    for found in each(_numbered(files["questions"], reject), make, reject):
+        yield from found
+
+
+def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:
+    if not isinstance(source, Mapping):
+        return {"questions": source}
+    if "questions" not in source or not set(source) <= set(ROLES):
+        found = ", ".join(map(str, source)) or "none"
+        raise UserError(f"Encyclopedic-VQA's roles are {', '.join(ROLES)}, and questions is needed; found {found}")
+    return {role: Path(path) for role, path in source.items()}
+
+
+def _numbered(path: Path, reject: Reject) -> Iterator[tuple[int, Row]]:
+    """The records with their numbers as the field `row`; one that is left out has a number too."""
+    dropped = 0
+
+    def drop(error: BadRow) -> None:
+        nonlocal dropped
+        dropped += 1
+        reject(error)
+
+    for number, (line, row) in enumerate(read_csv(path, drop)):
+        row["row"] = number + dropped
+        yield line, row
+
+
+def _file_names(files: Mapping[str, Path], count: int) -> dict[str, str]:
+    """The file name of each image of iNaturalist that the questions name; the others' would take 600 MB."""
+    rows = (row for _, row in read_csv(files["questions"], lambda error: None))
+    wanted = {found for row in rows if row.get("dataset_name") == "inaturalist" for found in _image_ids(row)[:count]}
+    if not wanted:
+        return {}
+    if "inaturalist" not in files:
+        raise UserError(
+            f"{files['questions']} names images of iNaturalist 2021 by number; give their file names as the role "
+            "`inaturalist`: iNaturalist's train.json for train, val.json for val and test"
+        )
+    names = {}
+    for _, image in read_json_array(files["inaturalist"], prefix="images.item"):
+        if (number := str(integer(image, "id"))) in wanted:
+            names[number] = text(image, "file_name")
+    return names
+
+
+def _questions(row: Row, *, split: str, images: Images, names: Mapping[str, str], count: int) -> list[Question]:
+    row["id"], row.id_field = f"evqa_{split}_{row['row']:08d}", "id"
+    kind = one_of(row, "question_type", _TYPES)
+    image_ids = _image_ids(row)[:count]
+    if not image_ids:
+        raise row.bad("dataset_image_ids", "is empty", "a question has an image: leave the row out")
+    entities = tuple(_parts(text(row, "wikipedia_url"))) if kind == "2_hop" else (text(row, "wikipedia_url"),)
+    meta = {name: value for name in _CARRIED if (value := text(row, name, default=""))}
+    common: dict[str, Any] = {
+        "text": text(row, "question"),
+        "answers": tuple(answer for answer in text(row, "answer").split(_SEPARATOR) if answer.strip()),
+        "answer_type": "multi_answer" if kind == "multi_answer" else "string",
+        "split": split,
+        "requires_retrieval": True,
+        "entity_ids": entities,
+        "evidence": _evidence(row, entities),
+        "meta": {"row": str(row["row"]), **meta, **({"two_hop": "yes"} if kind == "2_hop" else {})},
+    }
+    return [
+        Question(id=row.id if number == 1 else f"{row.id}-{number}", image=_image(row, found, images, names), **common)
+        for number, found in enumerate(image_ids, 1)
+    ]
+
+
+def _image(row: Row, image_id: str, images: Images, names: Mapping[str, str]) -> str:
+    if images.root is None:
+        return ""
+    if one_of(row, "dataset_name", _DATASETS) == "landmarks":
+        return images.find(_landmark(image_id)) or images.path(row, "dataset_image_ids", image_id)
+    if image_id not in names:
+        problem = f"image {image_id} is not in the json of iNaturalist"
+        fix = "train has its images in iNaturalist's train.json, val and test in val.json"
+        raise MissingImage(row.file, row.line, row.id, "dataset_image_ids", problem, fix)
+    path = f"inaturalist/{names[image_id]}"
+    return images.find(path) or images.path(row, "dataset_image_ids", names[image_id])
+
+
+def _landmark(image_id: str) -> str:
+    return f"landmarks/{'/'.join(image_id[:3])}/{image_id}.jpg"
+
+
+def _evidence(row: Row, entities: tuple[str, ...]) -> tuple[Evidence, ...]:
+    """The sections that answer: one of each article, where the row says which."""
+    said = text(row, "evidence_section_id", default="")
+    if not said:
+        return ()
+    parts = [part.strip() for part in said.split(_SEPARATOR)]
+    if len(parts) != len(entities):
+        problem = f"is {said!r} for {len(entities)} articles"
+        raise row.bad("evidence_section_id", problem, "it should have a section for each URL: download the file again")
+    sections = (Row({"id": row.id, "evidence_section_id": part}, row.file, row.line) for part in parts)
+    found = [integer(section, "evidence_section_id", default=-1) for section in sections]
+    return tuple(Evidence(entity, index) for entity, index in zip(entities, found, strict=True) if index >= 0)
+
+
+def _image_ids(row: Row) -> list[str]:
+    return _parts(row.get("dataset_image_ids") or "")
+
+
+def _parts(joined: str) -> list[str]:
+    return [part.strip() for part in joined.split(_SEPARATOR) if part.strip()]

@@ -1,0 +1,127 @@
+"""HotpotQA: questions over two Wikipedia articles, with the sentences that support the answer, and those articles.
+
+The paragraphs that come with the questions are the set's knowledge base: an entry for each title, with one section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.data_builders.readers.base import (
+    BadRow,
+    Images,
+    Reject,
+    Row,
+    each,
+    mapping,
+    read_json_array,
+    read_parquet,
+    stop,
+    text,
+    texts,
+)
+
+
+def questions(
+    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+) -> Iterator[Question]:
+    """The questions, without images, from one of two layouts:
+
+    - the authors' JSON arrays (`hotpot_train_v1.1.json`, `hotpot_dev_{distractor,fullwiki}_v1.json`) of `{_id,
+      question, answer, supporting_facts[[title, sentence]], context[[title, [sentence, …]]], type, level}`; the test
+      file has no answers and no supporting facts;
+    - Parquet files from the Hub (`hotpotqa/hotpot_qa`): `{id, question, answer, type, level, supporting_facts{title,
+      sent_id}, context{title, sentences}}`.
+
+    The titles of the supporting facts, each once and in order, are the entries of a question and its evidence; in the
+    fullwiki file the context may lack them. `Question.meta` has `type` (`bridge` or `comparison`) and `level`.
+
+    Args:
+        source: A JSON file, a Parquet file, or a folder of Parquet files.
+        split: What the questions' split is called.
+        images: Not used: the questions have none.
+        reject: What to do with a bad row.
+
+    Raises:
+        UserError: The source is no path, or the file is missing or damaged.
+    """
+    if isinstance(source, Mapping):
+        raise UserError(f"HotpotQA is read from one path for a split, not from the roles {', '.join(source)}")
+    return each(_rows(source, reject), partial(_question, split=split), reject)
+
+
+def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+    """The paragraphs of the same files, `{title, sentences}`, each title once: the first time that it comes."""
+    seen: set[str] = set()
+    for number, row in _rows(path, reject):
+        try:
+            paragraphs = _pairs(row, "context", "sentences")
+        except BadRow as error:
+            reject(error)
+            continue
+        for title, sentences in paragraphs:
+            if title not in seen:
+                seen.add(title)
+                yield number, Row({"title": title, "sentences": sentences}, row.file, number, "title")
+
+
+def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+    """The articles, each called by its title, without images (`images` is not used).
+
+    Args:
+        source: As that of `questions`.
+        images: Not used: the articles have none.
+        reject: What to do with a bad row.
+    """
+    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+
+
+def entry(row: Row, images: Images) -> Entry:
+    """One paragraph; it is the article's summary too."""
+    title, paragraph = text(row, "title"), " ".join(texts(row, "sentences", empty=True))
+    return Entry(id=title, title=title, summary=paragraph, sections=(Section(title, paragraph),))
+
+
+def _rows(path: Path, reject: Reject) -> Iterator[tuple[int, Row]]:
+    parquet = path.is_dir() or path.suffix == ".parquet"
+    return (read_parquet if parquet else read_json_array)(path, reject)
+
+
+def _question(row: Row, *, split: str) -> Question:
+    facts = _pairs(row, "supporting_facts", "sent_id") if row.get("supporting_facts") is not None else []
+    titles = tuple(dict.fromkeys(title for title, _ in facts))
+    answer = text(row, "answer", default="")
+    return Question(
+        id=text(row, "_id" if "_id" in row else "id"),
+        image="",
+        text=text(row, "question"),
+        answers=(answer,) if answer else (),
+        split=split,
+        requires_retrieval=True,
+        entity_ids=titles,
+        evidence=tuple(Evidence(title, 0) for title in titles),
+        meta={name: text(row, name) for name in ("type", "level") if row.get(name)},
+    )
+
+
+def _pairs(row: Row, field: str, second: str) -> list[tuple[str, Any]]:
+    """Titles, each with what belongs to it: a list of pairs, or on the Hub an object of two lists."""
+    value = row.get(field)
+    if isinstance(value, dict):
+        lists = mapping(row, field)
+        titles, others = lists.get("title"), lists.get(second)
+        same = isinstance(titles, list) and isinstance(others, list) and len(titles) == len(others)
+        value = list(zip(titles or (), others or (), strict=True)) if same else None
+    if not isinstance(value, list) or not all(_is_pair(pair) for pair in value):
+        problem = "is missing" if field not in row else "is no list of titles with what belongs to each"
+        raise row.bad(field, problem, f"it should be [[title, {second}], …]: download the file again")
+    return [(pair[0].strip(), pair[1]) for pair in value]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str) and bool(value[0].strip())

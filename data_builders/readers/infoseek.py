@@ -1,0 +1,199 @@
+"""InfoSeek: questions about Wikidata facts of the entity that a picture of OVEN shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import AnswerType, Question
+from reflectune.data_builders.readers.base import (
+    BadRow,
+    Images,
+    Reject,
+    Row,
+    each,
+    number,
+    read_jsonl,
+    stop,
+    text,
+    texts,
+)
+
+ROLES = ("annotations", "withkb", "qtype")
+_KINDS: Mapping[str, AnswerType] = {"string": "string", "time": "time", "numerical": "numerical"}
+_HALF = re.compile(r"unseen_(?:question|entity)$")
+_MONTH = "(?:January|February|March|April|May|June|July|August|September|October|November|December)"
+_TIME = re.compile(
+    rf"(?=.*\d)(?:c(?:irca|a?\.) ?)?(?:[-+]?\d{{3,4}}(?:-\d\d?(?:-\d\d?)?)?s?|\d{{1,2}}(?:st|nd|rd|th) century"
+    rf"|(?:\d{{1,4}} )?{_MONTH}(?: \d{{1,2}})?(?:,? \d{{3,4}})?)(?: (?:BCE?|CE|AD))?",
+    re.IGNORECASE,
+)
+
+
+def questions(
+    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+) -> Iterator[Question]:
+    """The questions of one split, in the order of the annotations.
+
+    From github.com/open-vision-language/infoseek, each file JSONL (`.gz` too), joined on `data_id`:
+
+    - `annotations` (`infoseek_{train,val,test,human}.jsonl`): `data_id`, `image_id`, `question`, `answer`,
+      `answer_eval`, `data_split`. `answer_eval` is a list of texts or, for a number, `{"wikidata", "range": [low,
+      high]}`, alone or in a list. The released test and human files have neither answers nor entities.
+    - `withkb` (`infoseek_{train,val}_withkb.jsonl`): `data_id`, `entity_id` (as in Wiki6M), `entity_text`.
+    - `qtype` (`infoseek_val_qtype.jsonl`): `data_id`, `question_type`: `String`, `Time` or `Numerical`.
+
+    Without `qtype` the type is derived: `numerical` where there is a range, `time` where the canonical answer reads as
+    a date or a year, else `string`. The official scores of `time` and `string` are computed alike.
+
+    The answers are those of `answer_eval`, `answer[0]` first if it is among them: the official score takes no other. A
+    range stands as the file has it, since the official score does not put its ends in order. A row whose `data_split`
+    ends in `unseen_question` or `unseen_entity` gets that after the name of the split.
+
+    Args:
+        source: The annotations, or a mapping of the roles `annotations`, `withkb`, `qtype` to files; the last two may
+            be left out.
+        split: What the questions' split is called.
+        images: The folder of OVEN's images.
+        reject: What to do with a bad row.
+
+    Raises:
+        UserError: A role is unknown, or there are no annotations.
+    """
+    files = _files(source)
+    entities, names = _entities(files["withkb"], reject) if "withkb" in files else (None, {})
+    kinds = _by_id(files["qtype"], "question_type", _kind, reject) if "qtype" in files else None
+    make = partial(_question, split=split, images=images, entities=entities, names=names, kinds=kinds)
+    return each(read_jsonl(files["annotations"], reject), make, reject)
+
+
+def derived_kind(answer: str) -> AnswerType:
+    """`time` if an answer without a range reads as a date, a year, a decade or a century, else `string`."""
+    return "time" if _TIME.fullmatch(answer) else "string"
+
+
+def split_of(row: Row, split: str) -> str:
+    """The split, with the half of InfoSeek's validation data that the row's `data_split` ends in, if any."""
+    half = _HALF.search(text(row, "data_split", default=""))
+    return f"{split}_{half[0]}" if half and not split.endswith(half[0]) else split
+
+
+def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:
+    if not isinstance(source, Mapping):
+        return {"annotations": source}
+    if "annotations" not in source or not set(source) <= set(ROLES):
+        found = ", ".join(map(str, source)) or "none"
+        raise UserError(f"InfoSeek's roles are {', '.join(ROLES)}, and annotations is needed; found {found}")
+    return {role: Path(path) for role, path in source.items()}
+
+
+def _entities(path: Path, reject: Reject) -> tuple[dict[str, str], dict[str, str]]:
+    """The entity of each `data_id`, and the name of each entity; an entity's id is kept once."""
+    names: dict[str, str] = {}
+    shared: dict[str, str] = {}
+
+    def take(row: Row) -> str:
+        entity = text(row, "entity_id")
+        names.setdefault(entity, text(row, "entity_text", default=""))
+        return shared.setdefault(entity, entity)
+
+    return _by_id(path, "entity_id", take, reject), names
+
+
+def _kind(row: Row) -> AnswerType:
+    said = text(row, "question_type")
+    if said.lower() not in _KINDS:
+        raise row.bad("question_type", f"is {said!r}", "it must be String, Time or Numerical")
+    return _KINDS[said.lower()]
+
+
+def _by_id(path: Path, field: str, take: Callable[[Row], Any], reject: Reject) -> dict[str, Any]:
+    """What `take` finds in each row of a file, by `data_id`."""
+    found: dict[str, Any] = {}
+    for _, row in read_jsonl(path, reject):
+        try:
+            data_id, value = text(row, "data_id"), take(row)
+            if found.setdefault(data_id, value) != value:
+                problem = f"is {value!r}, and {found[data_id]!r} in an earlier row of this id"
+                raise row.bad(field, problem, "keep one of the two rows")
+        except BadRow as error:
+            reject(error)
+    return found
+
+
+def _question(
+    row: Row,
+    *,
+    split: str,
+    images: Images,
+    entities: Mapping[str, str] | None,
+    names: Mapping[str, str],
+    kinds: Mapping[str, AnswerType] | None,
+) -> Question:
+    data_id = text(row, "data_id")
+    entity = _joined(row, data_id, entities, "withkb") if entities is not None else ""
+    kind = _joined(row, data_id, kinds, "qtype") if kinds is not None else None
+    answers, limits = _answers(row)
+    if kind is None:
+        kind = "numerical" if limits else derived_kind(answers[0]) if answers else "string"
+    elif answers and (kind == "numerical") != (limits is not None):
+        problem = f"has {'a' if limits else 'no'} range, and the qtype file says {kind}"
+        raise row.bad("answer_eval", problem, "the two files must be of one release")
+    name = names.get(entity)
+    return Question(
+        id=data_id,
+        image=images.path(row, "image_id", text(row, "image_id")),
+        text=text(row, "question"),
+        answers=answers,
+        range=limits,
+        answer_type=kind,
+        split=split_of(row, split),
+        requires_retrieval=True,
+        entity_ids=(entity,) if entity else (),
+        meta={"entity_text": name} if name else {},
+    )
+
+
+def _joined(row: Row, data_id: str, found: Mapping[str, Any], role: str) -> Any:
+    value = found.get(data_id)
+    if value is None:
+        raise row.bad("data_id", f"is not in the {role} file", f"give the {role} file of this split, or none")
+    return value
+
+
+def _answers(row: Row) -> tuple[tuple[str, ...], tuple[float, float] | None]:
+    """The answers, the canonical one first, and the range of a number; nothing if the row has neither field."""
+    accepted, canonical = row.get("answer_eval"), _listed(row, "answer")[:1]
+    if isinstance(accepted, list) and accepted and isinstance(accepted[0], dict):
+        accepted = accepted[0]
+    if isinstance(accepted, dict):
+        found = Row(accepted, row.file, row.line)
+        found.setdefault("id", row.get("data_id"))
+        return tuple(canonical) or (f"{number(found, 'wikidata'):g}",), _range(found)
+    if accepted is None and row.get("answer") is None:
+        return (), None
+    listed = _listed(row, "answer_eval") or texts(row, "answer_eval")
+    return tuple(dict.fromkeys([*(text for text in canonical if text in listed), *listed])), None
+
+
+def _listed(row: Row, field: str) -> list[str]:
+    """A list of texts as `texts` gives it, faster, since there are a million rows."""
+    value = row.get(field)
+    if type(value) is list:
+        try:
+            return [item for item in map(str.strip, value) if item]
+        except TypeError:
+            pass  # `texts` says what is wrong
+    return list(texts(row, field, default=(), empty=True))
+
+
+def _range(row: Row) -> tuple[float, float]:
+    ends = row.get("range")
+    if not isinstance(ends, list) or len(ends) != 2:
+        raise row.bad("range", f"is {ends!r}", "it should be the lowest and the highest accepted number")
+    low, high = (number(Row({"id": row["id"], "range": end}, row.file, row.line), "range") for end in ends)
+    return low, high

@@ -1,0 +1,113 @@
+"""LLaVA-Instruct: conversations about pictures, read as visual-dependent questions, which need no retrieval."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import (
+    Images,
+    Reject,
+    Row,
+    each,
+    one_of,
+    read_json_array,
+    rows,
+    stop,
+    text,
+)
+
+_IMAGE_TOKEN = "<image>"
+
+
+def questions(
+    source: Path | Mapping[str, Any],
+    *,
+    split: str,
+    images: Images,
+    reject: Reject = stop,
+    max_answer_words: int = 0,
+    max_turns: int = 0,
+    text_only: bool = False,
+) -> Iterator[Question]:
+    """The questions of `llava_instruct_150k.json` (liuhaotian/LLaVA-Instruct-150K) or `llava_v1_5_mix665k.json`.
+
+    A JSON array of `{id, image, conversations[{from, value}]}`, where `from` is `human` or `gpt` (in some rows without
+    a picture also `system`). Each turn of `human` with one of `gpt` after it is a question, called `<id>#<turn>`,
+    turns counted from 0. Ids repeat in both files: the second row of an id is called `<id>-2`, the third `<id>-3`, in
+    the order of the file. The place of the picture, `<image>`, is taken out of the question. A later turn can refer to
+    what was said before it; `max_turns: 1` takes none of these.
+
+    Args:
+        source: The file.
+        split: What the questions' split is called.
+        images: The folder that the pictures' paths start from: for the 150k that of COCO 2017 (`000000033471.jpg`, or
+            the folder above `train2017`), for the 665k the one with `coco`, `gqa`, `ocr_vqa`, `textvqa` and `vg`.
+        reject: What to do with a bad row.
+        max_answer_words: Leave out questions with a longer answer; 0: none.
+        max_turns: Take that many turns of a conversation, from its beginning; 0: all.
+        text_only: Take rows without a picture too, of which the 665k has some 40,000.
+
+    Raises:
+        UserError: The source is no path, an option is negative, or the file is missing or damaged.
+    """
+    if isinstance(source, Mapping):
+        raise UserError(f"LLaVA-Instruct is read from one file at a time, not from the roles {', '.join(source)}")
+    if min(max_answer_words, max_turns) < 0:
+        raise UserError("`max_answer_words` and `max_turns` can't be negative; 0 sets no bound")
+    seen: Counter[str] = Counter()
+    make = partial(_questions, split=split, images=images, text_only=text_only, seen=seen)
+    for found in each(read_json_array(source, reject), make, reject):
+        for question in found[: max_turns or None]:
+            if not max_answer_words or len(question.answers[0].split()) <= max_answer_words:
+                yield question
+
+
+def _questions(row: Row, *, split: str, images: Images, text_only: bool, seen: Counter[str]) -> list[Question]:
+    row_id = _unique_id(row, seen)
+    pictured = row.get("image") not in (None, "")
+    if not (pictured or text_only):
+        return []
+    image = images.path(row, "image", text(row, "image")) if pictured else ""
+    return [
+        Question(
+            id=f"{row_id}#{turn}",
+            image=image,
+            text=asked,
+            answers=(answer,),
+            split=split,
+            requires_retrieval=False,
+        )
+        for turn, (asked, answer) in enumerate(_rounds(row))
+    ]
+
+
+def _unique_id(row: Row, seen: Counter[str]) -> str:
+    """The id, with a number if it came before; counted for every row, so that it depends on the file alone."""
+    value = row.get("id")
+    row_id = str(value) if type(value) is int else text(row, "id")
+    seen[row_id] += 1
+    return row_id if seen[row_id] == 1 else f"{row_id}-{seen[row_id]}"
+
+
+def _rounds(row: Row) -> list[tuple[str, str]]:
+    """Each question with its answer; turns that belong to no round (ShareGPT's begin with `gpt` at times) are not."""
+    turns = rows(row, "conversations")
+    speakers = [one_of(turn, "from", ("human", "gpt", "system")) for turn in turns]
+    starts = [at for at in range(len(turns) - 1) if speakers[at : at + 2] == ["human", "gpt"]]
+    if not starts:
+        problem = "has no turn of `human` with one of `gpt` after it"
+        raise row.bad("conversations", problem, "leave the row out")
+    return [(_asked(turns[at]), text(turns[at + 1], "value")) for at in starts]
+
+
+def _asked(turn: Row) -> str:
+    said = text(turn, "value").replace(_IMAGE_TOKEN, " ").strip()
+    if not said:
+        raise turn.bad("value", "asks nothing", "leave the row out")
+    return said

@@ -1,0 +1,119 @@
+"""M2KR's questions, each with the passages that answer it: E-VQA, InfoSeek, OK-VQA and others in one layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import AnswerType, Evidence, Question
+from reflectune.data_builders.readers.base import (
+    Images,
+    Reject,
+    Row,
+    each,
+    number,
+    read_parquet,
+    stop,
+    text,
+    texts,
+)
+from reflectune.data_builders.readers.infoseek import derived_kind, split_of
+
+_KINDS: Mapping[str, AnswerType] = {"string": "string", "time": "time", "numerical": "numerical"}
+_CARRIED = ("question_type", "entity_id", "entity_text", "image_id", "instruction", "llava_split", "wiki_entity_id")
+
+
+def questions(
+    source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
+) -> Iterator[Question]:
+    """The questions of one configuration and split, in the order of the files.
+
+    From `BByrneLab/multi_task_multi_modal_knowledge_retrieval_benchmark_M2KR` on the Hub, Parquet, configurations
+    `<NAME>_data`. All have `question_id`, `question`, `instruction`, `img_path`, `pos_item_ids` and
+    `pos_item_contents`; E-VQA, InfoSeek and OK-VQA also `answers` and `gold_answer`. E-VQA has a `question_type`;
+    InfoSeek has `answer_eval`, `data_split`, `wikidata_value`, `wikidata_range`, `entity_id`, `entity_text`,
+    `question_type` and more.
+
+    - `gold_answer` is the canonical answer and comes first, then `answers` and `answer_eval`.
+    - InfoSeek's `answer_eval` is a list of texts even for numbers. Their ranges are rebuilt from `wikidata_range`: two
+      finite numbers there make a question `numerical`.
+    - Entries are passages: those of `pos_item_ids` are the question's entities and its evidence, for the reader `m2kr`
+      of knowledge bases. Wikidata's `entity_id` is in `Question.meta`.
+    - Where `question` is empty, the `instruction` is what is asked.
+    - M2KR's test split of InfoSeek is drawn from the official validation split; `data_split` says which half.
+
+    Args:
+        source: A Parquet file, or the folder of one configuration and split's files.
+        split: What the questions' split is called.
+        images: The folder of images. A path of the row is looked for as it is, then by the image's name, since
+            InfoSeek's paths lack OVEN's sub-folders.
+        reject: What to do with a bad row.
+
+    Raises:
+        UserError: The source is no path.
+    """
+    if isinstance(source, Mapping):
+        raise UserError(f"M2KR is read from one file or folder, not from the roles {', '.join(source)}")
+    return each(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
+
+
+def _question(row: Row, *, split: str, images: Images) -> Question:
+    row.id_field = "question_id"
+    answers, limits = _answers(row), _range(row)
+    passages = texts(row, "pos_item_ids", default=(), empty=True)
+    meta = {name: text(row, name, default="") for name in _CARRIED}
+    return Question(
+        id=text(row, "question_id"),
+        image=_image(row, images),
+        text=text(row, "question", default="") or text(row, "instruction"),
+        answers=answers,
+        range=limits,
+        answer_type=_kind(row, answers, limits),
+        split=split_of(row, split),
+        requires_retrieval=True,
+        entity_ids=passages,
+        evidence=tuple(Evidence(passage, 0) for passage in passages),
+        meta={name: value for name, value in meta.items() if value},
+    )
+
+
+def _answers(row: Row) -> tuple[str, ...]:
+    canonical = text(row, "gold_answer", default="")
+    listed = (texts(row, field, default=(), empty=True) for field in ("answers", "answer_eval"))
+    found = dict.fromkeys((canonical, *(answer for several in listed for answer in several)))
+    return tuple(answer for answer in found if answer)
+
+
+def _range(row: Row) -> tuple[float, float] | None:
+    """The two ends of `wikidata_range`; None where it is null, empty, or holds no numbers."""
+    ends = row.get("wikidata_range")
+    if ends is None or not ends or all(end is None or (isinstance(end, float) and math.isnan(end)) for end in ends):
+        return None
+    if len(ends) != 2:
+        raise row.bad("wikidata_range", f"is {ends!r}", "it should be the lowest and the highest accepted number")
+    low, high = (
+        number(Row({"id": row.id, "wikidata_range": end}, row.file, row.line), "wikidata_range") for end in ends
+    )
+    return low, high
+
+
+def _kind(row: Row, answers: tuple[str, ...], limits: tuple[float, float] | None) -> AnswerType:
+    said = _KINDS.get(text(row, "question_type", default="").lower())
+    if said == "numerical" and limits is None:
+        problem = "is missing, and the question is numerical"
+        raise row.bad("wikidata_range", problem, "download the file again, or leave the row out")
+    if limits is not None:
+        return "numerical"
+    if said is None and "data_split" in row and answers:
+        return derived_kind(answers[0])
+    return said or ("multi_answer" if any("&&" in answer for answer in answers) else "string")
+
+
+def _image(row: Row, images: Images) -> str:
+    """The image by its path, or by its name alone; "" for a question of text."""
+    path = text(row, "img_path", default="")
+    return (images.find(path) or images.path(row, "img_path", PurePosixPath(path).stem)) if path else ""

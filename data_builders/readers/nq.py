@@ -1,0 +1,153 @@
+"""Natural Questions: questions put to a search engine, and the Wikipedia articles that they are answered from.
+
+The articles are the set's knowledge base: an entry for each, whose sections are the top-level candidates for a long
+answer (paragraphs, tables, lists) under the heading that they stand below. One article can come with many questions,
+and in several versions, so an entry's id is its title with a hash of its text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.data_builders.readers.base import BadRow, Images, Reject, Row, each, mapping, stop, text
+from reflectune.data_builders.readers.nq_rows import Article, article, plain, read_rows, records, simplified, span
+
+_YES_NO = {"YES": "yes", "NO": "no", "NONE": "", "1": "yes", "0": "no", "-1": ""}
+
+
+def questions(
+    source: Path | Mapping[str, Any],
+    *,
+    split: str,
+    images: Images,
+    reject: Reject = stop,
+    answerable_only: bool = True,
+) -> Iterator[Question]:
+    """The questions, without images, from one of three layouts:
+
+    - Google's simplified JSONL (`v1.0-simplified_simplified-nq-train.jsonl.gz`, and Kaggle's): `{example_id,
+      question_text, document_url, document_text, long_answer_candidates[{start_token, end_token, top_level}],
+      annotations[{annotation_id, long_answer{start_token, end_token, candidate_index}, short_answers[{start_token,
+      end_token}], yes_no_answer}]}`, where tokens, HTML tags among them, are parted by one space each;
+    - Google's original JSONL, the only one that the development set comes in: `document_tokens[{token, html_token,
+      start_byte, end_byte}]`, `document_title` and `document_html` in the place of `document_text`;
+    - Parquet files from the Hub (`google-research-datasets/natural_questions`): `{id, question{text, tokens},
+      document{title, url, html, tokens{token, is_html, …}}, long_answer_candidates{…}, annotations{…}}`, lists of
+      objects being objects of lists there.
+
+    An annotator's answer is the short answer, several spans of it joined by `&&`, or else yes or no. The development
+    set has five annotators: the answer that most of them gave comes first. Evidence is the section that the long answer
+    is, or is in. The text is put together from tokens, so that "1961 , however" reads "1961, however".
+
+    Args:
+        source: A JSONL file (`.gz` too), a Parquet file, or a folder of Parquet files.
+        split: What the questions' split is called.
+        images: Not used: the questions have none.
+        reject: What to do with a bad row.
+        answerable_only: Pass over questions without a short answer and without yes or no, about two of three. They
+            are no bad rows.
+
+    Raises:
+        UserError: The source is no path, or the file is missing or damaged.
+    """
+    if isinstance(source, Mapping):
+        raise UserError(f"Natural Questions are read from one path for a split, not from the roles {', '.join(source)}")
+    for found in each(read_rows(source, reject), partial(_question, split=split), reject):
+        if found.answers or not answerable_only:
+            yield found
+
+
+def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+    """The rows of the same files, in the simplified layout, each version of an article once."""
+    seen: set[str] = set()
+    for number, row in read_rows(path, reject):
+        try:
+            found = simplified(row)
+            entry_id = article(found).id
+        except BadRow as error:
+            reject(error)
+            continue
+        if entry_id not in seen:
+            seen.add(entry_id)
+            yield number, found
+
+
+def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+    """The articles, without images (`images` is not used).
+
+    Args:
+        source: As that of `questions`.
+        images: Not used: the articles have none.
+        reject: What to do with a bad row.
+    """
+    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+
+
+def entry(row: Row, images: Images) -> Entry:
+    """The article of one row; its summary is its first paragraph."""
+    found = article(simplified(row))
+    headings, spans = found.headings(), found.spans
+    sections = [
+        Section(next(words for at, words in reversed(headings) if at <= start), plain(found.tokens[start:end]))
+        for start, end in spans
+    ]
+    prose = (section.text for section, (at, _) in zip(sections, spans, strict=True) if found.tokens[at] == "<P>")
+    return Entry(id=found.id, title=found.title, url=found.url, summary=next(prose, ""), sections=tuple(sections))
+
+
+def _question(row: Row, *, split: str) -> Question:
+    row = simplified(row)
+    shown = article(row)
+    answers: Counter[str] = Counter()
+    evidence: dict[Evidence, None] = {}
+    for annotation in records(row, "annotations"):
+        answer = _answer(annotation, shown.tokens)
+        answers.update([answer] if answer else [])
+        long_answer = span(mapping(annotation, "long_answer"), len(shown.tokens))
+        if long_answer:
+            evidence[Evidence(shown.id, _section(row, shown, long_answer))] = None
+    return Question(
+        id=_id(row),
+        image="",
+        text=text(row, "question_text"),
+        answers=tuple(answer for answer, _ in answers.most_common()),
+        answer_type="multi_answer" if any("&&" in answer for answer in answers) else "string",
+        split=split,
+        requires_retrieval=True,
+        entity_ids=(shown.id,),
+        evidence=tuple(evidence),
+    )
+
+
+def _id(row: Row) -> str:
+    """The id: a text, or a number of up to 20 digits, which a float can't hold."""
+    value = row.get("example_id")
+    return str(value) if type(value) is int else text(row, "example_id")
+
+
+def _answer(annotation: Row, tokens: list[str]) -> str:
+    """What one annotator answered; "" if nothing short."""
+    spans = [span(record, len(tokens)) for record in records(annotation, "short_answers")]
+    parts = [plain(tokens[place[0] : place[1]]) for place in spans if place]
+    if any(parts):
+        return " && ".join(part for part in dict.fromkeys(parts) if part)
+    given = str(annotation.get("yes_no_answer")).upper()
+    if given not in _YES_NO:
+        raise annotation.bad("yes_no_answer", f"is {given}", "it should be YES, NO or NONE")
+    return _YES_NO[given]
+
+
+def _section(row: Row, shown: Article, long_answer: tuple[int, int]) -> int:
+    """Index of the section that a long answer is, or is in."""
+    first, last = long_answer
+    for index, (start, end) in enumerate(shown.spans):
+        if start <= first and last <= end:
+            return index
+    problem = f"has a long answer (tokens {first} to {last}) in no top-level candidate"
+    raise row.bad("annotations", problem, "download the file again, or leave the row out")

@@ -1,0 +1,141 @@
+"""OK-VQA: questions about COCO's pictures that need outside knowledge, with the answers of ten annotators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ijson
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import (
+    BadRow,
+    Images,
+    Reject,
+    Row,
+    each,
+    integer,
+    read_json_array,
+    rows,
+    stop,
+    text,
+)
+from reflectune.data_builders.readers.files import open_source
+
+ROLES = ("questions", "annotations")
+
+_Annotation = tuple[tuple[str, ...], dict[str, str]]
+
+
+def questions(
+    source: Path | Mapping[str, Any],
+    *,
+    split: str,
+    images: Images,
+    reject: Reject = stop,
+    raw_answers: bool = False,
+) -> Iterator[Question]:
+    """The questions of a pair of files from okvqa.allenai.org. VQA v2's files have the same layout.
+
+    - `OpenEnded_mscoco_{train,val}2014_questions.json`: an object with `info`, `task_type`, `data_type`, `license`,
+      `data_subtype` (`train2014` or `val2014`) and `questions[{image_id, question, question_id}]`;
+    - `mscoco_{train,val}2014_annotations.json`: an object with `info`, `license`, `data_subtype`, in OK-VQA
+      `question_types` (the name of each kind of question), and `annotations[{question_id, image_id, question_type,
+      answer_type, answers[{answer_id, answer, raw_answer, answer_confidence}]}]`; other fields are not read.
+
+    All ten answers are kept, those that several annotators gave as often as they were given, since the VQA metric
+    counts them. The most frequent one comes first, as `answers[0]` is what a model is trained on. In OK-VQA `answer` is
+    stemmed ("race" for "racing"), and that is what the metric compares with.
+
+    The annotations are held in memory while the questions are read.
+
+    Args:
+        source: The two files, `{questions, annotations}`.
+        split: What the questions' split is called.
+        images: The folder with COCO's pictures of 2014, `COCO_{data_subtype}_{image_id, twelve digits}.jpg`, or with
+            the folders `train2014` and `val2014`.
+        reject: What to do with a bad row.
+        raw_answers: Take each annotator's `raw_answer`, which is not stemmed: for training.
+
+    Raises:
+        UserError: A role is missing or unknown, or a file does not say which part of COCO it is of.
+    """
+    files = _files(source)
+    annotations = _annotations(files["annotations"], reject, "raw_answer" if raw_answers else "answer")
+    part = _member(files["questions"], "data_subtype")
+    if not isinstance(part, str):
+        problem = "has no `data_subtype` (train2014, val2014), which the pictures' names begin with"
+        raise UserError(f"{files['questions']} {problem}; download it again")
+    make = partial(_question, split=split, images=images, part=part, annotations=annotations)
+    yield from each(read_json_array(files["questions"], reject, "questions.item"), make, reject)
+
+
+def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:
+    given = source if isinstance(source, Mapping) else {}
+    if set(given) != set(ROLES):
+        found = ", ".join(given) or f"the path {source}"
+        raise UserError(f"OK-VQA is read from the roles {' and '.join(ROLES)}; found {found}")
+    return {role: Path(given[role]) for role in ROLES}
+
+
+def _annotations(path: Path, reject: Reject, field: str) -> dict[int, _Annotation | BadRow]:
+    """Answers and `Question.meta` by the question's id, or what is wrong with them, which the question then tells."""
+    types = _member(path, "question_types")
+    names = types if isinstance(types, dict) else {}
+    found: dict[int, _Annotation | BadRow] = {}
+
+    def add(row: Row) -> None:
+        question_id = integer(row, "question_id")
+        if question_id in found:
+            raise row.bad("question_id", "has two annotations", "keep one of them")
+        try:
+            kind = text(row, "question_type", default="")
+            found[question_id] = _answers(row, field), {"question_type": str(names.get(kind, kind))} if kind else {}
+        except BadRow as error:
+            found[question_id] = error
+
+    for _ in each(read_json_array(path, reject, "annotations.item"), add, reject):
+        pass
+    return found
+
+
+def _answers(row: Row, field: str) -> tuple[str, ...]:
+    given = [text(answer, field) for answer in rows(row, "answers")]
+    if not given:
+        raise row.bad("answers", "is empty", "download the file again, or leave the question out")
+    counts = Counter(given)
+    return tuple(sorted(given, key=lambda answer: -counts[answer]))
+
+
+def _question(
+    row: Row, *, split: str, images: Images, part: str, annotations: Mapping[int, _Annotation | BadRow]
+) -> Question:
+    question_id = integer(row, "question_id")
+    annotation = annotations.get(question_id)
+    if annotation is None:
+        raise row.bad("question_id", "has no annotation", "give the annotations of the same split as the questions")
+    if isinstance(annotation, BadRow):
+        raise annotation
+    answers, meta = annotation
+    return Question(
+        id=str(question_id),
+        image=images.path(row, "image_id", f"COCO_{part}_{integer(row, 'image_id'):012d}"),
+        text=text(row, "question"),
+        answers=answers,
+        split=split,
+        requires_retrieval=True,
+        meta=meta,
+    )
+
+
+def _member(path: Path, name: str) -> Any:
+    """One member of the file's object, or None; damage to the file is told where its rows are read."""
+    with open_source(path) as file:
+        try:
+            return next(ijson.items(file, name, use_float=True), None)
+        except ijson.JSONError:
+            return None

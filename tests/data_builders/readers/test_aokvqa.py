@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.aokvqa import questions
+from reflectune.data_builders.readers.base import Images
+
+ROW = {
+    "split": "val",
+    "image_id": 461751,
+    "question_id": "22jbM6gDxdaMaunuzgrsBB",
+    "question": "What is in the motorcyclist's mouth?",
+    "choices": ["toothpick", "food", "popsicle stick", "cigarette"],
+    "correct_choice_idx": 3,
+    "direct_answers": ["smoke", *["cigarette"] * 9],
+    "difficult_direct_answer": False,
+    "rationales": ["He's smoking while riding.", "The man smokes.", "It is a cigarette."],
+}
+HIDDEN = ("correct_choice_idx", "direct_answers", "rationales")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "val2017").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "val2017" / "000000461751.jpg")
+    return tmp_path
+
+
+def read(folder: Path, *rows: object) -> list[Question]:
+    path = folder / "aokvqa_v1p0_val.json"
+    path.write_text(json.dumps(rows))
+    return list(questions(path, split="val", images=Images(folder)))
+
+
+def test_a_question_with_its_ten_answers_and_its_choices(folder: Path) -> None:
+    assert read(folder, ROW) == [
+        Question(
+            id="22jbM6gDxdaMaunuzgrsBB",
+            image="val2017/000000461751.jpg",
+            text="What is in the motorcyclist's mouth?",
+            answers=(*["cigarette"] * 9, "smoke"),
+            split="val",
+            requires_retrieval=None,
+            meta={
+                "choices": "toothpick\nfood\npopsicle stick\ncigarette",
+                "correct_choice": "cigarette",
+                "rationale": "He's smoking while riding.",
+                "difficult_direct_answer": "false",
+            },
+        )
+    ]
+
+
+def test_the_test_file_has_no_answers(folder: Path) -> None:
+    (found,) = read(folder, {name: value for name, value in ROW.items() if name not in HIDDEN})
+    assert found.answers == ()
+    assert dict(found.meta) == {
+        "choices": "toothpick\nfood\npopsicle stick\ncigarette",
+        "difficult_direct_answer": "false",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"question": ""}, "field `question`: is empty"),
+        ({"question_id": 3}, "field `question_id`: is 3"),
+        ({"image_id": 1}, "field `image_id`: no image of `000000000001`"),
+        ({"direct_answers": "smoke, food"}, "field `direct_answers`: is a text"),
+        ({"direct_answers": [1]}, "field `direct_answers`"),
+        ({"choices": None}, "field `choices`: is null"),
+        ({"correct_choice_idx": 4}, "field `correct_choice_idx`: is 4 of 4 choices"),
+        ({"correct_choice_idx": 1.5}, "it should be a whole number"),
+        ({"difficult_direct_answer": "perhaps"}, "true or false"),
+    ],
+)
+def test_a_bad_row_is_named(folder: Path, change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError, match=problem) as caught:
+        read(folder, ROW, {**ROW, **change})
+    assert "aokvqa_v1p0_val.json:2: " in str(caught.value)
+
+
+def test_a_file_that_is_cut_off(folder: Path) -> None:
+    path = folder / "cut.json"
+    path.write_text(json.dumps([ROW])[:-40])
+    with pytest.raises(UserError, match=r"cut\.json"):
+        list(questions(path, split="val", images=Images(folder)))
+    with pytest.raises(UserError, match="from one file for a split, not from the roles questions"):
+        questions({"questions": path}, split="val", images=Images(folder))

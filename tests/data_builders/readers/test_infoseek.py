@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.infoseek import derived_kind, questions
+
+GALLERY = Path(__file__).parents[3].parent / "shared" / "data" / "infoseek_gallery"
+CHINA = ["cn", "People's Republic of China", "China", "Mainland China", "\U0001f1e8\U0001f1f3"]
+ROWS = [
+    {"data_id": "infoseek_val_00000000", "image_id": "oven_01963180", "question": "Where is this animal endemic to?",
+     "answer": ["People's Republic of China"], "answer_eval": CHINA, "data_split": "val_unseen_question"},
+    {"data_id": "infoseek_val_00000001", "image_id": "oven_01963180", "question": "How long is it in metres?",
+     "answer": ["1.0"], "answer_eval": [{"wikidata": 1.0, "range": [0.9, 1.1]}], "data_split": "val_unseen_entity"},
+    {"data_id": "infoseek_val_00000002", "image_id": "oven_02000000", "question": "When was it described?",
+     "answer": ["1870"], "answer_eval": ["1870", "1870-01-01"], "data_split": "val_unseen_entity"},
+]  # fmt: skip
+# The files with entities and types list the rows in another order.
+WITHKB = [
+    {"data_id": "infoseek_val_00000002", "entity_id": "Q33602", "entity_text": "giant panda"},
+    {"data_id": "infoseek_val_00000000", "entity_id": "Q148", "entity_text": "golden snub-nosed monkey"},
+    {"data_id": "infoseek_val_00000001", "entity_id": "Q148", "entity_text": "golden snub-nosed monkey"},
+]
+QTYPE = [
+    {"data_id": "infoseek_val_00000002", "question_type": "Time"},
+    {"data_id": "infoseek_val_00000001", "question_type": "Numerical"},
+    {"data_id": "infoseek_val_00000000", "question_type": "String"},
+]
+MONKEY = {"entity_text": "golden snub-nosed monkey"}
+EXPECTED = [
+    Question(
+        "infoseek_val_00000000", "01/oven_01963180.JPEG", "Where is this animal endemic to?",
+        ("People's Republic of China", "cn", "China", "Mainland China", "\U0001f1e8\U0001f1f3"), None, "string",
+        "val_unseen_question", True, ("Q148",), meta=MONKEY,
+    ),
+    Question(
+        "infoseek_val_00000001", "01/oven_01963180.JPEG", "How long is it in metres?", ("1.0",), (0.9, 1.1),
+        "numerical", "val_unseen_entity", True, ("Q148",), meta=MONKEY,
+    ),
+    Question(
+        "infoseek_val_00000002", "02/oven_02000000.jpg", "When was it described?", ("1870", "1870-01-01"), None, "time",
+        "val_unseen_entity", True, ("Q33602",), meta={"entity_text": "giant panda"},
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for path in ("oven_images/01/oven_01963180.JPEG", "oven_images/02/oven_02000000.jpg"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / path)
+    return tmp_path
+
+
+def jsonl(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def roles(folder: Path, rows: list[dict[str, object]], withkb: object = WITHKB, qtype: object = QTYPE) -> dict:
+    files = {"annotations": rows, "withkb": withkb, "qtype": qtype}
+    return {role: jsonl(folder / f"{role}.jsonl", *found) for role, found in files.items() if found}  # type: ignore
+
+
+def read(source: object, folder: Path, **options: object) -> list[Question]:
+    return list(questions(source, split="val", images=Images(folder / "oven_images"), **options))  # type: ignore
+
+
+def test_the_three_files_are_joined_by_id(folder: Path) -> None:
+    assert read(roles(folder, ROWS), folder) == EXPECTED
+
+
+def test_the_type_is_derived_without_a_qtype_file(folder: Path) -> None:
+    assert read(roles(folder, ROWS, qtype=None), folder) == EXPECTED
+
+
+def test_the_type_that_the_qtype_file_says_counts(folder: Path) -> None:
+    said = [
+        {**row, "question_type": "string" if row["question_type"] == "Time" else row["question_type"]} for row in QTYPE
+    ]
+    assert [q.answer_type for q in read(roles(folder, ROWS, qtype=said), folder)] == ["string", "numerical", "string"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("1870", "time"), ("1870-05-03", "time"), ("-0044-03-15", "time"), ("1981 September 26", "time"),
+        ("26 September 1981", "time"), ("May 1888", "time"), ("September 26, 1981", "time"), ("1980s", "time"),
+        ("12th century", "time"), ("300 BC", "time"), ("26 metres", "string"), ("May", "string"), ("7", "string"),
+        ("Boeing 747", "string"), ("People's Republic of China", "string"),
+    ],
+)  # fmt: skip
+def test_what_reads_as_a_time(answer: str, kind: str) -> None:
+    assert derived_kind(answer) == kind
+
+
+def test_annotations_alone_packed(folder: Path) -> None:
+    path = folder / "infoseek_train.jsonl.gz"
+    path.write_bytes(gzip.compress((json.dumps({**ROWS[0], "data_split": "train"}) + "\n").encode()))
+    (found,) = questions(path, split="train", images=Images(None))
+    assert (found.split, found.entity_ids, found.image, dict(found.meta)) == ("train", (), "", {})
+
+
+def test_rows_of_the_test_set_have_no_answers(folder: Path) -> None:
+    row = {"data_id": "infoseek_test_0", "image_id": "oven_01963180", "question": "Where does it live?"}
+    (found,) = read(jsonl(folder / "infoseek_test.jsonl", row), folder)
+    assert found == Question(
+        "infoseek_test_0", "01/oven_01963180.JPEG", "Where does it live?", split="val", requires_retrieval=True
+    )
+
+
+def test_a_range_alone_and_one_below_zero_stand_as_they_are(folder: Path) -> None:
+    alone = {"answer": ["-430"], "answer_eval": {"wikidata": -430.0, "range": [-387.0, -473.0]}}
+    unnamed = {"answer": None, "answer_eval": [{"wikidata": 2, "range": [1, 3]}]}
+    path = jsonl(folder / "a.jsonl", {**ROWS[1], **alone}, {**ROWS[1], **unnamed})
+    found = read(path, folder)
+    assert [(q.answers, q.range, q.answer_type) for q in found] == [
+        (("-430",), (-387.0, -473.0), "numerical"),
+        (("2",), (1.0, 3.0), "numerical"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"question": 5}, r"field `question`: is 5 \(int\)"),
+        ({"answer": [1]}, "field `answer`"),
+        ({"answer_eval": "China"}, None),
+        ({"answer_eval": ["China", 1]}, "field `answer_eval`"),
+        ({"answer_eval": []}, "field `answer_eval`: is empty"),
+        ({"answer_eval": None}, "field `answer_eval`: is null"),
+        ({"answer_eval": [{"wikidata": 1.0}]}, "field `range`: is None"),
+        ({"answer_eval": [{"wikidata": 1.0, "range": ["a", 2]}]}, "field `range`: is 'a'"),
+        ({"answer_eval": [{"wikidata": 1.0, "range": [1, 2]}]}, "has a range, and the qtype file says string"),
+        ({"image_id": "oven_09999999"}, "field `image_id`: no image of `oven_09999999` below"),
+        ({"image_id": "../1"}, "field `image_id`: `../1` leads out of"),
+    ],
+)
+def test_a_bad_row_is_named(folder: Path, change: dict[str, object], problem: str | None) -> None:
+    source = roles(folder, [ROWS[1], {**ROWS[0], **change}])
+    if problem is None:
+        assert len(read(source, folder)) == 2
+        return
+    with pytest.raises(UserError, match=f"annotations.jsonl:2: id infoseek_val_00000000: .*{problem}"):
+        read(source, folder)
+
+
+def test_a_row_that_the_other_files_lack(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"annotations.jsonl:1: id infoseek_val_00000000: .* is not in the withkb file"):
+        read(roles(folder, ROWS, withkb=WITHKB[:1]), folder)
+    with pytest.raises(UserError, match=r"annotations.jsonl:1: id infoseek_val_00000000: .* is not in the qtype file"):
+        read(roles(folder, ROWS, qtype=QTYPE[:1]), folder)
+
+
+def test_bad_rows_of_the_other_files(folder: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"withkb.jsonl:4: id infoseek_val_00000000: field `entity_id`: is 'Q1', and 'Q148'"
+    ):
+        read(roles(folder, ROWS, withkb=[*WITHKB, {**WITHKB[1], "entity_id": "Q1"}]), folder)
+    with pytest.raises(UserError, match=r"qtype.jsonl:1: id x: field `question_type`: is 'Date'; it must be String"):
+        read(roles(folder, ROWS, qtype=[{"data_id": "x", "question_type": "Date"}]), folder)
+
+
+def test_a_truncated_line_may_be_left_out(folder: Path) -> None:
+    path = folder / "infoseek_val.jsonl"
+    path.write_text(json.dumps(ROWS[0])[:90] + "\n" + json.dumps(ROWS[1]) + "\n")
+    with pytest.raises(UserError, match=r"infoseek_val.jsonl:1: is no whole JSON object"):
+        read(path, folder)
+    bad: list[BadRow] = []
+    assert [q.id for q in read(path, folder, reject=bad.append)] == ["infoseek_val_00000001"]
+    assert [error.line for error in bad] == [1]
+
+
+def test_roles_are_checked(folder: Path) -> None:
+    for source in ({"withkb": folder}, {"annotations": folder, "kb": folder}):
+        with pytest.raises(UserError, match=r"roles are annotations, withkb, qtype"):
+            read(source, folder)
+
+
+@pytest.mark.skipif(not GALLERY.is_dir(), reason="the gallery is not here")
+def test_the_real_gallery_is_read() -> None:
+    found = list(questions(GALLERY / "questions.jsonl", split="val", images=Images(GALLERY / "images")))
+    assert len(found) == 12
+    assert {q.answer_type for q in found} == {"string", "time", "numerical"}
+    assert found[0] == Question(
+        "infoseek_gallery_00000000", "aircraft.jpg", "What is the date this aircraft took the first flight?",
+        ("1981 September 26",), None, "time", "val_unseen_entity", True,
+    )  # fmt: skip

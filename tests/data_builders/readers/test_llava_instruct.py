@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.llava_instruct import questions
+
+BUS = {
+    "id": "000000033471",
+    "image": "coco/train2017/000000033471.jpg",
+    "conversations": [
+        {"from": "human", "value": "<image>\nWhat are the colors of the bus?"},
+        {"from": "gpt", "value": "The bus is white and red."},
+        {"from": "human", "value": "Is it moving?"},
+        {"from": "gpt", "value": "No, it stands at the side of the road."},
+    ],
+}
+DETAIL = {
+    "id": "000000033471",
+    "image": "coco/train2017/000000033471.jpg",
+    "conversations": [
+        {"from": "human", "value": "Describe the image.\n<image>"},
+        {"from": "gpt", "value": "A bus."},
+    ],
+}
+SHARED = {
+    "id": "wgfCQLB_0",
+    "conversations": [
+        {"from": "gpt", "value": "Hello."},
+        {"from": "human", "value": "Write a poem."},
+        {"from": "gpt", "value": "Roses are red."},
+    ],
+}
+BOOK = {
+    "id": 2354786,
+    "image": "vg/VG_100K/2354786.jpg",
+    "conversations": [
+        {"from": "human", "value": "<image>\nWho wrote it?\nAnswer with a phrase."},
+        {"from": "gpt", "value": "Ann"},
+    ],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("coco/train2017/000000033471.jpg", "vg/VG_100K/2354786.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    return tmp_path
+
+
+def read(folder: Path, *rows: object, **options: Any) -> list[Question]:
+    path = folder / "llava_v1_5_mix665k.json"
+    path.write_text(json.dumps(rows))
+    return list(questions(path, split="train", images=Images(folder), **options))
+
+
+def question(name: str, image: str, asked: str, answer: str) -> Question:
+    return Question(name, image, asked, (answer,), split="train", requires_retrieval=False)
+
+
+COLOURS = question("000000033471#0", str(BUS["image"]), "What are the colors of the bus?", "The bus is white and red.")
+MOVING = question(
+    "000000033471#1", str(BUS["image"]), "Is it moving?", "No, it stands at the side of the road."
+)  # fmt: skip
+DESCRIBED = question("000000033471-2#0", str(BUS["image"]), "Describe the image.", "A bus.")
+WRITTEN = question("2354786#0", "vg/VG_100K/2354786.jpg", "Who wrote it?\nAnswer with a phrase.", "Ann")
+POEM = question("wgfCQLB_0#0", "", "Write a poem.", "Roses are red.")
+ROWS = (BUS, SHARED, DETAIL, BOOK)
+
+
+def test_each_turn_is_a_question_of_its_own(folder: Path) -> None:
+    assert read(folder, *ROWS) == [COLOURS, MOVING, DESCRIBED, WRITTEN]
+
+
+def test_rows_without_a_picture_if_asked_for(folder: Path) -> None:
+    assert read(folder, *ROWS, text_only=True) == [COLOURS, MOVING, POEM, DESCRIBED, WRITTEN]
+
+
+def test_fewer_turns_and_shorter_answers(folder: Path) -> None:
+    assert read(folder, *ROWS, max_turns=1) == [COLOURS, DESCRIBED, WRITTEN]
+    assert read(folder, *ROWS, max_answer_words=6) == [COLOURS, DESCRIBED, WRITTEN]
+    assert read(folder, *ROWS, max_answer_words=2, max_turns=1) == [DESCRIBED, WRITTEN]
+    with pytest.raises(UserError, match="can't be negative"):
+        read(folder, *ROWS, max_turns=-1)
+
+
+def test_the_150k_names_the_picture_alone(folder: Path) -> None:
+    (found,) = read(folder / "coco", {**DETAIL, "image": "000000033471.jpg"})
+    assert found.image == "train2017/000000033471.jpg"
+
+
+def test_a_missing_picture_does_not_change_the_other_ids(folder: Path) -> None:
+    noted: list[BadRow] = []
+    assert read(folder, {**BUS, "image": "coco/train2017/1.jpg"}, DETAIL, reject=noted.append) == [DESCRIBED]
+    assert "llava_v1_5_mix665k.json:1: id 000000033471: field `image`: no image of" in str(noted[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"id": None}, "field `id`: is null"),
+        ({"image": 3}, "field `image`: is 3"),
+        ({"conversations": "Hello"}, "field `conversations`: is 'Hello'"),
+        ({"conversations": []}, "has no turn of `human`"),
+        ({"conversations": BUS["conversations"][1:2]}, "has no turn of `human`"),
+        ({"conversations": [{"from": "user", "value": "a"}]}, "field `from`: is 'user'"),
+        ({"conversations": [{"from": "human", "value": "<image>"}, BUS["conversations"][1]]}, "asks nothing"),
+        ({"conversations": [BUS["conversations"][0], {"from": "gpt", "value": ""}]}, "field `value`: is empty"),
+    ],
+)
+def test_a_bad_row_is_named(folder: Path, change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError, match=problem) as caught:
+        read(folder, DETAIL, {**BUS, **change})
+    assert "llava_v1_5_mix665k.json:2: " in str(caught.value)
+
+
+def test_a_file_that_is_cut_off(folder: Path) -> None:
+    path = folder / "cut.json"
+    path.write_text(json.dumps(ROWS)[:-80])
+    with pytest.raises(UserError, match=r"cut\.json"):
+        list(questions(path, split="train", images=Images(folder)))
+    with pytest.raises(UserError, match="from one file at a time"):
+        list(questions({"train": path}, split="train", images=Images(folder)))

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.readers.base import BadRow, Images
+from reflectune.data_builders.readers.okvqa import questions
+from reflectune.metrics.vqa import soft_accuracy
+
+GIVEN = [("motocross", "motocross")] * 2 + [("ride", "riding")] * 2 + [("race", "racing")] * 6
+ANSWERS = ("race",) * 6 + ("motocross",) * 2 + ("ride",) * 2
+QUESTIONS = {
+    "info": {"description": "OK-VQA", "version": "1.0"},
+    "task_type": "Open-Ended",
+    "data_type": "mscoco",
+    "license": {"name": "CC BY 4.0"},
+    "data_subtype": "val2014",
+    "questions": [
+        {"image_id": 297147, "question": "What sport can you use this for?", "question_id": 2971475},
+        {"image_id": 339761, "question": "What is it called?", "question_id": 3397615},
+    ],
+}
+
+
+def annotation(question_id: int, image_id: int, given: list[tuple[str, str]]) -> dict[str, Any]:
+    answers = [
+        {"answer_id": number, "raw_answer": raw, "answer_confidence": "yes", "answer": answer}
+        for number, (answer, raw) in enumerate(given, 1)
+    ]
+    return {
+        "image_id": image_id,
+        "answer_type": "other",
+        "question_type": "four",
+        "question_id": question_id,
+        "answers": answers,
+        "confidence": 3,
+    }
+
+
+ANNOTATIONS = {
+    "info": {"description": "OK-VQA", "version": "1.0"},
+    "license": {"name": "CC BY 4.0"},
+    "data_subtype": "val2014",
+    "annotations": [
+        annotation(3397615, 339761, [("cat", "cats")] * 10),  # in another order than the questions
+        annotation(2971475, 297147, GIVEN),
+    ],
+    "question_types": {"four": "Sports and Recreation", "other": "Other"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "val2014").mkdir()
+    for name in ("COCO_val2014_000000297147.jpg", "COCO_val2014_000000339761.jpg"):
+        Image.new("RGB", (4, 4)).save(tmp_path / "val2014" / name)
+    return tmp_path
+
+
+def write(folder: Path, asked: object = QUESTIONS, given: object = ANNOTATIONS) -> dict[str, Path]:
+    (folder / "q.json").write_text(json.dumps(asked))
+    (folder / "a.json").write_text(json.dumps(given))
+    return {"questions": folder / "q.json", "annotations": folder / "a.json"}
+
+
+def read(source: Any, folder: Path, **options: Any) -> list[Question]:
+    return list(questions(source, split="val", images=Images(folder), **options))
+
+
+def test_all_ten_answers_with_the_most_frequent_first(folder: Path) -> None:
+    first, second = read(write(folder), folder)
+    assert first == Question(
+        id="2971475",
+        image="val2014/COCO_val2014_000000297147.jpg",
+        text="What sport can you use this for?",
+        answers=ANSWERS,
+        split="val",
+        requires_retrieval=True,
+        meta={"question_type": "Sports and Recreation"},
+    )
+    assert (second.id, second.answers) == ("3397615", ("cat",) * 10)
+    assert soft_accuracy("ride", first.answers) == pytest.approx(0.6)
+
+
+def test_answers_as_they_were_written(folder: Path) -> None:
+    first, _ = read(write(folder), folder, raw_answers=True)
+    assert first.answers == ("racing",) * 6 + ("motocross",) * 2 + ("riding",) * 2
+
+
+def test_no_image_is_looked_for_without_a_folder(tmp_path: Path) -> None:
+    assert [q.image for q in questions(write(tmp_path), split="val", images=Images())] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "problem"),
+    [
+        ({"question": None}, {}, "q.json:1: id 2971475: field `question`: is null"),
+        ({"image_id": 1}, {}, "q.json:1: id 2971475: field `image_id`: no image of `COCO_val2014_000000000001`"),
+        ({"image_id": "x"}, {}, "q.json:1: id 2971475: field `image_id`: is 'x'"),
+        ({"question_id": 5}, {}, "q.json:1: id 5: field `question_id`: has no annotation"),
+        ({}, {"answers": []}, "a.json:2: id 2971475: field `answers`: is empty"),
+        ({}, {"answers": "race"}, "a.json:2: id 2971475: field `answers`: is 'race'"),
+        ({}, {"answers": [{"answer": 3}]}, "a.json:2: id 2971475: field `answer`: is 3"),
+    ],
+)
+def test_a_bad_row_is_named_once(folder: Path, asked: Any, given: Any, problem: str) -> None:
+    first, second = QUESTIONS["questions"]
+    other, own = ANNOTATIONS["annotations"]
+    source = write(
+        folder,
+        {**QUESTIONS, "questions": [{**first, **asked}, second]},
+        {**ANNOTATIONS, "annotations": [other, {**own, **given}]},
+    )
+    noted: list[BadRow] = []
+    assert [q.id for q in read(source, folder, reject=noted.append)] == ["3397615"]
+    assert len(noted) == 1
+    assert problem in str(noted[0])
+
+
+def test_two_annotations_of_one_question(folder: Path) -> None:
+    twice = {**ANNOTATIONS, "annotations": [*ANNOTATIONS["annotations"], ANNOTATIONS["annotations"][0]]}
+    with pytest.raises(UserError, match=r"a\.json:3: id 3397615: field `question_id`: has two annotations"):
+        read(write(folder, given=twice), folder)
+
+
+def test_a_file_that_is_cut_off(folder: Path) -> None:
+    source = write(folder)
+    for path in source.values():
+        whole = path.read_text()
+        path.write_text(whole[: len(whole) - 60])
+        with pytest.raises(UserError, match=path.name):
+            read(source, folder)
+        path.write_text(whole)
+
+
+def test_roles(folder: Path) -> None:
+    source = write(folder)
+    for wrong in ({"questions": source["questions"]}, {**source, "images": folder}, source["questions"]):
+        with pytest.raises(UserError, match="from the roles questions and annotations"):
+            read(wrong, folder)
+    with pytest.raises(UserError, match="no `data_subtype`"):
+        read(write(folder, {"questions": QUESTIONS["questions"]}), folder)
