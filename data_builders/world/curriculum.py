@@ -128,5 +128,5 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         looking,
         Stage("match", steps(3000), 4, 1.5e-3, matching, vision_factor=factor, until=("match", 0.95)),
         Stage("mixture", steps(1500), 8, 1.6e-3, mixture, vision_factor=0.1 if is_llava else 0.3),
-        *([Stage("polish", steps(300), 8, 8e-4, polish, vision_factor=0.0)] if is_llava else []),
+        *([Stage("polish", steps(1000), 8, 1e-3, polish, vision_factor=0.1)] if is_llava else []),
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from reflectune.core.types import AnswerType
 
@@ -422,57 +423,75 @@ def ask(relation: str, category: str, rng: random.Random, *, held_out: bool = Fa
     return rng.choice(wording.held_out if held_out else wording.asked).format(c=category)
 
 
-VISUAL_QUESTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "kind": (
+@dataclass(frozen=True)
+class VisualPhrasings:
+    """Ways to ask about an attribute: those that a base model is taught, those that a world's training split has
+    besides, and those that are held out for validation and test."""
+
+    taught: tuple[str, ...]
+    varied: tuple[str, ...]
+    held_out: tuple[str, ...]
+
+
+VISUAL_QUESTIONS: dict[str, VisualPhrasings] = {
+    "kind": VisualPhrasings(
         (
             "What kind of {c} is this?",
             "Which type of {c} is this?",
             "What kind of {c} is shown?",
             "Which kind of {c} can be seen?",
         ),
+        ("What is the kind of the {c} in the picture?", "What kind of {c} is in the picture?"),
         ("Which kind of {c} is this?", "What type of {c} is shown?"),
     ),
-    "colour": (
+    "colour": VisualPhrasings(
         (
             "What colour is this {c}?",
             "Which colour is the {c} in the picture?",
             "What is the colour of this {c}?",
             "Which colour does this {c} have?",
         ),
+        ("What is the colour of the {c} in the picture?", "In what colour is this {c}?"),
         ("What colour is the {c} in the picture?", "Which colour is this {c}?"),
     ),
-    "ground": (
+    "ground": VisualPhrasings(
         (
             "What is this {c} standing on?",
             "What lies under the {c} in the picture?",
             "On what is this {c} standing?",
             "What is under this {c}?",
         ),
+        ("What is the ground that the {c} in the picture stands on?", "What does this {c} stand on?"),
         ("What is the {c} in the picture standing on?", "What lies under this {c}?"),
     ),
-    "mark": (
+    "mark": VisualPhrasings(
         (
             "Which shape is on the sign?",
             "What is painted on the sign?",
             "What shape is on the sign beside this {c}?",
             "Which shape does the sign show?",
         ),
+        ("What is the shape on the sign in the picture?", "What does the sign beside the {c} in the picture show?"),
         ("Which shape is painted on the sign?", "What shape does the sign beside this {c} show?"),
     ),
-    "count": (
+    "count": VisualPhrasings(
         (
             "How many balloons are there?",
             "How many balloons can be seen?",
             "What is the number of balloons?",
             "How many balloons are over this {c}?",
         ),
+        ("What is the number of balloons in the picture?", "How many balloons does the picture have?"),
         ("How many balloons are in the picture?", "What number of balloons can be seen?"),
     ),
 }
-"""Questions that looking answers, by attribute: phrasings that training may use, and phrasings held out."""
+"""Questions that looking answers, by attribute."""
 
 
-def ask_visual(attribute: str, category: str, rng: random.Random, *, held_out: bool = False) -> str:
-    """A visual-dependent question about an attribute (or `count`)."""
-    asked, kept = VISUAL_QUESTIONS[attribute]
-    return rng.choice(kept if held_out else asked).format(c=category)
+def ask_visual(
+    attribute: str, category: str, rng: random.Random, phrasing: Literal["taught", "train", "held_out"] = "taught"
+) -> str:
+    """A visual-dependent question about an attribute (or `count`); `train` draws from `taught` and `varied`."""
+    known = VISUAL_QUESTIONS[attribute]
+    choices = {"taught": known.taught, "train": known.taught + known.varied, "held_out": known.held_out}
+    return rng.choice(choices[phrasing]).format(c=category)

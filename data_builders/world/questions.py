@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.world.facts import RELATIONS, ask, ask_visual
@@ -97,19 +98,19 @@ class Interviewer:
 
     def visual(self, one: Article, split: str, count: int) -> Iterator[Question]:
         """Questions that looking answers, about `count` different attributes."""
-        held_out = split != "train"
+        phrasing: Literal["train", "held_out"] = "train" if split == "train" else "held_out"
         for attribute in self._rng.sample((*ATTRIBUTES, "count"), count):
             image, balloons = self._picture(one)
             answer = str(balloons) if attribute == "count" else getattr(one.entity.looks, attribute)
             yield Question(
                 id=self._next_id(split),
                 image=image,
-                text=ask_visual(attribute, one.entity.looks.category, self._rng, held_out=held_out),
+                text=ask_visual(attribute, one.entity.looks.category, self._rng, phrasing),
                 answers=(answer,),
                 split=split,
                 requires_retrieval=False,
                 entity_ids=(one.entity.id,),
-                meta={"attribute": attribute, "phrasing": "held_out" if held_out else "seen"},
+                meta={"attribute": attribute, "phrasing": "seen" if phrasing == "train" else "held_out"},
             )
 
     def _two_hop(self, role: str) -> Iterator[Question]:
