@@ -1,4 +1,4 @@
-"""The shared-prefix engine: one vision pass and one prefix pass a question, its branches as one padded batch on top.
+"""The shared-prefix engine: one vision pass and one prefix pass a question, and its branches on top, never a copy.
 
 A gate is a probability read at one position. Batches span questions; a token budget splits work, never text, and the
 results depend on neither.
@@ -7,7 +7,7 @@ results depend on neither.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,8 +18,9 @@ from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded
 from reflectune.models.positions import Positions
 from reflectune.models.rendering import Rendered
-from reflectune.models.rows import Rows, as_cache, cached, join, stack, tail
-from reflectune.models.tree import check_attention, join_vision
+from reflectune.models.rows import Level, Rows, as_cache, cached
+from reflectune.models.shared_attention import KeysValues, seeing, share_prefixes
+from reflectune.models.tree import join_vision
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,10 @@ class Prefixes:
 
 @dataclass(frozen=True)
 class BranchRows:
-    """Branches read in one batch: which (question, branch) they are, and their own part of what was read.
+    """Branches read in one batch: which (question, branch) they are, and what was read."""
 
-    `own` is what `Rows` says of the branch's tokens alone, without the prefix; its cache is empty if it was not kept.
-    """
-
-    rows: list[tuple[int, int]]
-    own: Rows
+    branches: list[tuple[int, int]]
+    rows: Rows
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Branches:
     def probabilities(self, token_ids: Sequence[int]) -> list[Tensor]:
         """Probability that each token comes next, in the full softmax: for each question (branches, tokens)."""
         rows = [(q, k) for q, own in enumerate(self.ids) for k in range(len(own))]
-        hidden = [chunk.own.hidden for chunk in self.chunks]
+        hidden = [chunk.rows.hidden for chunk in self.chunks]
         found = self.engine.probabilities(hidden, [self.places[row] for row in rows], token_ids)
         return list(found.split([len(own) for own in self.ids]))
 
@@ -97,24 +95,21 @@ class PrefixEngine:
     """Reads, judges and answers with one model.
 
     Args:
-        loaded: The model.
-        token_budget: Most tokens (padding included) in one forward pass, cache and all; a longer row goes alone. The
+        loaded: The model. Its attention is replaced by one that computes the same and can share prefixes.
+        token_budget: Most tokens (padding included) that are read in one forward pass; a longer row goes alone. The
             keys and values of four times as many tokens of branches are kept; other branches are read again if they
             are decoded from.
 
     Raises:
-        UserError: The model's attention is not one that the engine can mask.
+        UserError: The model's attention is not one that the engine can share a prefix with.
     """
 
     def __init__(self, loaded: Loaded, token_budget: int = 16_384) -> None:
-        check_attention(loaded.model)
+        share_prefixes(loaded.model)
         self.renderer, self.token_budget, self._most_kept = loaded.renderer, token_budget, 4 * token_budget
         self._model = loaded.model.eval()
         self._positions = Positions(self._model)
-        text_config = self._model.config.get_text_config()
-        if set(getattr(text_config, "layer_types", None) or ("full_attention",)) != {"full_attention"}:
-            raise UserError(f"{loaded.name} has sliding-window attention, which this engine doesn't cache; use another")
-        self.max_length: int = text_config.max_position_embeddings
+        self.max_length: int = self._model.config.get_text_config().max_position_embeddings
         self._ends = torch.tensor(_end_tokens(loaded), device=self._model.device)
 
     @torch.no_grad()
@@ -146,17 +141,16 @@ class PrefixEngine:
             raise ValueError(f"expected branches for {len(prefixes)} questions, found {len(branches)}")
         state = Branches(self, prefixes, branches, [], {})
         kept = 0
-        for number, chunk in enumerate(prefixes.chunks):
+        for number in range(len(prefixes.chunks)):
             rows = [
                 (q, k) for q, own in enumerate(branches) if prefixes.places[q][0] == number for k in range(len(own))
             ]
-            width = chunk.real.shape[1]
-            for part in _split([width + len(branches[q][k]) for q, k in rows], self.token_budget):
+            for part in _split([len(branches[q][k]) for q, k in rows], self.token_budget):
                 chosen = [rows[i] for i in part]
-                own = tail(self._read_branches(state, chosen), width)
-                kept += own.real.numel()
+                read = self._read_branches(state, chosen)
+                kept += read.own.real.numel()
                 state.places.update({row: (len(state.chunks), i) for i, row in enumerate(chosen)})
-                state.chunks.append(BranchRows(chosen, own if kept <= self._most_kept else replace(own, cache=[])))
+                state.chunks.append(BranchRows(chosen, read if kept <= self._most_kept else _forget(read)))
         return state
 
     @torch.no_grad()
@@ -178,12 +172,34 @@ class PrefixEngine:
         Returns:
             One answer for each of `rows`, in order.
         """
-        new = len(forced) + max_new_tokens
-        found: dict[int, Generation] = {}
-        for part in _split([self._length(state, row) + new for row in rows], self.token_budget):
-            ready = self._resume(state, [rows[i] for i in part])
-            found.update(zip(part, self._decode(ready, forced, max_new_tokens), strict=True))
-        return [found[i] for i in range(len(rows))]
+        found: list[Generation | None] = [None] * len(rows)
+        for ready, part in self._ready(state, rows, [len(forced) + max_new_tokens] * len(rows)):
+            for i, answer in zip(part, self._decode(ready, forced, max_new_tokens), strict=True):
+                found[i] = answer
+        return [answer for answer in found if answer is not None]
+
+    @torch.no_grad()
+    def score(
+        self,
+        state: Prefixes | Branches,
+        rows: Sequence[tuple[int, int]],
+        answers: Sequence[Sequence[int]],
+        forced: Sequence[int] = (),
+    ) -> list[list[float]]:
+        """Log-probabilities of given answers' tokens, from what has been read, in one pass and without decoding.
+
+        Args:
+            state: From `read` or `branch`.
+            rows: (question, branch) pairs, as for `generate`.
+            answers: Token ids of an answer for each of `rows`, of at least one token, the end token included if it is
+                to count.
+            forced: Tokens that every answer begins with; they are not scored.
+        """
+        found: list[list[float]] = [[] for _ in rows]
+        for ready, part in self._ready(state, rows, [len(forced) + len(answer) for answer in answers]):
+            for i, log_probs in zip(part, self._score(ready, forced, [answers[i] for i in part]), strict=True):
+                found[i] = log_probs
+        return found
 
     @torch.no_grad()
     def probabilities(
@@ -199,119 +215,116 @@ class PrefixEngine:
 
     def _read(self, prefixes: Sequence[Rendered]) -> Rows:
         """Vision and prefixes of one batch."""
-        length = max(len(prefix.ids) for prefix in prefixes)
-        ids = np.zeros((len(prefixes), length), dtype=np.int64)
-        real = np.zeros((len(prefixes), length), dtype=bool)
-        positions = np.zeros((3 if self._positions.is_3d else 1, len(prefixes), length), dtype=np.int64)
+        ids, real = self._padded([prefix.ids for prefix in prefixes])
+        positions = np.zeros((3 if self._positions.is_3d else 1, *ids.shape), dtype=np.int64)
         for row, prefix in enumerate(prefixes):
-            count = len(prefix.ids)
-            ids[row, :count], real[row, :count] = prefix.ids, True
-            positions[:, row, :count] = self._positions.of_prefix(ids[row, :count], prefix.vision)
+            positions[:, row, : len(prefix.ids)] = self._positions.of_prefix(np.array(prefix.ids), prefix.vision)
         device, dtype = self._model.device, self._model.dtype
         vision = {
             name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
             for name, value in join_vision([prefix.vision for prefix in prefixes]).items()
         }
         if self._positions.is_3d:
-            vision["mm_token_type_ids"] = torch.from_numpy(ids == self._positions.image_token_id).int().to(device)
+            vision["mm_token_type_ids"] = (ids == self._positions.image_token_id).int()
         places = torch.from_numpy(positions).to(device)
-        return self._forward(
-            torch.from_numpy(ids).to(device), torch.from_numpy(real).to(device), places, before=None, vision=vision
-        )
+        states, level = self._forward(ids, real, places, [], vision)
+        return Rows((), (), places[0, :, 0], states[:, 0]).under(level, *_last(states, real, places))
 
-    def _extend(self, rows: Rows, ids: Sequence[Sequence[int]]) -> Rows:
-        """Read more tokens on top of rows; the result holds the whole of both."""
-        length = max(map(len, ids))
-        padded = np.zeros((len(ids), length), dtype=np.int64)
-        counts = np.array([len(own) for own in ids])
-        real = np.arange(length) < counts[:, None]
-        padded[real] = np.concatenate(ids)
-        device = self._model.device
-        positions = (rows.onward[:, None] + torch.arange(length, device=device))[None]
-        if self._positions.is_3d:
-            positions = positions.expand(3, -1, -1)
-        return self._forward(
-            torch.from_numpy(padded).to(device), torch.from_numpy(real).to(device), positions, before=rows, vision={}
-        )
+    def _extend(self, rows: Rows, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
+        """Read more tokens under each row; also the hidden states of them all, (rows, tokens, hidden size)."""
+        padded, real = self._padded(ids)
+        places = self._onward(rows.onward, padded.shape[1])
+        states, level = self._forward(padded, real, places, [], {}, rows)
+        return states, rows.under(level, *_last(states, real, places))
 
     def _forward(
-        self, ids: Tensor, real: Tensor, positions: Tensor, before: Rows | None, vision: dict[str, Tensor]
-    ) -> Rows:
-        """Read tokens of shape (rows, new) at positions (1 or 3, rows, new), on top of what was read before."""
-        cache = as_cache(before.cache if before is not None else [])
-        past = before.real if before is not None else real[:, :0]
-        new, device = ids.shape[1], ids.device
-        causal = torch.ones(new, new, dtype=torch.bool, device=device).tril()
-        mask = torch.cat([past[:, None].expand(-1, new, -1), real[:, None] & causal], 2)  # (rows, new, past + new)
+        self,
+        ids: Tensor,
+        real: Tensor,
+        positions: Tensor,
+        past: KeysValues,
+        vision: dict[str, Tensor],
+        rows: Rows | None = None,
+    ) -> tuple[Tensor, Level]:
+        """Read tokens of shape (rows, new) at positions (1 or 3, rows, new), under what was read before."""
+        with seeing(rows.shared() if rows is not None else ()):
+            return self._step(ids, positions, past, vision, real, under=rows is not None)
+
+    def _step(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        past: KeysValues,
+        vision: dict[str, Tensor],
+        real: Tensor,
+        *,
+        under: bool,
+    ) -> tuple[Tensor, Level]:
+        """Hidden states (rows, new, hidden size) and what is kept. Under shared tokens, no mask is looked at."""
+        cache = as_cache(past)
         states = self._model.model(
             input_ids=ids,
-            attention_mask=mask[:, None],
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device) if under else None,
             position_ids=positions if self._positions.is_3d else positions[0],
             past_key_values=cache,
             use_cache=True,
             **vision,
         ).last_hidden_state
-        counts = real.sum(1)
-        row = torch.arange(len(ids), device=device)
-        return Rows(
-            cached(cache),
-            torch.cat([past, real], 1),
-            positions[0][row, counts - 1] + 1,
-            states[row, counts - 1],
-        )
+        return states, Level(cached(cache), real)
+
+    def _padded(self, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Token ids padded on the right, and which are real, both of shape (rows, longest)."""
+        counts = np.array([len(own) for own in ids])
+        real = np.arange(counts.max()) < counts[:, None]
+        padded = np.zeros(real.shape, dtype=np.int64)
+        padded[real] = np.concatenate([np.asarray(own, dtype=np.int64) for own in ids])
+        return torch.from_numpy(padded).to(self._model.device), torch.from_numpy(real).to(self._model.device)
+
+    def _onward(self, start: Tensor, count: int) -> Tensor:
+        """Positions (1 or 3, rows, count) of text that goes on from `start`."""
+        positions = (start[:, None] + torch.arange(count, device=start.device))[None]
+        return positions.expand(3, -1, -1) if self._positions.is_3d else positions
 
     # Branches and answers.
 
-    def _read_branches(self, state: Branches, rows: Sequence[tuple[int, int]]) -> Rows:
-        """Read branches of one prefix chunk; the result holds prefix and branch."""
-        before = self._prefix_rows(state, rows)
-        ids = [state.ids[q][k] for q, k in rows]
-        for count, own in zip(before.real.sum(1).tolist(), ids, strict=True):
+    def _read_branches(self, state: Branches, branches: Sequence[tuple[int, int]]) -> Rows:
+        """Read branches of one prefix chunk."""
+        chunk = state.prefixes.chunks[state.prefixes.places[branches[0][0]][0]]
+        before = chunk.take(self._index([state.prefixes.places[q][1] for q, _ in branches])).compact()
+        ids = [state.ids[q][k] for q, k in branches]
+        for count, own in zip(before.lengths().tolist(), ids, strict=True):
             self._check_length(count + len(own))
-        return self._extend(before, ids)
+        return self._extend(before, ids)[1]
 
-    def _resume(self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]]) -> Rows:
-        """Whole rows, to go on from. Branches whose cache was not kept are read again."""
+    def _ready(
+        self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], new: Sequence[int]
+    ) -> Iterator[tuple[Rows, list[int]]]:
+        """Rows to go on from, in batches, and which of `rows` they are. Branches that were not kept are read again."""
         places = [state.places[row[0]] if isinstance(state, Prefixes) else state.places[row] for row in rows]
-        order, parts = [], []
         for chunk in sorted({chunk for chunk, _ in places}):
             members = [i for i, (c, _) in enumerate(places) if c == chunk]
-            index = torch.tensor([places[i][1] for i in members], device=self._model.device)
-            order += members
-            if isinstance(state, Prefixes):
-                parts.append(state.chunks[chunk].take(index))
-            elif state.chunks[chunk].own.cache:
-                before = self._prefix_rows(state, [rows[i] for i in members])
-                parts.append(join(before, state.chunks[chunk].own.take(index)))
-            else:
-                parts.append(self._read_branches(state, [rows[i] for i in members]))
-        if len(parts) == 1:
-            return parts[0]
-        return stack(parts).take(torch.tensor(order, device=self._model.device).argsort())
-
-    def _prefix_rows(self, state: Branches, rows: Sequence[tuple[int, int]]) -> Rows:
-        """The prefix under each of these branches, which are all of one prefix chunk."""
-        places = [state.prefixes.places[q] for q, _ in rows]
-        index = torch.tensor([row for _, row in places], device=self._model.device)
-        return state.prefixes.chunks[places[0][0]].take(index)
-
-    def _length(self, state: Prefixes | Branches, row: tuple[int, int]) -> int:
-        """Tokens that a row holds, padding included."""
-        if isinstance(state, Prefixes):
-            return state.chunks[state.places[row[0]][0]].real.shape[1]
-        return self._length(state.prefixes, row) + state.chunks[state.places[row][0]].own.real.shape[1]
+            for part in _split([new[i] for i in members], self.token_budget):
+                chosen = [members[i] for i in part]
+                if isinstance(state, Prefixes):
+                    read = state.chunks[chunk].take(self._index([places[i][1] for i in chosen]))
+                elif state.chunks[chunk].rows.own.cache:
+                    read = state.chunks[chunk].rows.take(self._index([places[i][1] for i in chosen]))
+                else:
+                    read = self._read_branches(state, [rows[i] for i in chosen])
+                yield read.compact(), chosen
 
     def _decode(self, rows: Rows, forced: Sequence[int], max_new_tokens: int) -> list[Generation]:
         """Greedy decoding; a row that has ended leaves the batch."""
         if forced:
-            rows = self._extend(rows, [forced] * len(rows.onward))
-        count = len(rows.onward)
+            rows = self._extend(rows, [forced] * len(rows))[1]
+        count = len(rows)
         ids: list[list[int]] = [[] for _ in range(count)]
         log_probs: list[list[float]] = [[] for _ in range(count)]
         active = torch.arange(count, device=rows.onward.device)
         finished = torch.zeros(count, dtype=torch.bool, device=rows.onward.device)
+        shared, hidden, written = rows.shared(), rows.hidden, Level([], torch.empty(count, 0))
         for step in range(max_new_tokens):
-            best = self._log_probabilities(rows.hidden).max(-1)
+            best = self._log_probabilities(hidden).max(-1)
             for row, token, value in zip(active.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
                 ids[row].append(token)
                 log_probs[row].append(value)
@@ -319,11 +332,30 @@ class PrefixEngine:
             finished[active[ended]] = True
             if bool(ended.all()) or step == max_new_tokens - 1:
                 break
-            tokens = best.indices[~ended].tolist()
             if bool(ended.any()):
-                active, rows = active[~ended], rows.take((~ended).nonzero()[:, 0])
-            rows = self._extend(rows, [[token] for token in tokens])
+                going_on = (~ended).nonzero()[:, 0]
+                active, rows, written = active[going_on], rows.take(going_on), written.take(going_on)
+                shared = rows.shared()
+            tokens, place = best.indices[~ended][:, None], self._onward(rows.onward + step, 1)
+            with seeing(shared):
+                states, written = self._step(tokens, place, written.cache, {}, tokens >= 0, under=True)
+            hidden = states[:, 0]
         return [self._generation(*each) for each in zip(ids, log_probs, finished.tolist(), strict=True)]
+
+    def _score(self, rows: Rows, forced: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probabilities of answers under rows: what predicts a token is the state before it."""
+        written = [[*forced, *answer] for answer in answers]
+        if max(map(len, written)) == 1:
+            before = rows.hidden[:, None]
+        else:
+            states, _ = self._extend(rows, [own[:-1] or own for own in written])
+            before = torch.cat([rows.hidden[:, None], states], 1)
+        found = []
+        for row, own in enumerate(written):
+            targets = torch.tensor(own[len(forced) :], device=before.device)
+            log_probs = self._log_probabilities(before[row, len(forced) : len(own)])
+            found.append(log_probs.gather(1, targets[:, None])[:, 0].tolist())
+        return found
 
     def _generation(self, ids: list[int], log_probs: list[float], finished: bool) -> Generation:
         text = self.renderer.decode(ids[:-1] if finished else ids)
@@ -332,12 +364,26 @@ class PrefixEngine:
     def _log_probabilities(self, hidden: Tensor) -> Tensor:
         return self._model.get_output_embeddings()(hidden).float().log_softmax(-1)  # (rows, vocabulary)
 
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows, device=self._model.device)
+
     def _check_length(self, length: int) -> None:
         if length > self.max_length:
             raise UserError(
                 f"a question with its passage is {length} tokens long, but the model takes {self.max_length}; "
                 "shorten the passages (they are never cut here)"
             )
+
+
+def _last(states: Tensor, real: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The position after each row's last token, and the hidden state there."""
+    row, last = torch.arange(len(real), device=real.device), real.sum(1) - 1
+    return positions[0, row, last] + 1, states[row, last]
+
+
+def _forget(rows: Rows) -> Rows:
+    """The rows without the keys and values of their last level."""
+    return replace(rows, levels=(*rows.levels[:-1], replace(rows.own, cache=[])))
 
 
 def _split(lengths: Sequence[int], budget: int) -> list[list[int]]:

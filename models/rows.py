@@ -1,4 +1,4 @@
-"""What the engine keeps of rows that a model has read, and how such rows are taken, cut, joined and stacked."""
+"""Rows that a model has read: levels of tokens, each kept once, however many rows of the next hang from it."""
 
 from __future__ import annotations
 
@@ -7,34 +7,80 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-KeysValues = list[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, of shape (rows, heads, tokens, head size)."""
+from reflectune.models.shared_attention import KeysValues, Shared
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows that the model has read, in one padded batch.
+class Level:
+    """Tokens that were read together: N rows, padded on the right.
 
     Attributes:
-        cache: Keys and values of the rows' tokens.
-        real: Bool of shape (rows, tokens): tokens, and not padding.
-        onward: The position that follows each row's last token, of shape (rows,).
-        hidden: The last hidden state at each row's last token, of shape (rows, hidden size).
+        cache: Keys and values of each layer, (N, key heads, tokens, head size); empty if they were not kept.
+        real: Bool of shape (N, tokens): tokens, and not padding.
     """
 
     cache: KeysValues
     real: Tensor
+
+    def take(self, index: Tensor) -> Level:
+        """A copy of some of its rows."""
+        return Level([(keys[index], values[index]) for keys, values in self.cache], self.real[index])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that have been read, each a chain of one row of every level, the first level first.
+
+    Attributes:
+        levels: What was read, from the image down.
+        where: For each level the row of it that each of these rows goes through, of shape (rows,).
+        onward: The position that follows each row's last token, of shape (rows,).
+        hidden: The last hidden state at each row's last token, of shape (rows, hidden size).
+    """
+
+    levels: tuple[Level, ...]
+    where: tuple[Tensor, ...]
     onward: Tensor
     hidden: Tensor
 
+    def __len__(self) -> int:
+        return len(self.onward)
+
+    @property
+    def own(self) -> Level:
+        """The last level."""
+        return self.levels[-1]
+
     def take(self, index: Tensor) -> Rows:
-        """These rows, in this order, possibly repeated."""
-        cache = [(keys[index], values[index]) for keys, values in self.cache]
-        return Rows(cache, self.real[index], self.onward[index], self.hidden[index])
+        """These rows, in this order, possibly repeated; nothing is copied."""
+        return Rows(self.levels, tuple(row[index] for row in self.where), self.onward[index], self.hidden[index])
+
+    def compact(self) -> Rows:
+        """The same rows; of a level of which they use less than half, a copy of what they use."""
+        levels, where = [], []
+        for level, row in zip(self.levels, self.where, strict=True):
+            used, place = row.unique(return_inverse=True)
+            small = 2 * len(used) <= len(level.real)
+            levels.append(level.take(used) if small else level)
+            where.append(place if small else row)
+        return Rows(tuple(levels), tuple(where), self.onward, self.hidden)
+
+    def lengths(self) -> Tensor:
+        """How many tokens each row has, padding left out, of shape (rows,)."""
+        counts = [level.real.sum(1)[row] for level, row in zip(self.levels, self.where, strict=True)]
+        return torch.stack(counts).sum(0)
+
+    def shared(self) -> list[Shared]:
+        """What more tokens of these rows see."""
+        return [Shared.of(level.cache, level.real, row) for level, row in zip(self.levels, self.where, strict=True)]
+
+    def under(self, level: Level, onward: Tensor, hidden: Tensor) -> Rows:
+        """The rows that come of reading one more level, one row of it under each of these rows."""
+        row = torch.arange(len(onward), device=onward.device)
+        return Rows((*self.levels, level), (*self.where, row), onward, hidden)
 
 
 def as_cache(layers: KeysValues) -> DynamicCache:
@@ -54,35 +100,7 @@ def cached(cache: DynamicCache) -> KeysValues:
     return [(layer.keys, layer.values) for layer in layers]
 
 
-def tail(rows: Rows, start: int) -> Rows:
-    """Rows without their first `start` tokens, in memory of their own."""
-    cache = [(keys[:, :, start:].clone(), values[:, :, start:].clone()) for keys, values in rows.cache]
-    return Rows(cache, rows.real[:, start:].clone(), rows.onward, rows.hidden)
-
-
-def join(before: Rows, after: Rows) -> Rows:
-    """Rows whose tokens are those of `before`, then those of `after`; they stand where `after` stands."""
-    cache = [
-        (torch.cat([k0, k1], 2), torch.cat([v0, v1], 2))
-        for (k0, v0), (k1, v1) in zip(before.cache, after.cache, strict=True)
-    ]
-    return Rows(cache, torch.cat([before.real, after.real], 1), after.onward, after.hidden)
-
-
-def stack(parts: Sequence[Rows]) -> Rows:
-    """Rows of several batches as one, padded to the longest."""
-    if len(parts) == 1:
-        return parts[0]
-    length = max(part.real.shape[1] for part in parts)
-    missing = [length - part.real.shape[1] for part in parts]
-    padded = [
-        [(F.pad(keys, (0, 0, 0, n)), F.pad(values, (0, 0, 0, n))) for keys, values in part.cache]
-        for part, n in zip(parts, missing, strict=True)
-    ]
-    cache = [
-        (torch.cat([keys for keys, _ in layer]), torch.cat([values for _, values in layer]))
-        for layer in zip(*padded, strict=True)
-    ]
-    real = torch.cat([F.pad(part.real, (0, n)) for part, n in zip(parts, missing, strict=True)])
-    onward, hidden = (torch.cat([getattr(part, name) for part in parts]) for name in ("onward", "hidden"))
-    return Rows(cache, real, onward, hidden)
+def kept_bytes(levels: Sequence[Level]) -> int:
+    """Memory of the keys and values of levels, each counted once."""
+    tensors = {id(tensor): tensor for level in levels for pair in level.cache for tensor in pair}
+    return sum(tensor.nbytes for tensor in tensors.values())

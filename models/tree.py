@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reflectune.core.errors import UserError
-from reflectune.models.positions import Positions, inner_model
+from reflectune.models.positions import Positions
+from reflectune.models.shared_attention import share_prefixes
 
 IGNORE = -100
 """The label of a token that is not supervised."""
@@ -69,7 +69,7 @@ class TreeCollator:
     first token a place to be predicted from, so that labels are used by the ordinary shift (position i predicts
     label i + 1). Position ids of a branch go on from the prefix, M-RoPE included.
 
-    Example of the mask, for a prefix of 3 tokens and branches of 2 and 1 (`o` sees, rows are queries):
+    Who sees whom, for a prefix of 3 tokens and branches of 2 and 1 (`o` sees, rows are queries):
 
         p0        o
         p1        o o
@@ -80,22 +80,24 @@ class TreeCollator:
                   o o | . . . | o o
 
     Args:
-        model: The model that will read the batches, possibly wrapped.
+        model: The model that will read the batches, possibly wrapped. Its attention is replaced by one that computes
+            the same and can read trees.
 
     Raises:
-        UserError: The model's attention cannot read a tree.
+        UserError: The model's attention cannot be made to read a tree.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        check_attention(model)
+        share_prefixes(model)
         self._positions = Positions(model)
 
     def __call__(self, trees: Sequence[Tree]) -> dict[str, Tensor]:
         """A batch of B rows of L tokens.
 
         Returns:
-            `input_ids`, `labels`, `weights` of shape (B, L); `attention_mask` (B, 1, L, L), bool; `position_ids`
-            (B, L), or (3, B, L) under M-RoPE and then `mm_token_type_ids` (B, L); and the vision tensors, concatenated.
+            `input_ids`, `labels`, `weights` of shape (B, L); `attention_mask` (B, 1, 1, L), the segments;
+            `position_ids` (B, L), or (3, B, L) under M-RoPE and then `mm_token_type_ids` (B, L); and the vision
+            tensors, concatenated.
         """
         rows = [self._row(tree) for tree in trees]
         length = max(row.shape[1] for row in rows)
@@ -104,7 +106,7 @@ class TreeCollator:
             "input_ids": ids,
             "labels": labels,
             "weights": torch.from_numpy(_weights(trees, length)),
-            "attention_mask": tree_mask(segments),
+            "attention_mask": segments[:, None, None],
             "position_ids": torch.stack(positions) if self._positions.is_3d else positions[0],
         }
         if self._positions.is_3d:
@@ -135,24 +137,6 @@ def collate(trees: Sequence[Tree], model: nn.Module) -> dict[str, Tensor]:
     return TreeCollator(model)(trees)
 
 
-def tree_mask(segments: Tensor) -> Tensor:
-    """Who may attend to whom.
-
-    Args:
-        segments: Of shape (B, L): 0 for the prefix, 1 … K for its branches, -1 for padding.
-
-    Returns:
-        Bool of shape (B, 1, L, L): a query sees what is before it in the prefix and in its own branch; padding sees
-        only itself.
-    """
-    order = torch.arange(segments.shape[1], device=segments.device)
-    same = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
-    real = segments[:, None, :] >= 0
-    return ((same & real & (order[:, None] >= order)) | torch.eye(len(order), dtype=torch.bool, device=order.device))[
-        :, None
-    ]
-
-
 def loss_terms(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The weighted negative log-likelihood of the supervised tokens, summed, and the sum of their weights.
 
@@ -171,29 +155,6 @@ def loss_terms(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     losses = F.cross_entropy(logits.float(), labels[targets], reduction="none")
     kept = weights[targets]
     return (losses * kept).sum(), kept.sum()
-
-
-def check_attention(model: nn.Module) -> None:
-    """Refuse attention that cannot read a tree, or that would do so wrongly without saying so.
-
-    Raises:
-        UserError: The language model's attention is not sdpa.
-    """
-    found = inner_model(model).config.get_text_config()._attn_implementation
-    if found != "sdpa":
-        reason = _WHY_NOT.get(found.split("|")[0], "it has not been shown to read the mask of a tree")
-        raise UserError(
-            f"trees need attn_implementation=sdpa, found {found}: {reason}; load the model with sdpa, or train without "
-            "trees"
-        )
-
-
-_WHY_NOT = {
-    "eager": "it adds a bool mask to the scores instead of applying it, and silently computes something else",
-    "flash_attention_2": "it takes no mask and would let branches see one another",
-    "flash_attention_3": "it takes no mask and would let branches see one another",
-    "flex_attention": "it takes a block mask, not a tensor",
-}
 
 
 def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

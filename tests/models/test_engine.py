@@ -159,10 +159,11 @@ def test_neither_order_nor_budget_matters(loaded, prefixes, branches, budget, or
 def test_a_budget_bounds_what_is_read_at_once_and_kept(loaded, prefixes, branches):
     engine = PrefixEngine(loaded, token_budget=100)
     state = engine.branch(engine.read(prefixes), branches)
-    for chunk in [*state.prefixes.chunks, *(chunk.own for chunk in state.chunks)]:
-        assert len(chunk.onward) == 1 or chunk.real.numel() <= 100
-    kept = [chunk.own.real.numel() for chunk in state.chunks if chunk.own.cache]
-    assert 0 < sum(kept) <= 400 < sum(chunk.own.real.numel() for chunk in state.chunks)
+    levels = [rows.own for rows in [*state.prefixes.chunks, *(chunk.rows for chunk in state.chunks)]]
+    assert all(len(level.real) == 1 or level.real.numel() <= 100 for level in levels)
+    read = [chunk.rows.own for chunk in state.chunks]
+    kept = [level.real.numel() for level in read if level.cache]
+    assert 0 < sum(kept) <= 400 < sum(level.real.numel() for level in read)
 
 
 def test_answering_leaves_the_state_as_it_is(loaded, prefixes, branches):

@@ -1,39 +1,60 @@
-import pytest
+"""Rows are chains through levels: taking, compacting and extending them copies nothing that is shared."""
+
 import torch
 
-from reflectune.models.rows import Rows, join, stack, tail
+from reflectune.models.rows import Level, Rows, as_cache, cached, kept_bytes
 
 
-def rows(count: int, tokens: int, start: float = 0.0) -> Rows:
-    """Rows whose keys and values say which row and token they are."""
-    values = start + torch.arange(count)[:, None, None, None] * 100.0 + torch.arange(tokens)[None, None, :, None]
-    cache = [(values.clone(), values + 0.5) for _ in range(2)]
-    return Rows(cache, torch.ones(count, tokens, dtype=torch.bool), torch.arange(count), torch.rand(count, 4))
+def level(rows: int, tokens: int, real: list[int] | None = None) -> Level:
+    """Keys and values that say which row and token they are."""
+    values = torch.arange(rows)[:, None, None, None] * 100.0 + torch.arange(tokens)[None, None, :, None]
+    counts = torch.tensor(real or [tokens] * rows)
+    return Level([(values.clone(), values + 0.5) for _ in range(2)], torch.arange(tokens) < counts[:, None])
 
 
-def test_taking_repeats_and_reorders():
-    made = rows(3, 2)
-    taken = made.take(torch.tensor([2, 0, 2]))
-    assert taken.onward.tolist() == [2, 0, 2]
-    assert taken.cache[1][0][:, 0, 0, 0].tolist() == [200, 0, 200]
+def chain() -> Rows:
+    """Two questions of 3 and 2 tokens; branches of 2, 1 and 2 tokens, of which the first two are the second one's."""
+    first, second = level(2, 3, [3, 2]), level(3, 2, [2, 1, 2])
+    where = (torch.tensor([1, 1, 0]), torch.arange(3))
+    return Rows((first, second), where, torch.tensor([4, 3, 5]), torch.arange(12.0).view(3, 4))
 
 
-def test_joining_a_tail_to_its_beginning_gives_the_whole():
-    whole = rows(2, 5)
-    beginning = Rows(
-        [(k[:, :, :3], v[:, :, :3]) for k, v in whole.cache], whole.real[:, :3], whole.onward, whole.hidden
-    )
-    again = join(beginning, tail(whole, 3))
-    assert torch.equal(again.real, whole.real)
-    for (k, v), (k0, v0) in zip(again.cache, whole.cache, strict=True):
-        assert torch.equal(k, k0)
-        assert torch.equal(v, v0)
+def keys_of(rows: Rows, depth: int) -> list[float]:
+    """The first key of the row that each row goes through."""
+    return [rows.levels[depth].cache[1][0][place, 0, 0, 0].item() for place in rows.where[depth].tolist()]
 
 
-@pytest.mark.parametrize("lengths", [(2, 4), (4, 2), (3, 3)])
-def test_stacking_pads_with_tokens_that_are_not_real(lengths):
-    parts = [rows(1, lengths[0]), rows(2, lengths[1], start=50)]
-    made = stack(parts)
-    assert made.real.sum(1).tolist() == [lengths[0], lengths[1], lengths[1]]
-    assert made.real.shape == made.cache[0][0].shape[:1] + made.cache[0][0].shape[2:3] == (3, max(lengths))
-    assert made.cache[0][0][1, 0, 0, 0] == 50
+def test_taking_repeats_and_reorders_without_copying():
+    taken = chain().take(torch.tensor([2, 0, 2]))
+    assert taken.onward.tolist() == [5, 4, 5]
+    assert keys_of(taken, 0) == [0, 100, 0]
+    assert keys_of(taken, 1) == [200, 0, 200]
+    assert kept_bytes(taken.levels) == kept_bytes(chain().levels)
+
+
+def test_compacting_keeps_what_rows_go_through():
+    few = chain().take(torch.tensor([1]))
+    small = few.compact()
+    assert [len(each.real) for each in small.levels] == [1, 1]
+    for depth in range(2):
+        assert keys_of(small, depth) == keys_of(few, depth)
+    assert small.lengths().tolist() == few.lengths().tolist() == [3]
+    assert kept_bytes(small.levels) < kept_bytes(few.levels)
+
+
+def test_lengths_leave_padding_out():
+    assert chain().lengths().tolist() == [4, 3, 5]
+
+
+def test_a_level_hangs_under_each_row():
+    deeper = chain().under(level(3, 1), torch.tensor([5, 4, 6]), torch.zeros(3, 4))
+    assert [len(row) for row in deeper.where] == [3, 3, 3]
+    assert deeper.lengths().tolist() == [5, 4, 6]
+    assert len(deeper.shared()) == 3
+
+
+def test_a_cache_begins_with_what_it_is_given():
+    pairs = level(2, 3).cache
+    for (keys, values), (k, v) in zip(cached(as_cache(pairs)), pairs, strict=True):
+        assert keys is k
+        assert values is v

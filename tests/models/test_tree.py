@@ -11,11 +11,9 @@ from reflectune.models.tree import (
     Segment,
     Tree,
     TreeCollator,
-    check_attention,
     collate,
     independent_rows,
     loss_terms,
-    tree_mask,
 )
 
 FAMILIES = ["llava", "qwen2_vl"]
@@ -126,27 +124,9 @@ def test_a_row_written_out(make):
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 2, 3]]
 
 
-def test_a_mask_written_out():
-    mask = tree_mask(torch.tensor([[0, 0, 1, 1, 2, -1]]))
-    assert mask.int().tolist() == [
-        [
-            [
-                [1, 0, 0, 0, 0, 0],
-                [1, 1, 0, 0, 0, 0],
-                [1, 1, 1, 0, 0, 0],
-                [1, 1, 1, 1, 0, 0],
-                [1, 1, 0, 0, 1, 0],
-                [1, 1, 0, 0, 0, 1],
-            ]
-        ]
-    ]
-
-
 @pytest.mark.parametrize(("found", "why"), [("eager", "silently"), ("flash_attention_2", "see one another")])
 def test_other_attention_is_refused_with_a_reason(make, found, why):
     model = make.model("llava")
     model.config.get_text_config()._attn_implementation = found
-    with pytest.raises(UserError, match=f"found {found}.*{why}"):
-        check_attention(model)
-    with pytest.raises(UserError, match="need attn_implementation=sdpa"):
+    with pytest.raises(UserError, match=f"needs attn_implementation=sdpa, found {found}.*{why}"):
         TreeCollator(model)

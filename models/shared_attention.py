@@ -1,0 +1,167 @@
+"""The attention that models are given: sdpa, until there is a tree in training or a shared prefix in inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from reflectune.core.errors import UserError
+from reflectune.models.attention import attend, merge
+from reflectune.models.positions import inner_model
+from reflectune.models.tree_attention import tree_attention, tree_mask
+
+IMPLEMENTATION = "reflectune_shared_prefix"
+"""What this attention is called in transformers."""
+
+KeysValues = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, of shape (rows, key heads, tokens, head size)."""
+
+
+def share_prefixes(model: nn.Module) -> None:
+    """Give a model's language model this attention; what the model computes without trees or prefixes is unchanged.
+
+    Raises:
+        UserError: The model's attention is not one that can be replaced exactly.
+    """
+    whole = inner_model(model)
+    config = whole.config.get_text_config()
+    found = config._attn_implementation
+    if found not in ("sdpa", IMPLEMENTATION):
+        reason = _WHY_NOT.get(found.split("|")[0], "it has not been shown to be replaced exactly")
+        raise UserError(
+            f"a shared prefix needs attn_implementation=sdpa, found {found}: {reason}; load the model with sdpa, or "
+            "train without trees"
+        )
+    if set(getattr(config, "layer_types", None) or ("full_attention",)) != {"full_attention"}:
+        raise UserError(
+            f"{type(whole).__name__} has sliding-window or linear attention, which no shared prefix fits exactly; "
+            "use another model, or train without trees"
+        )
+    AttentionInterface.register(IMPLEMENTATION, shared_attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+    config._attn_implementation = IMPLEMENTATION
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Tokens that were read before, of N rows, and which rows of queries see them.
+
+    Attributes:
+        cache: Their keys and values, N rows.
+        bias: What is added to scores, 0 or -inf where a row is padded: (N, 1, 1, tokens); None if nothing is padded.
+        members: The query rows that see each of the N rows: (N, G), filled up with any. None if query row i sees row i.
+        places: Where each query row stands in the flattened `members`, of shape (query rows,).
+    """
+
+    cache: KeysValues
+    bias: Tensor | None
+    members: Tensor | None
+    places: Tensor
+
+    @classmethod
+    def of(cls, cache: KeysValues, real: Tensor, row: Tensor) -> Shared:
+        """Group query rows.
+
+        Args:
+            cache: Keys and values of N rows.
+            real: Bool of shape (N, tokens): tokens, and not padding.
+            row: Which of the N rows each query row sees, of shape (query rows,).
+        """
+        bias = None
+        if not bool(real.all()):
+            bias = torch.zeros(real.shape, dtype=cache[0][0].dtype, device=real.device)
+            bias = bias.masked_fill_(~real, -torch.inf)[:, None, None]
+        count = len(real)
+        if len(row) == count and bool((row == torch.arange(count, device=row.device)).all()):
+            return cls(cache, bias, None, row)
+        sizes = torch.bincount(row, minlength=count)
+        width = int(sizes.max())
+        order = row.argsort(stable=True)
+        rank = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row[order]]
+        places = torch.empty_like(row)
+        places[order] = row[order] * width + rank
+        members = torch.zeros(count * width, dtype=torch.long, device=row.device)
+        members[places] = torch.arange(len(row), device=row.device)
+        return cls(cache, bias, members.view(count, width), places)
+
+    def attend(self, query: Tensor, layer: int, scale: float) -> tuple[Tensor, Tensor]:
+        """Attention of queries (rows, heads, T, size) to these tokens, and its log-sum-exp (rows, heads, T)."""
+        keys, values = self.cache[layer]
+        if self.members is None:
+            return self._attend(query, keys, values, scale)
+        _, heads, new, size = query.shape
+        count, width = self.members.shape
+        grouped = query[self.members].transpose(1, 2).reshape(count, heads, width * new, size)
+        output, lse = self._attend(grouped, keys, values, scale)
+        output = output.unflatten(2, (width, new)).transpose(1, 2).flatten(0, 1)[self.places]
+        return output, lse.unflatten(2, (width, new)).transpose(1, 2).flatten(0, 1)[self.places]
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """With the query heads of one key head as more queries, so that no key is read twice."""
+        count, heads, new, _ = query.shape
+        folded = query.reshape(count, keys.shape[1], -1, query.shape[3])
+        output, lse = attend(folded, keys, values, scale=scale, bias=self.bias)
+        return output.reshape(query.shape), lse.reshape(count, heads, new)
+
+
+_SEEN: ContextVar[Sequence[Shared]] = ContextVar("seen", default=())
+
+
+@contextmanager
+def seeing(shared: Sequence[Shared]) -> Iterator[None]:
+    """Within it, every row that a model reads sees these tokens before its own.
+
+    A row's own tokens are then read causally, without a mask: either all at once, padded on the right, or one by one,
+    unpadded.
+    """
+    token = _SEEN.set(tuple(shared))
+    try:
+        yield
+    finally:
+        _SEEN.reset(token)
+
+
+def shared_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in each layer: of shape (rows, T, heads, size).
+
+    A mask of whole numbers, of shape (B, 1, 1, L), is the segments of trees; see `tree_attention`.
+    """
+    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, rotation leaves these in float32
+    shared = _SEEN.get()
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if shared:
+        layer: Any = module.layer_idx
+        own = attend(query, key, value, scale=scale, causal=query.shape[2] > 1)
+        output, _ = merge([own, *(part.attend(query, layer, scale) for part in shared)])
+        return output.transpose(1, 2), None
+    if attention_mask is not None and attention_mask.dtype == torch.long:
+        if query.device.type == "cpu" and not dropout:
+            return tree_attention(query, key, value, attention_mask, scale), None
+        attention_mask = tree_mask(attention_mask[:, 0, 0])
+    return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+
+
+_WHY_NOT = {
+    "eager": "it adds a bool mask to the scores instead of applying it, and silently computes something else",
+    "flash_attention_2": "it takes no mask and would let branches see one another",
+    "flash_attention_3": "it takes no mask and would let branches see one another",
+    "flex_attention": "it takes a block mask, not a tensor",
+}

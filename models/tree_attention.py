@@ -1,0 +1,179 @@
+"""Differentiable attention of trees: a prefix, and branches that see it and themselves, as runs of one row.
+
+Where a dense mask of (length × length) computes scores between branches only to hide them, this computes what is seen
+alone: the prefix's own attention, each branch's own, and all branches' attention to the prefix, merged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from reflectune.models.attention import attend, attend_backward, merge
+
+
+@dataclass(frozen=True)
+class TreeLayout:
+    """Where the tokens of a batch's trees stand, as indices into its flattened tokens.
+
+    The index after the last token (B · L) stands for none.
+
+    Attributes:
+        prefixes: Of shape (B, P): each row's prefix.
+        tails: Of shape (B, R): what follows the prefix, all branches.
+        branches: Of shape (branches of all rows, T).
+    """
+
+    prefixes: Tensor
+    tails: Tensor
+    branches: Tensor
+
+    @classmethod
+    def of(cls, segments: Tensor) -> TreeLayout:
+        """Read it from segments, of shape (B, L): 0 for the prefix, then 1 … K for its branches, -1 for padding."""
+        rows, length = segments.shape
+        none = rows * length
+        flat = torch.arange(none, device=segments.device).view(rows, length)
+        branch = torch.where(segments > 0, segments + segments.amax() * torch.arange(rows)[:, None].to(segments), 0)
+        _, number = branch[segments > 0].unique(return_inverse=True)
+        return cls(
+            _padded(flat[segments == 0], (segments == 0).nonzero()[:, 0], rows, none),
+            _padded(flat[segments > 0], (segments > 0).nonzero()[:, 0], rows, none),
+            _padded(flat[segments > 0], number, int(number.max()) + 1 if len(number) else 0, none),
+        )
+
+
+_LAYOUTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def layout_of(segments: Tensor) -> TreeLayout:
+    """The layout of segments (B, 1, 1, L), computed once for all layers that are given the same tensor."""
+    if segments not in _LAYOUTS:
+        _LAYOUTS[segments] = TreeLayout.of(segments[:, 0, 0])
+    return _LAYOUTS[segments]
+
+
+def tree_attention(query: Tensor, keys: Tensor, values: Tensor, segments: Tensor, scale: float) -> Tensor:
+    """Attention of a batch of trees.
+
+    Args:
+        query: Of shape (B, heads, L, size).
+        keys: Of shape (B, key heads, L, size).
+        values: The same.
+        segments: Of shape (B, 1, 1, L): 0 for the prefix, then 1 … K for its branches, -1 for padding. Every row has
+            a prefix, and its branches follow it one after the other.
+        scale: What scores are multiplied by.
+
+    Returns:
+        Of shape (B, L, heads, size); zero where padded.
+    """
+    return _TreeAttention.apply(query, keys, values, layout_of(segments), scale)  # type: ignore[no-untyped-call]
+
+
+def tree_mask(segments: Tensor) -> Tensor:
+    """Who may attend to whom.
+
+    Args:
+        segments: Of shape (B, L): 0 for the prefix, 1 … K for its branches, -1 for padding.
+
+    Returns:
+        Bool of shape (B, 1, L, L): a query sees what is before it in the prefix and in its own branch; padding sees
+        only itself.
+    """
+    order = torch.arange(segments.shape[1], device=segments.device)
+    same = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
+    real = segments[:, None, :] >= 0
+    return ((same & real & (order[:, None] >= order)) | torch.eye(len(order), dtype=torch.bool, device=order.device))[
+        :, None
+    ]
+
+
+class _TreeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, keys: Tensor, values: Tensor, layout: TreeLayout, scale: float) -> Tensor:
+        q, k, v = (_flat(tensor) for tensor in (query, keys, values))
+        rows, heads, length, size = query.shape
+        bias = _bias(layout.prefixes, rows * length, query.dtype)
+        prefix = [_take(tensor, layout.prefixes) for tensor in (q, k, v)]
+        output, lse = q.new_zeros(q.shape), torch.full(q.shape[:2], torch.inf)
+        _put(output, lse, layout.prefixes, *attend(*prefix, scale=scale, causal=True))
+        if layout.branches.numel():
+            own = attend(*(_take(tensor, layout.branches) for tensor in (q, k, v)), scale=scale, causal=True)
+            _put(output, lse, layout.branches, *own)
+            above = attend(_take(q, layout.tails), prefix[1], prefix[2], scale=scale, bias=bias)
+            below = _take(output, layout.tails), _take(lse, layout.tails)
+            _put(output, lse, layout.tails, *merge([above, below]))
+        output[-1], lse[-1] = 0, torch.inf
+        ctx.save_for_backward(query, keys, values, output, lse)
+        ctx.layout, ctx.scale, ctx.bias = layout, scale, bias
+        return output[:-1].view(rows, length, heads, size)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        query, keys, values, output, lse = ctx.saved_tensors
+        layout, scale = ctx.layout, ctx.scale
+        q, k, v = (_flat(tensor) for tensor in (query, keys, values))
+        d_output = torch.cat([grad.reshape(-1, *grad.shape[2:]), grad.new_zeros(1, *grad.shape[2:])])
+        d_q, d_k, d_v = (torch.zeros_like(tensor) for tensor in (q, k, v))
+
+        def add(seen_from: Tensor, seen: Tensor, **how: Any) -> None:
+            """Add the gradients of what queries at `seen_from` take from keys at `seen`."""
+            found = attend_backward(
+                *(_take(tensor, seen_from) for tensor in (d_output, q)),
+                *(_take(tensor, seen) for tensor in (k, v)),
+                *(_take(tensor, seen_from) for tensor in (output, lse)),
+                scale=scale,
+                **how,
+            )
+            for total, part, where in zip((d_q, d_k, d_v), found, (seen_from, seen, seen), strict=True):
+                total.index_add_(0, where.flatten(), part.transpose(1, 2).flatten(0, 1))
+
+        add(layout.prefixes, layout.prefixes, causal=True)
+        if layout.branches.numel():
+            add(layout.branches, layout.branches, causal=True)
+            add(layout.tails, layout.prefixes, bias=ctx.bias)
+        return _unflat(d_q, query), _unflat(d_k, keys), _unflat(d_v, values), None, None
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """(B, heads, L, size) as (B · L + 1, heads, size); the last is zero and stands for no token."""
+    tokens = tensor.transpose(1, 2).flatten(0, 1)
+    return torch.cat([tokens, tokens.new_zeros(1, *tokens.shape[1:])])
+
+
+def _unflat(tokens: Tensor, like: Tensor) -> Tensor:
+    rows, heads, length, size = like.shape
+    return tokens[:-1].view(rows, length, heads, size).transpose(1, 2)
+
+
+def _take(tokens: Tensor, index: Tensor) -> Tensor:
+    """(N, n) indices into (tokens, heads, …) as (N, heads, n, …)."""
+    return tokens[index].transpose(1, 2)
+
+
+def _put(output: Tensor, lse: Tensor, index: Tensor, new_output: Tensor, new_lse: Tensor) -> None:
+    """Write attention of shape (N, heads, n, …) where `_take` would read it."""
+    output[index.flatten()] = new_output.transpose(1, 2).flatten(0, 1)
+    lse[index.flatten()] = new_lse.transpose(1, 2).flatten(0, 1)
+
+
+def _bias(index: Tensor, none: int, dtype: torch.dtype) -> Tensor | None:
+    """Hides the padding of an index (N, n) from all who look at it: (N, 1, 1, n), or None if there is none."""
+    padded = index == none
+    if not bool(padded.any()):
+        return None
+    return torch.zeros(index.shape, dtype=dtype).masked_fill_(padded, -torch.inf)[:, None, None]
+
+
+def _padded(flat: Tensor, row: Tensor, rows: int, none: int) -> Tensor:
+    """Values by row, in order, as a padded matrix (rows, most of a row)."""
+    sizes = torch.bincount(row, minlength=rows)
+    found = flat.new_full((rows, int(sizes.max()) if rows else 0), none)
+    order = row.argsort(stable=True)
+    rank = torch.arange(len(row)) - (sizes.cumsum(0) - sizes)[row[order]]
+    found[row[order], rank] = flat[order]
+    return found

@@ -1,0 +1,83 @@
+"""Attention by parts is attention to the whole, forward and backward."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from reflectune.models.attention import _attend_plainly, attend, attend_backward, merge
+
+SCALE = 0.3
+
+
+def made(rows: int = 2, heads: int = 4, key_heads: int = 2, new: int = 5, seen: int = 7, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(rows, heads, new, 8, generator=generator)
+    keys, values = (torch.randn(rows, key_heads, seen, 8, generator=generator) for _ in range(2))
+    return query, keys, values
+
+
+def by_hand(query, keys, values, bias=None):
+    groups = query.shape[1] // keys.shape[1]
+    scores = query @ keys.repeat_interleave(groups, 1).transpose(-1, -2) * SCALE
+    scores = scores if bias is None else scores + bias
+    return scores.softmax(-1) @ values.repeat_interleave(groups, 1), scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("how", [attend, lambda *a, **k: _attend_plainly(*a, k["scale"], k.get("bias"), False)])
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_attention_and_its_denominator_are_the_equation(how, key_heads):
+    query, keys, values = made(key_heads=key_heads)
+    bias = torch.zeros(2, 1, 1, 7)
+    bias[1, :, :, 4:] = -torch.inf
+    for found, expected in zip(
+        how(query, keys, values, scale=SCALE, bias=bias), by_hand(query, keys, values, bias), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", [attend, lambda *a, **k: _attend_plainly(*a, k["scale"], None, k["causal"])])
+def test_causal_attention_hides_what_follows(how):
+    query, keys, values = made(seen=5)
+    bias = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    for found, expected in zip(
+        how(query, keys, values, scale=SCALE, causal=True), by_hand(query, keys, values, bias), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cuts", [(3,), (1, 6), (2, 3, 5)])
+def test_parts_merged_are_the_whole(cuts):
+    query, keys, values = made()
+    bounds = (0, *cuts, 7)
+    parts = [attend(query, keys[:, :, a:b], values[:, :, a:b], scale=SCALE) for a, b in pairwise(bounds)]
+    for found, expected in zip(merge(parts), attend(query, keys, values, scale=SCALE), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_gradients_through_parts_add_up_to_those_of_the_whole(key_heads):
+    inputs = [tensor.requires_grad_() for tensor in made(key_heads=key_heads)]
+    query, keys, values = inputs
+    wide = [tensor.repeat_interleave(4 // key_heads, 1) for tensor in (keys, values)]
+    whole = F.scaled_dot_product_attention(query, *wide, scale=SCALE)
+    grad = torch.randn(whole.shape, generator=torch.Generator().manual_seed(1))
+    expected = torch.autograd.grad(whole, inputs, grad)
+    with torch.no_grad():
+        output, lse = attend(query, keys, values, scale=SCALE)
+        first, second = (
+            attend_backward(grad, query, keys[:, :, part], values[:, :, part], output, lse, scale=SCALE)
+            for part in (slice(0, 3), slice(3, 7))
+        )
+    found = (first[0] + second[0], torch.cat([first[1], second[1]], 2), torch.cat([first[2], second[2]], 2))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_low_precision_keeps_its_denominator_in_float32():
+    query, keys, values = (tensor.bfloat16() for tensor in made())
+    output, lse = attend(query, keys, values, scale=SCALE)
+    assert (output.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+    expected, _ = by_hand(query.float(), keys.float(), values.float())
+    torch.testing.assert_close(output.float(), expected, rtol=0.02, atol=0.02)
