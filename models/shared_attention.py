@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 from reflectune.core.errors import UserError
 from reflectune.models.attention import attend, merge
 from reflectune.models.positions import inner_model
-from reflectune.models.tree_attention import tree_attention, tree_mask
+from reflectune.models.tree_attention import layout_of, tree_attention
 
 IMPLEMENTATION = "reflectune_shared_prefix"
 """What this attention is called in transformers."""
@@ -153,9 +153,10 @@ def shared_attention(
         output, _ = merge([own, *(part.attend(query, layer, scale) for part in shared)])
         return output.transpose(1, 2), None
     if attention_mask is not None and attention_mask.dtype == torch.long:
-        if query.device.type == "cpu" and not dropout:
+        layout = layout_of(attention_mask)
+        if query.device.type == "cpu" and not dropout and layout.saves:
             return tree_attention(query, key, value, attention_mask, scale), None
-        attention_mask = tree_mask(attention_mask[:, 0, 0])
+        attention_mask = layout.dense
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
 
 

@@ -158,9 +158,18 @@ def loss_terms(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
 
 
 def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The vision tensors of several questions, each concatenated along its first dimension."""
+    """The vision tensors of several questions, each concatenated along its first dimension.
+
+    Pictures of different numbers of tiles (LLaVA-NeXT) are filled up with empty ones, as its processor does.
+    """
     names = dict.fromkeys(name for part in parts for name in part)
-    return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
+    return {name: _concatenated([part[name] for part in parts if name in part]) for name in names}
+
+
+def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    most = max(tensor.shape[1] for tensor in tensors)
+    filled = [F.pad(t, [0, 0] * (t.dim() - 2) + [0, most - t.shape[1]]) if t.shape[1] < most else t for t in tensors]
+    return torch.cat(filled)
 
 
 def _concatenate(first: Segment, second: Segment) -> Segment:

@@ -7,6 +7,7 @@ alone: the prefix's own attention, each branch's own, and all branches' attentio
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from reflectune.models.attention import attend, attend_backward, merge
+
+LEAST_SAVED = 30_000
+"""Scores that a row must save for its parts to be worth gathering; measured by `benchmarks/tree_attention.py`."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,27 @@ class TreeLayout:
         prefixes: Of shape (B, P): each row's prefix.
         tails: Of shape (B, R): what follows the prefix, all branches.
         branches: Of shape (branches of all rows, T).
+        segments: What this was read from, of shape (B, L).
     """
 
     prefixes: Tensor
     tails: Tensor
     branches: Tensor
+    segments: Tensor
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """The same as a mask, (B, 1, L, L)."""
+        return tree_mask(self.segments)
+
+    @property
+    def saves(self) -> bool:
+        """Whether going by parts leaves enough scores out to be faster than a dense mask."""
+        (rows, length), tail = self.segments.shape, self.tails.shape[1]
+        parts = rows * self.prefixes.shape[1] * (self.prefixes.shape[1] + tail) + self.branches.numel() * (
+            self.branches.shape[1] if len(self.branches) else 0
+        )
+        return rows * length**2 - parts >= rows * LEAST_SAVED
 
     @classmethod
     def of(cls, segments: Tensor) -> TreeLayout:
@@ -38,12 +58,15 @@ class TreeLayout:
         rows, length = segments.shape
         none = rows * length
         flat = torch.arange(none, device=segments.device).view(rows, length)
-        branch = torch.where(segments > 0, segments + segments.amax() * torch.arange(rows)[:, None].to(segments), 0)
+        branch = torch.where(
+            segments > 0, segments + segments.amax() * torch.arange(rows, device=segments.device)[:, None], 0
+        )
         _, number = branch[segments > 0].unique(return_inverse=True)
         return cls(
             _padded(flat[segments == 0], (segments == 0).nonzero()[:, 0], rows, none),
             _padded(flat[segments > 0], (segments > 0).nonzero()[:, 0], rows, none),
             _padded(flat[segments > 0], number, int(number.max()) + 1 if len(number) else 0, none),
+            segments,
         )
 
 
@@ -53,7 +76,7 @@ _LAYOUTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def layout_of(segments: Tensor) -> TreeLayout:
     """The layout of segments (B, 1, 1, L), computed once for all layers that are given the same tensor."""
     if segments not in _LAYOUTS:
-        _LAYOUTS[segments] = TreeLayout.of(segments[:, 0, 0])
+        _LAYOUTS[segments] = TreeLayout.of(segments[:, 0, 0].clone())  # a view would keep its key alive
     return _LAYOUTS[segments]
 
 
@@ -174,6 +197,6 @@ def _padded(flat: Tensor, row: Tensor, rows: int, none: int) -> Tensor:
     sizes = torch.bincount(row, minlength=rows)
     found = flat.new_full((rows, int(sizes.max()) if rows else 0), none)
     order = row.argsort(stable=True)
-    rank = torch.arange(len(row)) - (sizes.cumsum(0) - sizes)[row[order]]
+    rank = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row[order]]
     found[row[order], rank] = flat[order]
     return found

@@ -1,12 +1,14 @@
 """A tree's attention is that under its dense mask, whatever the shapes, forward and backward."""
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflectune.models.tree_attention import TreeLayout, layout_of, tree_attention, tree_mask
+from reflectune.models.tree_attention import _LAYOUTS, TreeLayout, layout_of, tree_attention, tree_mask
 
 SCALE = 0.4
 TREES = st.lists(
@@ -77,7 +79,18 @@ def test_a_layout_written_out_and_kept():
     assert layout.tails.tolist() == [[2, 3, 4], [7, 12, 12]]
     assert layout.branches.tolist() == [[2, 3], [4, 12], [7, 12]]
     assert layout_of(segments) is layout
+    kept = len(_LAYOUTS)
+    del segments
+    gc.collect()
+    assert len(_LAYOUTS) == kept - 1
     assert TreeLayout.of(torch.tensor([[0, 0, -1]])).branches.numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("tree", "saves"), [((600, [137] * 8, 0), True), ((40, [30] * 4, 0), False), ((900, [], 0), False)]
+)
+def test_parts_are_worth_it_where_many_scores_are_saved(tree, saves):
+    assert TreeLayout.of(segments_of([tree])).saves == saves
 
 
 def test_a_mask_written_out():

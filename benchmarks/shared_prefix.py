@@ -1,0 +1,175 @@
+"""The shared-prefix engine against reading every passage with its image and question, on models of a given size.
+
+    python benchmarks/shared_prefix.py --output benchmarks/shared_prefix.md
+    python benchmarks/shared_prefix.py --device cuda --size 7b --dtype bfloat16      # on a GPU
+
+One question with an image of 576 tokens, K passages. Both sides run in one process, on the same weights and threads,
+and must give the same gates and the same answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from geometry import GATE, SIZES, build, engine_of, passages, plain_inputs, question
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from reflectune.models.engine import PrefixEngine
+from reflectune.models.rendering import Rendered
+from reflectune.models.rows import kept_bytes
+
+NEW_TOKENS, ANSWERS = 16, 4
+
+
+@torch.no_grad()
+def one_by_one(model: PreTrainedModel, prefix: Rendered, branches: list[list[int]]) -> Tensor:
+    """Gates from one forward pass per passage."""
+    logits = [
+        model(**plain_inputs(model, prefix, branch), use_cache=False, logits_to_keep=1).logits[0, -1]
+        for branch in branches
+    ]
+    return torch.stack(logits).float().softmax(-1)[:, GATE].cpu()
+
+
+@torch.no_grad()
+def loop(model: PreTrainedModel, prefix: Rendered, branches: list[list[int]]) -> list[list[int]]:
+    """Answers from one `generate` per passage, as peers do."""
+    found = []
+    for branch in branches:
+        inputs = plain_inputs(model, prefix, branch)
+        out: Any = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+        found.append(out[0, inputs["input_ids"].shape[1] :].tolist())
+    return found
+
+
+def gates(engine: PrefixEngine, prefix: Rendered, branches: list[list[int]]) -> Tensor:
+    """Gates from the engine."""
+    return engine.branch(engine.read([prefix]), [branches]).probabilities([GATE])[0][:, 0]
+
+
+def gates_and_answers(engine: PrefixEngine, prefix: Rendered, branches: list[list[int]]) -> dict[int, list[int]]:
+    """Gates, and answers from the passages with the highest, by passage."""
+    state = engine.branch(engine.read([prefix]), [branches])
+    best = state.probabilities([GATE])[0][:, 0].topk(ANSWERS).indices.tolist()
+    answers = engine.generate(state, [(0, k) for k in best], max_new_tokens=NEW_TOKENS)
+    return {k: answer.token_ids for k, answer in zip(best, answers, strict=True)}
+
+
+def timed(run: Callable[[], Any], device: str, repeats: int) -> tuple[float, Any]:
+    """The least seconds of some calls, and what they returned."""
+    seconds, result = [], None
+    for _ in range(repeats):
+        _wait(device)
+        start = time.perf_counter()
+        result = run()
+        _wait(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), result
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(family: str, arguments: argparse.Namespace) -> list[str]:
+    """The rows of a family's table."""
+    dtype = getattr(torch, arguments.dtype)
+    model = build(family, SIZES[arguments.size], dtype=dtype, device=arguments.device)
+    prefix, branches = question(model), passages(model, arguments.passages, arguments.tokens)
+    engine = engine_of(model, arguments.token_budget)
+    gates(engine, prefix, branches[:2])
+    one_by_one(model, prefix, branches[:1])
+    how = (arguments.device, arguments.repeats)
+    ours, found = timed(lambda: gates(engine, prefix, branches), *how)
+    theirs, expected = timed(lambda: one_by_one(model, prefix, branches), *how)
+    ours_answers, answers = timed(lambda: gates_and_answers(engine, prefix, branches), *how)
+    loop_seconds, decoded = timed(lambda: loop(model, prefix, branches), arguments.device, 1)
+    same = all(decoded[k] == ids for k, ids in answers.items())
+    count, length = len(branches), len(prefix.ids)
+    tokens = count * (length + arguments.tokens) / (length + count * arguments.tokens)
+    state = engine.branch(engine.read([prefix]), [branches])
+    levels = {id(level): level for chunk in state.chunks for level in chunk.rows.levels}
+    kept = kept_bytes(list(levels.values()))
+    copies = kept * count * (length + arguments.tokens) / (length + count * arguments.tokens)
+    params = sum(p.numel() for p in model.model.language_model.parameters()) / 1e6
+    return [
+        f"| {family}: language model of {params:.0f} M, {length} + {count} × {arguments.tokens} tokens | | | |",
+        f"| gates: one forward per passage | {theirs:.2f} s | {ours:.2f} s | {theirs / ours:.1f} × |",
+        f"| the same, tokens read by the language model | {count * (length + arguments.tokens)} "
+        f"| {length + count * arguments.tokens} | {tokens:.1f} × |",
+        f"| gates, then {ANSWERS} answers: one `generate` per passage | {loop_seconds:.2f} s | {ours_answers:.2f} s "
+        f"| {loop_seconds / ours_answers:.1f} × |",
+        f"| keys and values held: copies per passage | {copies / 2**20:.0f} MiB | {kept / 2**20:.0f} MiB "
+        f"| {copies / kept:.1f} × |",
+        f"| largest difference of a gate; answers equal | | {(found - expected).abs().max():.0e} | {same} |",
+        *_slope(engine, prefix, branches, arguments),
+    ]
+
+
+def _slope(
+    engine: PrefixEngine, prefix: Rendered, branches: list[list[int]], arguments: argparse.Namespace
+) -> list[str]:
+    """Seconds as K grows, and the milliseconds of one more token by a straight line through them."""
+    counts = [1, 4, 16, 64]
+    more = (branches * 64)[:64]
+    seconds = [
+        timed(lambda k=k: gates(engine, prefix, more[:k]), arguments.device, arguments.repeats)[0] for k in counts
+    ]
+    new = torch.tensor([float(k * arguments.tokens) for k in counts])
+    y = torch.tensor(seconds)
+    slope = ((new - new.mean()) * (y - y.mean())).sum() / ((new - new.mean()) ** 2).sum()
+    fit = y.mean() + slope * (new - new.mean())
+    share = 1 - ((y - fit) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    shown = ", ".join(f"{k}: {s:.2f} s" for k, s in zip(counts, seconds, strict=True))
+    return [f"| K = {shown} | | {1000 * slope:.2f} ms a token | R² {share:.3f} |"]
+
+
+def profile(family: str, arguments: argparse.Namespace) -> str:
+    """What the engine's time goes to."""
+    model = build(family, SIZES[arguments.size], dtype=getattr(torch, arguments.dtype), device=arguments.device)
+    prefix, branches = question(model), passages(model, arguments.passages, arguments.tokens)
+    engine = engine_of(model, arguments.token_budget)
+    gates(engine, prefix, branches[:2])
+    with torch.profiler.profile() as profiler:
+        gates_and_answers(engine, prefix, branches)
+    events = sorted(profiler.key_averages(), key=lambda e: -e.self_cpu_time_total)[:6]
+    whole = sum(event.self_cpu_time_total for event in profiler.key_averages())
+    return ", ".join(f"{event.key.removeprefix('aten::')} {event.self_cpu_time_total / whole:.0%}" for event in events)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", default=["llava", "qwen2_vl"])
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--passages", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=120)
+    parser.add_argument("--token_budget", type=int, default=16_384)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    lines = ["| | one by one | engine | ratio |", "|---|---|---|---|"]
+    for family in arguments.families:
+        lines += measure(family, arguments)
+    lines.append("")
+    lines += [f"{family}, share of the engine's time: {profile(family, arguments)}" for family in arguments.families]
+    print("\n".join(lines))
+    if arguments.output:
+        where = "one GPU" if arguments.device == "cuda" else f"{arguments.threads} CPU thread(s)"
+        how = f"`python benchmarks/shared_prefix.py`, {where}, {arguments.dtype}, both sides in one run."
+        head = f"# The shared prefix\n\n{how}\n\n"
+        arguments.output.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

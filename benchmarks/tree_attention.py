@@ -1,0 +1,64 @@
+"""Tree attention by parts against a dense mask, forward and backward: from which size on the parts are faster.
+
+    python benchmarks/tree_attention.py
+
+Prints, for rows of a prefix and K branches, the milliseconds of both and the number of scores that each computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reflectune.models.tree_attention import tree_attention, tree_mask
+
+
+def segments_of(rows: int, prefix: int, branches: int, tokens: int) -> Tensor:
+    """Segments of equal rows, of shape (rows, length)."""
+    row = [0] * prefix + [k for k in range(1, branches + 1) for _ in range(tokens)]
+    return torch.tensor([row] * rows)
+
+
+def milliseconds(run: Callable[[], Tensor], inputs: list[Tensor], repeats: int) -> float:
+    """Forward and backward, the least of some calls."""
+    best = float("inf")
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        torch.autograd.grad(run().sum(), inputs)
+        best = min(best, time.perf_counter() - start)
+    return 1000 * best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=8)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print("| rows × (prefix + K × branch), heads × size | dense mask, ms | parts, ms | ratio | saved scores |")
+    print("|---|---|---|---|---|")
+    shapes = [(8, 40, 4, 30, 4, 32), (8, 40, 4, 60, 4, 32), (4, 100, 8, 60, 4, 32), (1, 100, 4, 60, 8, 64)]
+    shapes += [(2, 200, 4, 100, 8, 64), (1, 600, 2, 100, 12, 64), (1, 600, 8, 137, 12, 64), (1, 600, 20, 137, 12, 64)]
+    for rows, prefix, branches, tokens, heads, size in shapes:
+        segments = segments_of(rows, prefix, branches, tokens)
+        inputs = [torch.randn(rows, heads, segments.shape[1], size, requires_grad=True) for _ in range(3)]
+        mask, compact = tree_mask(segments), segments[:, None, None]
+        dense = milliseconds(
+            lambda i=inputs, m=mask: F.scaled_dot_product_attention(*i, attn_mask=m), inputs, arguments.repeats
+        )
+        parts = milliseconds(lambda i=inputs, c=compact: tree_attention(*i, c, 0.1), inputs, arguments.repeats)
+        length, tail = prefix + branches * tokens, branches * tokens
+        saved = length**2 - prefix**2 - tail * (prefix + tokens)
+        print(
+            f"| {rows} × ({prefix} + {branches} × {tokens}), {heads} × {size} | {dense:.1f} | {parts:.1f} "
+            f"| {dense / parts:.2f} | {rows * saved:,} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

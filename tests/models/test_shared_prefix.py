@@ -1,0 +1,404 @@
+"""Every supported family: what is computed over a shared prefix is what independent rows compute."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    CLIPVisionConfig,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+
+from reflectune.core.errors import UserError
+from reflectune.models import tree_attention
+from reflectune.models.engine import PrefixEngine
+from reflectune.models.rendering import Rendered
+from reflectune.models.tree import IGNORE, Segment, Tree, TreeCollator, independent_rows, loss_terms
+
+IMAGE, VOCABULARY = 3, 120
+FAMILIES = ["llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"]
+
+
+def build(family: str, *, tied: bool = False, seed: int = 0) -> PreTrainedModel:
+    """A model of random weights, wide enough that its decisions differ."""
+    torch.manual_seed(seed)
+    model = _BUILDERS[family](tied)
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model.eval()
+
+
+def prefix(model: PreTrainedModel, images: int, words: int, *, seed: int = 0) -> Rendered:
+    """Images of different shapes where the family has such, and words between and after them."""
+    generator = torch.Generator().manual_seed(seed)
+    ids, vision = [1], []
+    for number in range(images):
+        count, made = _image(model, seed + number, generator)
+        ids += [*_words(1, generator), *_opened(model), *[IMAGE] * count, *_closed(model)]
+        vision.append(made)
+    ids += _words(words, generator)
+    names = vision[0] if vision else {}
+    return Rendered(ids, list(ids), {name: _joined([made[name] for made in vision]) for name in names})
+
+
+def branch(tokens: int, *, seed: int) -> list[int]:
+    """Random words."""
+    return _words(tokens, torch.Generator().manual_seed(1000 + seed))
+
+
+def plain_inputs(model: PreTrainedModel, whole: list[int], vision: Any) -> dict[str, Any]:
+    """What transformers itself is given for one row."""
+    ids = torch.tensor([whole])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **vision}
+    if hasattr(model.model, "get_rope_index"):
+        model.model.rope_deltas = None
+        inputs["mm_token_type_ids"] = (ids == IMAGE).int()
+    return inputs
+
+
+GATES = [7, 8]
+COUNTS = [3, 0, 5]
+"""Passages of each question: ragged, and none."""
+
+
+@pytest.fixture(scope="module", params=[(family, tied) for family in FAMILIES for tied in (False, True)], ids=str)
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    family, tied = request.param
+    return build(family, tied=tied)
+
+
+def engine_of(model: PreTrainedModel, budget: int = 16_384) -> PrefixEngine:
+    renderer = SimpleNamespace(end_token_id=2, decode=lambda ids: " ".join(map(str, ids)))
+    loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="test")
+    return PrefixEngine(loaded, budget)
+
+
+def questions(model: PreTrainedModel, images: int) -> list[Rendered]:
+    return [prefix(model, images, 3 + 4 * q, seed=q) for q in range(len(COUNTS))]
+
+
+def branches() -> list[list[list[int]]]:
+    return [[branch(2 + (3 * q + 2 * k) % 7, seed=10 * q + k) for k in range(count)] for q, count in enumerate(COUNTS)]
+
+
+@torch.no_grad()
+def next_probabilities(model: PreTrainedModel, question: Rendered, more: list[int]) -> Tensor:
+    """Transformers' own reading of one whole row."""
+    inputs = plain_inputs(model, [*question.ids, *more], question.vision)
+    return model(**inputs, use_cache=False).logits[0, -1].softmax(-1)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_gates_answers_and_scores_are_those_of_independent_rows(model, images):
+    engine, asked, hung = engine_of(model), questions(model, images), branches()
+    opened = engine.read(asked)
+    state = engine.branch(opened, hung)
+    for question, found in zip(asked, opened.probabilities(GATES), strict=True):
+        torch.testing.assert_close(found, next_probabilities(model, question, [])[GATES], rtol=1e-5, atol=1e-7)
+    for question, own, found in zip(asked, hung, state.probabilities(GATES), strict=True):
+        for one, gates in zip(own, found, strict=True):
+            torch.testing.assert_close(gates, next_probabilities(model, question, one)[GATES], rtol=1e-4, atol=1e-7)
+    rows = [(2, 4), (0, 1), (2, 0)]
+    answers = engine.generate(state, rows, forced=[9], max_new_tokens=4)
+    for (q, k), answer in zip(rows, answers, strict=True):
+        written = [*hung[q][k], 9]
+        for token, log_prob in zip(answer.token_ids, answer.log_probs, strict=True):
+            expected = next_probabilities(model, asked[q], written)
+            assert token == int(expected.argmax())
+            assert log_prob == pytest.approx(float(expected[token].log()), abs=1e-4)
+            written.append(token)
+    scored = engine.score(state, rows, [answer.token_ids for answer in answers], forced=[9])
+    for answer, log_probs in zip(answers, scored, strict=True):
+        assert log_probs == pytest.approx(answer.log_probs, abs=1e-5)
+
+
+def trees(model: PreTrainedModel, images: int) -> list[Tree]:
+    """Questions whose last prefix token is supervised, as [Retrieval] is, and branches that are partly so."""
+    made = []
+    for question, own in zip(questions(model, images), branches(), strict=True):
+        labels = [*[IGNORE] * (len(question.ids) - 1), question.ids[-1]]
+        hung = tuple(Segment.of(ids, [IGNORE, *ids[1:]] if k % 2 else ids) for k, ids in enumerate(own))
+        made.append(Tree(Segment.of(question.ids, labels), hung, question.vision))
+    return made
+
+
+def learned(model: PreTrainedModel, batches: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """The summed loss, and every gradient."""
+    model.zero_grad()
+    losses = []
+    for batch in batches:
+        loss, _ = loss_terms(model, batch)
+        loss.backward()
+        losses.append(loss.detach())
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": torch.stack(losses).sum(), **gradients}
+
+
+def plain_batches(model: PreTrainedModel, made: list[Tree]) -> list[dict[str, Any]]:
+    """One batch for each independent row, read by transformers without a mask or positions of ours."""
+    return [
+        plain_inputs(model, list(row.prefix.ids), row.vision)
+        | {"labels": torch.tensor([row.prefix.labels]), "weights": torch.tensor([row.prefix.weights])}
+        for tree in made
+        for row in independent_rows(tree)
+    ]
+
+
+def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[float]:
+    assert found.keys() == expected.keys()
+    return [
+        float((found[name] - value).norm() / (value.norm() + 1e-3 * max(1.0, float(expected["loss"]) ** 0.5)))
+        for name, value in expected.items()
+    ]
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("by_parts", [True, False])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_loss_and_gradients_are_those_of_independent_rows(model, images, by_parts, checkpointing, monkeypatch):
+    monkeypatch.setattr(tree_attention, "LEAST_SAVED", -(10**9) if by_parts else 10**9)
+    made, collate = trees(model, images), TreeCollator(model)
+    expected = learned(model, plain_batches(model, made))
+    model.train()
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    try:
+        found = learned(model, [collate(made)])
+    finally:
+        model.activation_checkpointing_disable()
+        model.eval()
+    assert max(differences(found, expected)) < 1e-4
+
+
+@pytest.mark.parametrize("by_parts", [True, False])
+def test_a_broken_mask_is_noticed(by_parts, monkeypatch):
+    monkeypatch.setattr(tree_attention, "LEAST_SAVED", -(10**9) if by_parts else 10**9)
+    model = build("llava")
+    made = trees(model, 1)
+    expected = learned(model, plain_batches(model, made))
+    batch = TreeCollator(model)(made)
+    batch["attention_mask"] = batch["attention_mask"].clamp(max=1)  # all branches of a question as one
+    assert max(differences(learned(model, [batch]), expected)) > 1e-2
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=4),
+    st.integers(1, 120),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=25, deadline=None)
+def test_neither_budget_nor_order_matters(lengths, budget, rng):
+    model = build("qwen2_vl")
+    asked = [prefix(model, 1, 2 + q, seed=q) for q in range(len(lengths))]
+    hung = [[branch(n, seed=10 * q + k) for k, n in enumerate(own)] for q, own in enumerate(lengths)]
+    rows = [(q, k) for q, own in enumerate(lengths) for k in range(len(own))]
+
+    def results(order: list[int], budget: int) -> tuple[list[Tensor], dict[tuple[int, int], list[int]]]:
+        engine = engine_of(model, budget)
+        state = engine.branch(engine.read([asked[q] for q in order]), [hung[q] for q in order])
+        gates = dict(zip(order, state.probabilities(GATES), strict=True))
+        wanted = [(order.index(q), k) for q, k in rows]
+        answers = engine.generate(state, wanted, max_new_tokens=3)
+        return [gates[q] for q in sorted(order)], {
+            row: answer.token_ids for row, answer in zip(rows, answers, strict=True)
+        }
+
+    order = list(range(len(lengths)))
+    expected = results(order, 16_384)
+    rng.shuffle(order)
+    found = results(order, budget)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-7)
+    assert found[1] == expected[1]
+
+
+def test_a_prefix_without_an_image_and_a_branch_beyond_the_context():
+    model = build("llava")
+    engine = engine_of(model)
+    bare = Rendered([1, 20, 21], [1, 20, 21])
+    (found,) = engine.branch(engine.read([bare]), [[[30, 31]]]).probabilities(GATES)
+    torch.testing.assert_close(found[0], next_probabilities(model, bare, [30, 31])[GATES], rtol=1e-5, atol=1e-7)
+    with pytest.raises(UserError, match="the model takes 512"):
+        engine.branch(engine.read([bare]), [[branch(510, seed=0)]])
+
+
+def test_a_batch_of_mixed_image_counts():
+    model = build("qwen2_5_vl")
+    engine = engine_of(model)
+    asked = [prefix(model, images, 4, seed=images) for images in (2, 1, 3)]
+    found = engine.read(asked).probabilities(GATES)
+    for question, gates in zip(asked, found, strict=True):
+        torch.testing.assert_close(gates, next_probabilities(model, question, [])[GATES], rtol=1e-5, atol=1e-7)
+
+
+def _words(count: int, generator: torch.Generator) -> list[int]:
+    return torch.randint(10, VOCABULARY, (count,), generator=generator).tolist()
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    most = max(part.shape[1] for part in parts)
+    if any(part.shape[1] != most for part in parts):
+        parts = [
+            torch.cat([part, part.new_zeros(len(part), most - part.shape[1], *part.shape[2:])], 1) for part in parts
+        ]
+    return torch.cat(parts)
+
+
+def _opened(model: PreTrainedModel) -> list[int]:
+    return [5] if "qwen" in model.config.model_type else []
+
+
+def _closed(model: PreTrainedModel) -> list[int]:
+    return [6] if "qwen" in model.config.model_type else []
+
+
+def _image(model: PreTrainedModel, seed: int, generator: torch.Generator) -> tuple[int, dict[str, Tensor]]:
+    """How many tokens an image takes, and its tensors."""
+    kind = model.config.model_type
+    if "qwen" in kind:
+        height, width = ((4, 4), (2, 6), (6, 4))[seed % 3]
+        patch = model.config.vision_config.patch_size
+        pixels = torch.randn(height * width, 3 * 2 * patch * patch, generator=generator)
+        return height * width // 4, {
+            "pixel_values": pixels,
+            "image_grid_thw": torch.tensor([[1, height, width]]),
+        }
+    if kind == "llava_next":
+        size = ((32, 16), (32, 32))[seed % 2]  # two tiles or four, and the whole picture
+        pixels = torch.randn(1, 1 + size[0] * size[1] // 256, 3, 16, 16, generator=generator)
+        rows, columns = size[0] // 8, size[1] // 8
+        return 4 + rows * (columns + 1), {"pixel_values": pixels, "image_sizes": torch.tensor([size])}
+    return 4, {"pixel_values": torch.randn(1, 3, 16, 16, generator=generator)}
+
+
+def _text(kind: type, tied: bool, **more: Any) -> Any:
+    return kind(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        **more,
+    )
+
+
+def _clip() -> CLIPVisionConfig:
+    return CLIPVisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=16, patch_size=8
+    )
+
+
+def _llava(tied: bool) -> PreTrainedModel:
+    config = LlavaConfig(
+        vision_config=_clip(), text_config=_text(LlamaConfig, tied), image_token_id=IMAGE, tie_word_embeddings=tied
+    )
+    return LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+
+
+def _llava_next(tied: bool) -> PreTrainedModel:
+    config = LlavaNextConfig(
+        vision_config=_clip(),
+        text_config=_text(LlamaConfig, tied),
+        image_token_index=IMAGE,
+        image_grid_pinpoints=[[16, 32], [32, 16], [32, 32]],
+        tie_word_embeddings=tied,
+    )
+    return LlavaNextForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+
+
+_QWEN_TEXT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4},
+}
+_QWEN_IDS = {"image_token_id": IMAGE, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
+
+
+def _qwen2(tied: bool) -> PreTrainedModel:
+    vision = {"depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4}
+    config = Qwen2VLConfig(
+        text_config={**_QWEN_TEXT, "tie_word_embeddings": tied},
+        vision_config={**vision, "spatial_merge_size": 2, "temporal_patch_size": 2},
+        tie_word_embeddings=tied,
+        **_QWEN_IDS,
+    )
+    return Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+
+
+def _qwen25(tied: bool) -> PreTrainedModel:
+    vision = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
+    more = {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]}
+    config = Qwen2_5_VLConfig(
+        text_config={**_QWEN_TEXT, "tie_word_embeddings": tied},
+        vision_config={**vision, **more, "spatial_merge_size": 2, "temporal_patch_size": 2},
+        tie_word_embeddings=tied,
+        **_QWEN_IDS,
+    )
+    return Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+
+
+def _qwen3(tied: bool) -> PreTrainedModel:
+    vision = {"depth": 3, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
+    more = {"patch_size": 4, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+    config = Qwen3VLConfig(
+        text_config={**_QWEN_TEXT, "head_dim": 8, "tie_word_embeddings": tied},
+        vision_config={**vision, **more, "spatial_merge_size": 2, "temporal_patch_size": 2},
+        tie_word_embeddings=tied,
+        **_QWEN_IDS,
+    )
+    return Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+
+
+def _internvl(tied: bool) -> PreTrainedModel:
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = InternVLConfig(
+        vision_config={**vision, "image_size": [16, 16], "patch_size": [4, 4]},
+        text_config={
+            **{key: value for key, value in _QWEN_TEXT.items() if key != "rope_parameters"},
+            "model_type": "qwen2",
+            "tie_word_embeddings": tied,
+        },
+        image_token_id=IMAGE,
+        image_seq_length=4,
+        tie_word_embeddings=tied,
+    )
+    return InternVLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+
+
+_BUILDERS = {
+    "llava": _llava,
+    "llava_next": _llava_next,
+    "qwen2_vl": _qwen2,
+    "qwen2_5_vl": _qwen25,
+    "qwen3_vl": _qwen3,
+    "internvl": _internvl,
+}
