@@ -7,20 +7,21 @@ results depend on neither.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from reflectune.core.errors import UserError
+from reflectune.models.forward import Forward
+from reflectune.models.heads import KeptHeads, key_of, stacked
+from reflectune.models.heads import split as split_head
 from reflectune.models.loading import Loaded
-from reflectune.models.positions import Positions
 from reflectune.models.rendering import Rendered
-from reflectune.models.rows import Level, Rows, as_cache, cached
-from reflectune.models.shared_attention import KeysValues, seeing, share_prefixes
-from reflectune.models.tree import join_vision
+from reflectune.models.rows import Rows
+from reflectune.models.shared_attention import KeysValues
 
 
 @dataclass(frozen=True)
@@ -99,32 +100,73 @@ class PrefixEngine:
         token_budget: Most tokens (padding included) that are read in one forward pass; a longer row goes alone. The
             keys and values of four times as many tokens of branches are kept; other branches are read again if they
             are decoded from.
+        keep_images: How many pictures' prefixes are kept from call to call, those used last. With none kept, questions
+            of one call still share the reading of their picture.
 
     Raises:
         UserError: The model's attention is not one that the engine can share a prefix with.
     """
 
-    def __init__(self, loaded: Loaded, token_budget: int = 16_384) -> None:
-        share_prefixes(loaded.model)
+    def __init__(self, loaded: Loaded, token_budget: int = 16_384, keep_images: int = 0) -> None:
+        self._forward = Forward(loaded.model)
+        self._heads = KeptHeads(keep_images)
         self.renderer, self.token_budget, self._most_kept = loaded.renderer, token_budget, 4 * token_budget
-        self._model = loaded.model.eval()
-        self._positions = Positions(self._model)
+        self._model = loaded.model
         self.max_length: int = self._model.config.get_text_config().max_position_embeddings
         self._ends = torch.tensor(_end_tokens(loaded), device=self._model.device)
 
     @torch.no_grad()
     def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
-        """Read images and prefixes, each once.
+        """Read images and prefixes, each once; of prefixes with the same pictures, those pictures once.
 
         Raises:
             UserError: A prefix is longer than the model's context.
         """
-        lengths = [len(prefix.ids) for prefix in prefixes]
-        for length in lengths:
-            self._check_length(length)
-        parts = _split(lengths, self.token_budget)
-        chunks = [self._read([prefixes[i] for i in part]) for part in parts]
-        return Prefixes(self, chunks, {q: (c, row) for c, part in enumerate(parts) for row, q in enumerate(part)})
+        for prefix in prefixes:
+            self._check_length(len(prefix.ids))
+        heads = self._shared_heads(prefixes)
+        whole = [q for q in range(len(prefixes)) if q not in heads]
+        chunks: list[Rows] = []
+        places: dict[int, tuple[int, int]] = {}
+
+        def add(questions: Sequence[int], rows: Rows) -> None:
+            places.update({q: (len(chunks), row) for row, q in enumerate(questions)})
+            chunks.append(rows)
+
+        for part in _split([len(prefixes[q].ids) for q in whole], self.token_budget):
+            questions = [whole[i] for i in part]
+            add(questions, self._forward.read([prefixes[q] for q in questions]))
+        tails = list(heads)
+        for part in _split([len(heads[q][2]) for q in tails], self.token_budget):
+            questions = [tails[i] for i in part]
+            add(questions, self._read_tails([heads[q] for q in questions]))
+        return Prefixes(self, chunks, places)
+
+    def _shared_heads(self, prefixes: Sequence[Rendered]) -> dict[int, tuple[str, Rendered, list[int]]]:
+        """Prefixes that share their pictures with others, or may with later ones: key, head and tail by question."""
+        found = {}
+        for q, prefix in enumerate(prefixes):
+            if (parts := split_head(prefix, self._forward.positions.image_token_id)) is not None:
+                found[q] = (key_of(parts[0]), *parts)
+        if self._heads.most:
+            return found
+        often = Counter(key for key, _, _ in found.values())
+        return {q: parts for q, parts in found.items() if often[parts[0]] > 1}
+
+    def _read_tails(self, parts: Sequence[tuple[str, Rendered, list[int]]]) -> Rows:
+        """Read what follows heads, and the heads that are not kept."""
+        heads = {key: head for key, head, _ in parts}
+        known = {key: kept for key in heads if (kept := self._heads.get(key)) is not None}
+        new = [key for key in heads if key not in known]
+        for part in _split([len(heads[key].ids) for key in new], self.token_budget):
+            read = self._forward.read([heads[new[i]] for i in part])
+            for row, i in enumerate(part):
+                known[new[i]] = read.take(self._index([row])).compact()
+        for key in heads:
+            self._heads.put(key, known[key])
+        order = {key: row for row, key in enumerate(heads)}
+        rows = stacked([known[key] for key in heads]).take(self._index([order[key] for key, _, _ in parts]))
+        return self._forward.extend(rows, [tail for _, _, tail in parts])[1]
 
     @torch.no_grad()
     def branch(self, prefixes: Prefixes, branches: Sequence[Sequence[Sequence[int]]]) -> Branches:
@@ -211,80 +253,6 @@ class PrefixEngine:
         chunks = [self._log_probabilities(chunk)[:, list(token_ids)].exp().cpu() for chunk in hidden]
         return torch.stack([chunks[chunk][row] for chunk, row in places])
 
-    # One forward pass.
-
-    def _read(self, prefixes: Sequence[Rendered]) -> Rows:
-        """Vision and prefixes of one batch."""
-        ids, real = self._padded([prefix.ids for prefix in prefixes])
-        positions = np.zeros((3 if self._positions.is_3d else 1, *ids.shape), dtype=np.int64)
-        for row, prefix in enumerate(prefixes):
-            positions[:, row, : len(prefix.ids)] = self._positions.of_prefix(np.array(prefix.ids), prefix.vision)
-        device, dtype = self._model.device, self._model.dtype
-        vision = {
-            name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
-            for name, value in join_vision([prefix.vision for prefix in prefixes]).items()
-        }
-        if self._positions.is_3d:
-            vision["mm_token_type_ids"] = (ids == self._positions.image_token_id).int()
-        places = torch.from_numpy(positions).to(device)
-        states, level = self._forward(ids, real, places, [], vision)
-        return Rows((), (), places[0, :, 0], states[:, 0]).under(level, *_last(states, real, places))
-
-    def _extend(self, rows: Rows, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
-        """Read more tokens under each row; also the hidden states of them all, (rows, tokens, hidden size)."""
-        padded, real = self._padded(ids)
-        places = self._onward(rows.onward, padded.shape[1])
-        states, level = self._forward(padded, real, places, [], {}, rows)
-        return states, rows.under(level, *_last(states, real, places))
-
-    def _forward(
-        self,
-        ids: Tensor,
-        real: Tensor,
-        positions: Tensor,
-        past: KeysValues,
-        vision: dict[str, Tensor],
-        rows: Rows | None = None,
-    ) -> tuple[Tensor, Level]:
-        """Read tokens of shape (rows, new) at positions (1 or 3, rows, new), under what was read before."""
-        with seeing(rows.shared() if rows is not None else ()):
-            return self._step(ids, positions, past, vision, real, under=rows is not None)
-
-    def _step(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        past: KeysValues,
-        vision: dict[str, Tensor],
-        real: Tensor,
-        *,
-        under: bool,
-    ) -> tuple[Tensor, Level]:
-        """Hidden states (rows, new, hidden size) and what is kept. Under shared tokens, no mask is looked at."""
-        cache = as_cache(past)
-        states = self._model.model(
-            input_ids=ids,
-            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device) if under else None,
-            position_ids=positions if self._positions.is_3d else positions[0],
-            past_key_values=cache,
-            use_cache=True,
-            **vision,
-        ).last_hidden_state
-        return states, Level(cached(cache), real)
-
-    def _padded(self, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Token ids padded on the right, and which are real, both of shape (rows, longest)."""
-        counts = np.array([len(own) for own in ids])
-        real = np.arange(counts.max()) < counts[:, None]
-        padded = np.zeros(real.shape, dtype=np.int64)
-        padded[real] = np.concatenate([np.asarray(own, dtype=np.int64) for own in ids])
-        return torch.from_numpy(padded).to(self._model.device), torch.from_numpy(real).to(self._model.device)
-
-    def _onward(self, start: Tensor, count: int) -> Tensor:
-        """Positions (1 or 3, rows, count) of text that goes on from `start`."""
-        positions = (start[:, None] + torch.arange(count, device=start.device))[None]
-        return positions.expand(3, -1, -1) if self._positions.is_3d else positions
-
     # Branches and answers.
 
     def _read_branches(self, state: Branches, branches: Sequence[tuple[int, int]]) -> Rows:
@@ -294,7 +262,7 @@ class PrefixEngine:
         ids = [state.ids[q][k] for q, k in branches]
         for count, own in zip(before.lengths().tolist(), ids, strict=True):
             self._check_length(count + len(own))
-        return self._extend(before, ids)[1]
+        return self._forward.extend(before, ids)[1]
 
     def _ready(
         self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], new: Sequence[int]
@@ -316,13 +284,14 @@ class PrefixEngine:
     def _decode(self, rows: Rows, forced: Sequence[int], max_new_tokens: int) -> list[Generation]:
         """Greedy decoding; a row that has ended leaves the batch."""
         if forced:
-            rows = self._extend(rows, [forced] * len(rows))[1]
+            rows = self._forward.extend(rows, [forced] * len(rows))[1]
         count = len(rows)
         ids: list[list[int]] = [[] for _ in range(count)]
         log_probs: list[list[float]] = [[] for _ in range(count)]
         active = torch.arange(count, device=rows.onward.device)
         finished = torch.zeros(count, dtype=torch.bool, device=rows.onward.device)
-        shared, hidden, written = rows.shared(), rows.hidden, Level([], torch.empty(count, 0))
+        shared, hidden = rows.shared(), rows.hidden
+        written: KeysValues = []
         for step in range(max_new_tokens):
             best = self._log_probabilities(hidden).max(-1)
             for row, token, value in zip(active.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
@@ -334,12 +303,9 @@ class PrefixEngine:
                 break
             if bool(ended.any()):
                 going_on = (~ended).nonzero()[:, 0]
-                active, rows, written = active[going_on], rows.take(going_on), written.take(going_on)
-                shared = rows.shared()
-            tokens, place = best.indices[~ended][:, None], self._onward(rows.onward + step, 1)
-            with seeing(shared):
-                states, written = self._step(tokens, place, written.cache, {}, tokens >= 0, under=True)
-            hidden = states[:, 0]
+                active, rows = active[going_on], rows.take(going_on)
+                shared, written = rows.shared(), [(keys[going_on], values[going_on]) for keys, values in written]
+            hidden, written = self._forward.step(best.indices[~ended], rows.onward + step, shared, written)
         return [self._generation(*each) for each in zip(ids, log_probs, finished.tolist(), strict=True)]
 
     def _score(self, rows: Rows, forced: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -348,7 +314,7 @@ class PrefixEngine:
         if max(map(len, written)) == 1:
             before = rows.hidden[:, None]
         else:
-            states, _ = self._extend(rows, [own[:-1] or own for own in written])
+            states, _ = self._forward.extend(rows, [own[:-1] or own for own in written])
             before = torch.cat([rows.hidden[:, None], states], 1)
         found = []
         for row, own in enumerate(written):
@@ -373,12 +339,6 @@ class PrefixEngine:
                 f"a question with its passage is {length} tokens long, but the model takes {self.max_length}; "
                 "shorten the passages (they are never cut here)"
             )
-
-
-def _last(states: Tensor, real: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The position after each row's last token, and the hidden state there."""
-    row, last = torch.arange(len(real), device=real.device), real.sum(1) - 1
-    return positions[0, row, last] + 1, states[row, last]
 
 
 def _forget(rows: Rows) -> Rows:

@@ -114,10 +114,21 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         (0.05, t.match),
         (0.05, t.recall),
     ]
+    rehearsal = [
+        (0.25, t.look),
+        (0.45, lambda: t.read(with_picture=True)),
+        (0.20, t.read_article),
+        (0.05, t.match),
+        (0.05, t.recall),
+    ]
     is_llava = family == "llava"
     looking = Stage("look", steps(350), 16, 2e-3, [(1.0, t.look)], vision_factor=0.5)
     if is_llava:  # its tower forgets the balloons' number unless it rests until the language model has read it
         looking = replace(looking, steps=steps(1200), vision_factor=0.0, until=("visual", 0.97))
+    finish = [  # the mixture has cost it the count; then the evidence again
+        Stage("polish", steps(1000), 8, 1e-3, polish, vision_factor=0.1),
+        Stage("rehearsal", steps(800), 8, 8e-4, rehearsal, vision_factor=0.1),
+    ]
     matching, factor = [(0.9, t.match), (0.1, reading[1])], 0.0 if is_llava else 1.0
     return [
         Stage("copy", steps(450), 16, 2e-3, [copying], vision_factor=0.0),
@@ -128,5 +139,5 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         looking,
         Stage("match", steps(3000), 4, 1.5e-3, matching, vision_factor=factor, until=("match", 0.95)),
         Stage("mixture", steps(1500), 8, 1.6e-3, mixture, vision_factor=0.1 if is_llava else 0.3),
-        *([Stage("polish", steps(1000), 8, 1e-3, polish, vision_factor=0.1)] if is_llava else []),
+        *(finish if is_llava else []),
     ]

@@ -241,6 +241,39 @@ def test_a_prefix_without_an_image_and_a_branch_beyond_the_context():
         engine.branch(engine.read([bare]), [[branch(510, seed=0)]])
 
 
+def about(model: PreTrainedModel, question: Rendered, words: list[int]) -> Rendered:
+    """Another question about the same pictures."""
+    end = len(question.ids) - question.ids[::-1].index(IMAGE)
+    ids = [*question.ids[: end + 1], *words]
+    return Rendered(ids, list(ids), question.vision)
+
+
+def vision_calls(model: PreTrainedModel) -> list[int]:
+    """Grows with every picture that the vision tower reads."""
+    seen: list[int] = []
+    tower = getattr(model.model, "vision_tower", None) or model.model.visual
+    tower.register_forward_hook(lambda *_: seen.append(1))
+    return seen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("keep", [0, 2])
+def test_questions_about_one_picture_read_it_once(family, keep):
+    model = build(family)
+    first, other = prefix(model, 1, 4, seed=0), prefix(model, 1, 5, seed=1)
+    asked = [about(model, first, [20, 21, 22]), other, about(model, first, [23, 24]), first]
+    expected = [next_probabilities(model, question, [30, 31])[GATES] for question in asked]
+    engine, seen = engine_of(model), vision_calls(model)
+    engine = PrefixEngine(SimpleNamespace(model=model, renderer=engine.renderer, name="test"), keep_images=keep)
+    found = engine.branch(engine.read(asked), [[[30, 31]]] * 4).probabilities(GATES)
+    for gates, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(gates[0], wanted, rtol=1e-4, atol=1e-7)
+    before = len(seen)
+    again = engine.branch(engine.read([asked[2]]), [[[30, 31]]]).probabilities(GATES)
+    torch.testing.assert_close(again[0][0], expected[2], rtol=1e-4, atol=1e-7)
+    assert (len(seen) == before) == bool(keep)
+
+
 def test_a_batch_of_mixed_image_counts():
     model = build("qwen2_5_vl")
     engine = engine_of(model)
