@@ -87,6 +87,9 @@ class RemoteModel:
     def complete_all(self, conversations: Sequence[Messages], *, what: str = "requests", **fields: Any) -> list[Reply]:
         """The replies to conversations, in their order. Equal ones are sent once.
 
+        Conversations that begin alike are sent one after the other, so that a server which keeps what it has read
+        (vLLM's prefix cache) reads a picture and a question once for all their passages.
+
         Args:
             conversations: What to ask.
             what: What the progress bar calls them; "" for no bar.
@@ -98,6 +101,7 @@ class RemoteModel:
         bodies = [self.endpoint.request(messages, **fields) for messages in conversations]
         keys = [fingerprint([self.endpoint.url, body]) for body in bodies]
         missing = {key: body for key, body in zip(keys, bodies, strict=True) if key not in self._replies}
+        missing = dict(sorted(missing.items(), key=lambda item: beginning(item[1]["messages"])))
         self._reused += len(set(keys)) - len(missing)
         refused = self._send_all(missing, what)
         return [refused[key] if key in refused else self._kept(key) for key in keys]
@@ -209,6 +213,17 @@ class RemoteModel:
         cost = self.endpoint.cost(self._prompt_tokens, self._completion_tokens)
         shown = f"{self._prompt_tokens + self._completion_tokens:,} tokens"
         return f"{shown}, cost {cost:.4f}" if cost else shown
+
+
+def beginning(messages: Messages) -> list[str]:
+    """What orders conversations by how they begin: the parts of their messages in turn, pictures by a hash."""
+    parts: list[str] = []
+    for message in messages:
+        content = message["content"]
+        listed = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        parts.append(str(message["role"]))
+        parts += [str(part["text"]) if part.get("type") == "text" else fingerprint([part]) for part in listed]
+    return parts
 
 
 def _reply(value: Any) -> Reply:

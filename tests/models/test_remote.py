@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,25 @@ def test_no_more_requests_are_under_way_than_wanted(stub_server: Start, tmp_path
         model.complete_all([ask(str(i)) for i in range(12)])
 
     assert server.most_at_a_time == 3
+
+
+def test_conversations_that_begin_alike_are_sent_one_after_the_other(stub_server: Start, tmp_path: Path) -> None:
+    def about(picture: str, question: str, passage: str) -> list[dict[str, Any]]:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+        return [
+            {"role": "user", "content": [image, {"type": "text", "text": question}]},
+            {"role": "assistant", "content": "[Retrieval]"},
+            {"role": "user", "content": passage},
+        ]
+
+    wanted = [about(p, q, f"{p}{q}{n}") for n in range(3) for q in ("Who?", "When?") for p in "AB"]
+    server = stub_server(lambda text: text)
+    with RemoteModel(endpoint(server.url, concurrency=1), tmp_path / "replies.jsonl") as model:
+        replies = model.complete_all(wanted)
+
+    assert [reply.text for reply in replies] == [conversation[-1]["content"] for conversation in wanted]
+    arrived = [text[:-1] for text in server.delivered]  # picture and question, in the order of arrival
+    assert len([1 for one, other in pairwise(arrived) if one != other]) == 3
 
 
 def test_equal_conversations_are_paid_for_once_and_a_kept_reply_never_again(stub_server: Start, tmp_path: Path) -> None:
