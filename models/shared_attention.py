@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 from reflectune.core.errors import UserError
 from reflectune.models.attention import attend, merge
 from reflectune.models.positions import inner_model
-from reflectune.models.tree_attention import layout_of, tree_attention
+from reflectune.models.tree_attention import tree_attention
 
 IMPLEMENTATION = "reflectune_shared_prefix"
 """What this attention is called in transformers."""
@@ -152,11 +152,8 @@ def shared_attention(
         own = attend(query, key, value, scale=scale, causal=query.shape[2] > 1)
         output, _ = merge([own, *(part.attend(query, layer, scale) for part in shared)])
         return output.transpose(1, 2), None
-    if attention_mask is not None and attention_mask.dtype == torch.long:
-        layout = layout_of(attention_mask)
-        if query.device.type == "cpu" and not dropout and layout.saves:
-            return tree_attention(query, key, value, attention_mask, scale), None
-        attention_mask = layout.dense
+    if attention_mask is not None and attention_mask.dtype == torch.long and attention_mask.dim() == 4:
+        return tree_attention(query, key, value, attention_mask, scale, dropout), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from reflectune.models.positions import Positions
 from reflectune.models.shared_attention import share_prefixes
+from reflectune.models.tree_attention import STRIDE
 
 IGNORE = -100
 """The label of a token that is not supervised."""
@@ -65,9 +66,9 @@ def independent_rows(tree: Tree) -> list[Tree]:
 class TreeCollator:
     """Puts trees into a batch for one model.
 
-    A row is `prefix[:-1]`, then for each branch `prefix[-1:] + branch`: forking one token early gives every branch's
-    first token a place to be predicted from, so that labels are used by the ordinary shift (position i predicts
-    label i + 1). Position ids of a branch go on from the prefix, M-RoPE included.
+    A tree is laid out as `prefix[:-1]`, then for each branch `prefix[-1:] + branch`: forking one token early gives
+    every branch's first token a place to be predicted from, so that labels are used by the ordinary shift (position i
+    predicts label i + 1). Position ids of a branch go on from the prefix, M-RoPE included.
 
     Who sees whom, for a prefix of 3 tokens and branches of 2 and 1 (`o` sees, rows are queries):
 
@@ -92,20 +93,22 @@ class TreeCollator:
         self._positions = Positions(model)
 
     def __call__(self, trees: Sequence[Tree]) -> dict[str, Tensor]:
-        """A batch of B rows of L tokens.
+        """A batch of one row of L tokens: all trees packed, without padding.
 
         Returns:
-            `input_ids`, `labels`, `weights` of shape (B, L); `attention_mask` (B, 1, 1, L), the segments;
-            `position_ids` (B, L), or (3, B, L) under M-RoPE and then `mm_token_type_ids` (B, L); and the vision
-            tensors, concatenated.
+            `input_ids`, `labels`, `weights` of shape (1, L); `attention_mask` (1, 1, 1, L), the segments that
+            `tree_attention` reads; `position_ids` (1, L), or (3, 1, L) under M-RoPE and then `mm_token_type_ids`
+            (1, L); and the vision tensors, concatenated.
         """
         rows = [self._row(tree) for tree in trees]
-        length = max(row.shape[1] for row in rows)
-        ids, labels, segments, *positions = torch.from_numpy(np.stack([_pad(row, length) for row in rows], axis=1))
+        for number, row in enumerate(rows):
+            row[1, 0] = IGNORE  # nothing comes before it; the tree before must not predict it
+            row[2] += number * STRIDE
+        ids, labels, segments, *positions = torch.from_numpy(np.concatenate(rows, axis=1)[:, None])
         batch = {
             "input_ids": ids,
             "labels": labels,
-            "weights": torch.from_numpy(_weights(trees, length)),
+            "weights": torch.from_numpy(np.concatenate([_weights(tree) for tree in trees])[None]),
             "attention_mask": segments[:, None, None],
             "position_ids": torch.stack(positions) if self._positions.is_3d else positions[0],
         }
@@ -182,19 +185,9 @@ def _forked(last: np.ndarray, branch: Segment, *, first: bool) -> np.ndarray:
     return np.concatenate([head, np.array([branch.ids, branch.labels])], 1)
 
 
-def _weights(trees: Sequence[Tree], length: int) -> np.ndarray:
-    """Loss weights of shape (B, length), zero where padded; laid out as the rows of ids."""
-    weights = np.zeros((len(trees), length), dtype=np.float32)
-    for row, tree in zip(weights, trees, strict=True):
-        own: list[float] = list(tree.prefix.weights)
-        for number, branch in enumerate(tree.branches):
-            own += branch.weights if number == 0 else (0.0, *branch.weights)
-        row[: len(own)] = own
-    return weights
-
-
-def _pad(row: np.ndarray, length: int) -> np.ndarray:
-    padded = np.zeros((row.shape[0], length), dtype=np.int64)
-    padded[1], padded[2] = IGNORE, -1
-    padded[:, : row.shape[1]] = row
-    return padded
+def _weights(tree: Tree) -> np.ndarray:
+    """Loss weights of a tree's row, laid out as its ids."""
+    own: list[float] = list(tree.prefix.weights)
+    for number, branch in enumerate(tree.branches):
+        own += branch.weights if number == 0 else (0.0, *branch.weights)
+    return np.array(own, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Differentiable attention of trees: a prefix, and branches that see it and themselves, as runs of one row.
+"""Differentiable attention of trees: prefixes, and branches that see their prefix and themselves, packed in a row.
 
 Where a dense mask of (length × length) computes scores between branches only to hide them, this computes what is seen
 alone: the prefix's own attention, each branch's own, and all branches' attention to the prefix, merged.
@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -20,54 +21,63 @@ LEAST_SAVED = 30_000
 """Scores that a row must save for its parts to be worth gathering; measured by `benchmarks/tree_attention.py`."""
 
 
+STRIDE = 2**20
+"""Segments of tree t are t · STRIDE for its prefix and t · STRIDE + k for its branch k = 1, 2, …"""
+
+
 @dataclass(frozen=True)
 class TreeLayout:
-    """Where the tokens of a batch's trees stand, as indices into its flattened tokens.
+    """Where the tokens of a batch's N trees stand, as indices into its flattened tokens.
 
-    The index after the last token (B · L) stands for none.
+    The index after the last token stands for none.
 
     Attributes:
-        prefixes: Of shape (B, P): each row's prefix.
-        tails: Of shape (B, R): what follows the prefix, all branches.
-        branches: Of shape (branches of all rows, T).
-        segments: What this was read from, of shape (B, L).
+        trees: Of shape (N, most tokens of a tree).
+        prefixes: Of shape (N, P): each tree's prefix.
+        tails: Of shape (N, R): what follows the prefix, all branches.
+        branches: Of shape (branches of all trees, T).
+        segments: Those of `trees`, -1 for none.
     """
 
+    trees: Tensor
     prefixes: Tensor
     tails: Tensor
     branches: Tensor
     segments: Tensor
 
+    @classmethod
+    def of(cls, segments: Tensor) -> TreeLayout:
+        """Read it from segments, of shape (B, L); -1 for padding."""
+        flat = segments.flatten()
+        order = torch.arange(len(flat), device=flat.device)
+
+        def by(what: Tensor, kept: Tensor) -> Tensor:
+            """The kept tokens' indices, a row for each value of `what` that any token has."""
+            _, number = what[kept].unique(return_inverse=True)
+            return _padded(order[kept], number, int(number.max()) + 1 if len(number) else 0, len(flat))
+
+        real, in_prefix = flat >= 0, flat % STRIDE == 0
+        tree = flat // STRIDE
+        _, row = tree[real].unique(return_inverse=True)
+        count = int(row.max()) + 1
+        tail = real & ~in_prefix
+        number = torch.zeros_like(flat).masked_scatter_(real, row)[tail]
+        prefixes, tails = by(tree, real & in_prefix), _padded(order[tail], number, count, len(flat))
+        trees, with_none = by(tree, real), torch.cat([flat, flat.new_full((1,), -1)])
+        return cls(trees, prefixes, tails, by(flat, tail), with_none[trees])
+
     @cached_property
     def dense(self) -> Tensor:
-        """The same as a mask, (B, 1, L, L)."""
-        return tree_mask(self.segments)
+        """The same as a mask for each tree."""
+        return tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1))
 
     @property
     def saves(self) -> bool:
         """Whether going by parts leaves enough scores out to be faster than a dense mask."""
-        (rows, length), tail = self.segments.shape, self.tails.shape[1]
-        parts = rows * self.prefixes.shape[1] * (self.prefixes.shape[1] + tail) + self.branches.numel() * (
-            self.branches.shape[1] if len(self.branches) else 0
-        )
-        return rows * length**2 - parts >= rows * LEAST_SAVED
-
-    @classmethod
-    def of(cls, segments: Tensor) -> TreeLayout:
-        """Read it from segments, of shape (B, L): 0 for the prefix, then 1 … K for its branches, -1 for padding."""
-        rows, length = segments.shape
-        none = rows * length
-        flat = torch.arange(none, device=segments.device).view(rows, length)
-        branch = torch.where(
-            segments > 0, segments + segments.amax() * torch.arange(rows, device=segments.device)[:, None], 0
-        )
-        _, number = branch[segments > 0].unique(return_inverse=True)
-        return cls(
-            _padded(flat[segments == 0], (segments == 0).nonzero()[:, 0], rows, none),
-            _padded(flat[segments > 0], (segments > 0).nonzero()[:, 0], rows, none),
-            _padded(flat[segments > 0], number, int(number.max()) + 1 if len(number) else 0, none),
-            segments,
-        )
+        (count, length), tail = self.trees.shape, self.tails.shape[1]
+        own = self.branches.numel() * (self.branches.shape[1] if len(self.branches) else 0)
+        parts = count * self.prefixes.shape[1] * (self.prefixes.shape[1] + tail) + own
+        return count * length**2 - parts >= count * LEAST_SAVED
 
 
 _LAYOUTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -80,21 +90,35 @@ def layout_of(segments: Tensor) -> TreeLayout:
     return _LAYOUTS[segments]
 
 
-def tree_attention(query: Tensor, keys: Tensor, values: Tensor, segments: Tensor, scale: float) -> Tensor:
-    """Attention of a batch of trees.
+def tree_attention(
+    query: Tensor, keys: Tensor, values: Tensor, segments: Tensor, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """Attention of a batch of trees, by the way that is faster where both are there.
+
+    By parts on a CPU, where kernels give denominators; else with a dense mask for each tree.
 
     Args:
         query: Of shape (B, heads, L, size).
         keys: Of shape (B, key heads, L, size).
         values: The same.
-        segments: Of shape (B, 1, 1, L): 0 for the prefix, then 1 … K for its branches, -1 for padding. Every row has
-            a prefix, and its branches follow it one after the other.
+        segments: Of shape (B, 1, 1, L): for tree t of the batch, t · STRIDE for its prefix, then t · STRIDE + k for
+            branch k; -1 for padding. A tree's tokens follow one another, and so do those of a branch.
         scale: What scores are multiplied by.
+        dropout: Of the softmax's weights; dense alone.
 
     Returns:
         Of shape (B, L, heads, size); zero where padded.
     """
-    return _TreeAttention.apply(query, keys, values, layout_of(segments), scale)  # type: ignore[no-untyped-call]
+    layout = layout_of(segments)
+    if query.device.type == "cpu" and not dropout and layout.saves:
+        return _TreeAttention.apply(query, keys, values, layout, scale)  # type: ignore[no-untyped-call]
+    rows, heads, length, size = query.shape
+    q, k, v = (_take(_flat(tensor), layout.trees) for tensor in (query, keys, values))
+    k, v = (tensor.repeat_interleave(heads // keys.shape[1], 1) for tensor in (k, v))
+    found = F.scaled_dot_product_attention(q, k, v, attn_mask=layout.dense, dropout_p=dropout, scale=scale)
+    output = query.new_zeros(rows * length + 1, heads, size)
+    output = output.index_copy(0, layout.trees.flatten(), found.transpose(1, 2).flatten(0, 1))
+    return output[:-1].view(rows, length, heads, size)
 
 
 def tree_mask(segments: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def train(
     output_dir = str(args.output_dir)
     checkpoint = last_whole_checkpoint(output_dir, settings)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
-    collator = Collator(loaded.model, may_cut=args.world_size == 1)
+    collator = Collator(loaded.model)
     trainer = ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings)
     if checkpoint:
         say(args, f"going on from {checkpoint}")

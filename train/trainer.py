@@ -63,7 +63,7 @@ class ReflectionTrainer(Trainer):
         """The batches of one optimiser step, and the weight of their supervised tokens over all processes."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._tokens += sum(batch.pop("tokens") for batch in batches)
-        weight = torch.stack([supervised_weight(part) for batch in batches for part in batch["parts"]]).sum()
+        weight = torch.stack([supervised_weight(batch) for batch in batches]).sum()
         return batches, self.accelerator.gather(weight.to(device)).sum()
 
     def compute_loss(
@@ -79,7 +79,7 @@ class ReflectionTrainer(Trainer):
 
         Args:
             model: The model, perhaps wrapped.
-            inputs: `parts`, each with `labels` and `weights` (rows, length) and the model's inputs; and `sample_ids`.
+            inputs: The model's inputs, `labels`, `weights` and `sample_ids`, from the collator.
             return_outputs: Must be False.
             num_items_in_batch: The weight of the supervised tokens of the global batch.
 
@@ -87,13 +87,14 @@ class ReflectionTrainer(Trainer):
             UserError: The loss is not finite.
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts it
-        summed = torch.stack([loss_terms(model, part)[0] for part in inputs["parts"]]).sum()
+        sample_ids = inputs.pop("sample_ids")
+        summed, _ = loss_terms(model, inputs)
         # The processes' gradients are averaged, so their number cancels.
         loss = summed / num_items_in_batch * self.accelerator.num_processes
         if not torch.isfinite(loss):
             raise UserError(
                 f"the loss became {loss.item()} at step {self.state.global_step + 1}, on the examples "
-                f"{', '.join(inputs['sample_ids'])}; lower `learning_rate`, or look into these examples. "
+                f"{', '.join(sample_ids)}; lower `learning_rate`, or look into these examples. "
                 "The last checkpoint is kept"
             )
         return loss
@@ -127,9 +128,9 @@ class ReflectionTrainer(Trainer):
         load_weights(self._bare_model, resume_from_checkpoint)
 
 
-def supervised_weight(part: Mapping[str, Tensor]) -> Tensor:
-    """The summed weight of some rows' supervised tokens; the first token of a row is never predicted. Shape ()."""
-    return part["weights"][:, 1:][part["labels"][:, 1:] != IGNORE].sum()
+def supervised_weight(batch: Mapping[str, Tensor]) -> Tensor:
+    """The summed weight of a batch's supervised tokens; the first token of a row is never predicted. Shape ()."""
+    return batch["weights"][:, 1:][batch["labels"][:, 1:] != IGNORE].sum()
 
 
 def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None:

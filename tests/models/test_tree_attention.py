@@ -5,10 +5,10 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reflectune.models.tree_attention import _LAYOUTS, TreeLayout, layout_of, tree_attention, tree_mask
+from reflectune.models.tree_attention import _LAYOUTS, STRIDE, TreeLayout, layout_of, tree_attention, tree_mask
 
 SCALE = 0.4
 TREES = st.lists(
@@ -18,9 +18,17 @@ TREES = st.lists(
 
 
 def segments_of(trees: list[tuple[int, list[int], int]]) -> torch.Tensor:
+    """A tree a row, of shape (rows, length)."""
     rows = [[0] * prefix + [k for k, n in enumerate(own, 1) for _ in range(n)] for prefix, own, _ in trees]
     length = max(len(row) + tree[2] for row, tree in zip(rows, trees, strict=True))
-    return torch.tensor([row + [-1] * (length - len(row)) for row in rows])
+    return torch.tensor(
+        [[t * STRIDE + code for code in row] + [-1] * (length - len(row)) for t, row in enumerate(rows)]
+    )
+
+
+def packed(segments: torch.Tensor) -> torch.Tensor:
+    """The same trees in one row."""
+    return segments[segments >= 0][None]
 
 
 def attention_and_gradients(how, segments: torch.Tensor, key_heads: int):
@@ -35,18 +43,32 @@ def attention_and_gradients(how, segments: torch.Tensor, key_heads: int):
 
 
 def dense(segments: torch.Tensor):
+    """The equation: a key is seen if it is of the same tree, not later, and in the prefix or the same branch."""
+    order = torch.arange(segments.shape[1])
+    query, key = segments[:, :, None], segments[:, None, :]
+    sees = (query // STRIDE == key // STRIDE) & ((key % STRIDE == 0) | (query == key)) & (order[:, None] >= order)
+    sees &= key >= 0
+    sees |= torch.eye(len(order), dtype=torch.bool)  # padding sees itself, so that it is a number
+
     def attention(query, keys, values):
         wide = [tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (keys, values)]
-        mask = tree_mask(segments)
-        return F.scaled_dot_product_attention(query, *wide, attn_mask=mask, scale=SCALE).transpose(1, 2)
+        return F.scaled_dot_product_attention(query, *wide, attn_mask=sees[:, None], scale=SCALE).transpose(1, 2)
 
     return attention
 
 
-@given(TREES, st.sampled_from([4, 2, 1]))
-@settings(max_examples=60, deadline=None)
-def test_it_is_that_under_the_dense_mask(trees, key_heads):
-    segments = segments_of(trees)
+@pytest.fixture(params=["by parts", "dense"])
+def way(request, monkeypatch):
+    monkeypatch.setattr(
+        "reflectune.models.tree_attention.LEAST_SAVED", 10**12 * (-1 if request.param == "by parts" else 1)
+    )
+
+
+@given(TREES, st.sampled_from([4, 2, 1]), st.booleans())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("way")
+def test_it_is_the_equation(trees, key_heads, in_one_row):
+    segments = packed(segments_of(trees)) if in_one_row else segments_of(trees)
     whole = attention_and_gradients(
         lambda q, k, v: tree_attention(q, k, v, segments[:, None, None], SCALE), segments, key_heads
     )
@@ -54,6 +76,7 @@ def test_it_is_that_under_the_dense_mask(trees, key_heads):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_wrong_mask_is_noticed():
     right = segments_of([(3, [2, 2], 0)])
     wrong = segments_of([(3, [4], 0)])
@@ -63,6 +86,7 @@ def test_a_wrong_mask_is_noticed():
         assert (a - b).abs().max() > 1e-2
 
 
+@pytest.mark.usefixtures("way")
 def test_padding_is_zero():
     segments = segments_of([(2, [1], 2), (4, [1, 1], 0)])
     inputs = torch.randn(3, 2, 4, 6, 8)
@@ -73,8 +97,10 @@ def test_padding_is_zero():
 
 
 def test_a_layout_written_out_and_kept():
-    segments = torch.tensor([[0, 0, 1, 1, 2, -1], [0, 1, -1, -1, -1, -1]])[:, None, None]
+    a, b = 0, STRIDE
+    segments = torch.tensor([[a, a, a + 1, a + 1, a + 2, -1], [b, b + 1, -1, -1, -1, -1]])[:, None, None]
     layout = layout_of(segments)
+    assert layout.trees.tolist() == [[0, 1, 2, 3, 4], [6, 7, 12, 12, 12]]
     assert layout.prefixes.tolist() == [[0, 1], [6, 12]]
     assert layout.tails.tolist() == [[2, 3, 4], [7, 12, 12]]
     assert layout.branches.tolist() == [[2, 3], [4, 12], [7, 12]]

@@ -3,13 +3,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from PIL import Image
 
@@ -54,6 +54,10 @@ def question(n: int) -> dict[str, Any]:
 
 def article(n: int) -> dict[str, Any]:
     return {"id": f"e{n}", "title": f"Entry {n}", "text": f"It is {n}.\n\nIt was {n}.", "image": "images/red.png"}
+
+
+def wiki_article(n: int) -> dict[str, Any]:
+    return {"wikidata_id": f"Q{n}", "wikipedia_title": f"T{n}", "wikipedia_content": f"It is {n}.## Use.None."}
 
 
 def write(path: Path, rows: list[Any]) -> Path:
@@ -113,11 +117,7 @@ def test_two_processes_write_what_one_writes(source: Path) -> None:
 
 
 def test_lines_in_blocks_and_rows_in_lists_make_the_same_entries(source: Path) -> None:
-    rows = [
-        {"wikidata_id": f"Q{n}", "wikipedia_title": f"T{n}", "wikipedia_content": f"It is {n}.## Use.None."}
-        for n in range(30)
-    ]
-    write(source / "wiki.jsonl", rows)
+    write(source / "wiki.jsonl", [wiki_article(n) for n in range(30)])
     common = {"questions": "", "splits": {}, "knowledge": "wiki6m", "knowledge_source": "wiki.jsonl"}
     for name, limit in (("blocks", 0), ("lists", 30)):
         convert(config(source, output=str(source.parent / name), limit=limit, **common))
@@ -199,6 +199,14 @@ def test_bad_entries_are_listed_and_a_later_duplicate_is_taken_out_of_its_shard(
     assert len(first) == 3
 
 
+@pytest.mark.parametrize("name", ["questions.jsonl", "knowledge.jsonl"])
+def test_a_source_without_rows_is_refused(source: Path, name: str) -> None:
+    write(source / name, [])
+    for run in (check, convert):
+        with pytest.raises(UserError, match=f"nothing to read in .*{name}"):
+            run(config(source))
+
+
 def test_a_check_writes_nothing(source: Path) -> None:
     before = content(source.parent)
     numbers, first = check(config(source))
@@ -266,31 +274,42 @@ def test_problems_are_found_before_anything_is_read(source: Path, values, proble
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [0.15, 0.5])
-def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(source: Path, delay: float) -> None:
-    count = 1200
-    write(source / "questions.jsonl", [question(n) for n in range(count)])
-    write(source / "knowledge.jsonl", [article(n) for n in range(count)] + [article(3)])
-    out, straight = source.parent / "killed" / "out", source.parent / "straight" / "out"
-    command = [
-        sys.executable,
-        "-c",
-        CHILD,
-        json.dumps(dataclasses.asdict(config(source, output=str(out), on_error="skip"))),
+@pytest.mark.parametrize(("reader", "workers"), [("own", 1), ("wiki6m", 2)])
+def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, reader: str, workers: int) -> None:
+    make = {"own": article, "wiki6m": wiki_article}[reader]
+    write(source / "questions.jsonl", [question(n) for n in range(1000)])
+    write(source / "knowledge.jsonl", [make(0 if n % 50 == 7 else n) for n in range(800)])
+    killed, straight = source.parent / "killed" / "out", source.parent / "straight" / "out"
+    wanted = config(source, output=str(killed), on_error="skip", workers=workers, knowledge=reader)
+    orphans = [
+        *kill_in_the_middle(wanted, killed / ".convert" / "questions.jsonl"),
+        *kill_in_the_middle(wanted, killed / ".convert" / "knowledge.jsonl"),
     ]
-    journal = out / ".convert" / "knowledge.jsonl"
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    while process.poll() is None and not journal.is_file():
-        time.sleep(0.005)
-    time.sleep(delay)
-    process.send_signal(signal.SIGKILL)
+    assert start(wanted).wait() == 0
+    assert start(dataclasses.replace(wanted, output=str(straight))).wait() == 0
+    assert content(killed) == content(straight)
+    assert Dataset(killed).manifest["dropped"] == {"id came before": 16}
+    assert len(Dataset(killed).knowledge) == 784
+    assert len(orphans) >= (workers > 1) * 2 * workers
+    assert psutil.wait_procs(orphans, timeout=10)[1] == []
+
+
+def start(wanted: ConvertConfig) -> subprocess.Popen[bytes]:
+    """A conversion in small batches, in a process of its own."""
+    command = [sys.executable, "-c", CHILD, json.dumps(dataclasses.asdict(wanted))]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+def kill_in_the_middle(wanted: ConvertConfig, journal: Path) -> list[psutil.Process]:
+    """Start a conversion and `kill -9` it once a journal lists some batches; the processes that worked for it."""
+    process = start(wanted)
+    while process.poll() is None and not (journal.is_file() and journal.read_bytes().count(b"\n") > 3):
+        time.sleep(0.002)
+    assert process.poll() is None, "the run ended before it was killed"
+    workers = psutil.Process(process.pid).children()
+    process.kill()
     process.wait()
-    assert journal.is_file(), "the run ended before it was killed"
-    done = len(journal.read_bytes().splitlines())
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    subprocess.run([*command[:3], command[3].replace("/killed/", "/straight/")], check=True, stderr=subprocess.DEVNULL)
-    assert done > 1
-    assert content(out) == content(straight)
+    return workers
 
 
 CHILD = """
@@ -298,7 +317,7 @@ import json, sys
 from reflectune.data_builders.conversion import knowledge, questions
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import convert
-questions.BATCH, knowledge.BATCH = 50, 4
+questions.BATCH, knowledge.BATCH, knowledge.BLOCK_BYTES = 20, 4, 400
 convert(ConvertConfig(**json.loads(sys.argv[1])))
 """
 

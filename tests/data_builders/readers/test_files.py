@@ -89,10 +89,15 @@ def test_blocks_are_the_file_cut_at_line_ends(tmp_path_factory, parts, size, dat
         assert block.first_line == content.count(b"\n", 0, block.offset) + 1
         assert block.offset == 0 or content[block.offset - 1 : block.offset] == b"\n"
     if blocks:
-        middle = data.draw(st.sampled_from(blocks))
-        again = list(line_blocks(path, size, offset=middle.offset, first_line=middle.first_line))
-        assert b"".join(block.data for block in again) == content[middle.offset :]
-        assert again[0].first_line == middle.first_line
+        number = data.draw(st.integers(0, len(blocks) - 1))
+        begin = blocks[number]
+        assert list(line_blocks(path, size, offset=begin.offset, first_line=begin.first_line)) == blocks[number:]
+
+
+def test_a_packed_file_is_cut_as_the_plain_one_is(tmp_path: Path, jsonl: Path) -> None:
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(jsonl.read_bytes()))
+    assert [block.data for block in line_blocks(packed, 100)] == [block.data for block in line_blocks(jsonl, 100)]
 
 
 def test_lines_are_numbered_through_the_blocks(jsonl: Path) -> None:
@@ -118,6 +123,10 @@ def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "read", "problem"),
     [
+        ("a.csv", b"id;text\n1;a\n", read_csv, "a.csv:1: the columns are separated by `;`; save the file with commas"),
+        ("a.csv", b"id\ttext\n1\ta\n", read_csv, "separated by tabs"),
+        ("a.jsonl", b'{"a": "\xf9"}\n', read_jsonl, "a.jsonl:1: is not UTF-8 .*; save the file as UTF-8"),
+        ("a.jsonl", b'[{"a": 1}]\n', read_jsonl, "a.jsonl:1: is list; .*one array over the whole file is no JSONL"),
         ("a.csv", b"", read_csv, "is empty"),
         ("a.csv", b"id,id\n", read_csv, "`id` twice"),
         ("a.json", b'[{"a": 1}, {"a"', read_json_array, "damaged after record 1"),

@@ -76,7 +76,7 @@ def test_a_picture_that_is_null_inside_is_none_and_an_empty_one_is_an_error(tmp_
     path = write(tmp_path / "end2end.parquet", row(query_image={"bytes": None, "path": None}))
     assert read(path, tmp_path) == []
     path = write(tmp_path / "end2end.parquet", row(query_image={"bytes": b"", "path": None}))
-    with pytest.raises(UserError, match="id 12: field `query_image`: is NoneType, not an image"):
+    with pytest.raises(UserError, match="id 12: field `query_image`: is null, not an image"):
         read(path, tmp_path)
 
 

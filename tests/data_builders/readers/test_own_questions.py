@@ -98,7 +98,11 @@ def test_a_set_that_datasets_loads_with_images_as_bytes(folder: Path) -> None:
         ({"image": "images/2.png"}, "no image of `images/2.png`"),
         ({"image": "../1.png"}, "leads out of"),
         ({"image": "https://e.org/1.png"}, "holds a URL"),
-        ({"answers": [1]}, "field `answers`"),
+        ({"image": ""}, "field `image`: is empty, not an image"),
+        ({"image": ["images/1.png"]}, r"field `image`: is \['images/1.png'\] \(list\), not an image"),
+        ({"answers": [True]}, "field `answers`"),
+        ({"answers": {"text": "x"}}, "field `answers`"),
+        ({"answers": [float("nan")]}, r"field `answers`: is \[nan\]"),
         ({"range": [3, 1]}, "begins at 3 and ends at 1"),
         ({"range": [3]}, "lowest and the highest"),
         ({"range": ["a", 1]}, "field `range`"),
@@ -117,3 +121,38 @@ def test_an_unknown_kind_of_file_is_refused(folder: Path) -> None:
     (folder / "q.xlsx").write_bytes(b"x")
     with pytest.raises(UserError, match=r"read from .jsonl, .csv, .parquet"):
         read(folder / "q.xlsx", folder)
+
+
+def test_numbers_are_taken_as_ids_and_answers(folder: Path) -> None:
+    row = {**ROWS[2], "id": 7, "answers": [1958, 2.5], "entity_ids": [4, "Q1"]}
+    (found,) = read(jsonl(folder / "q.jsonl", row), folder)
+    assert (found.id, found.answers, found.entity_ids) == ("7", ("1958", "2.5"), ("4", "Q1"))
+
+
+@pytest.mark.parametrize(
+    ("field", "called", "problem"),
+    [
+        ("image", "file_name", r"field `image`: is missing \(the row has id, question, answers, file_name\); .*`columns`"),
+        ("answers", "answer", r"field `answers`: .* there is a column `answer`; .*`columns: \{answers: answer\}`"),
+        ("question", "Question", "field `question`: .* there is a column `Question`"),
+    ],
+)
+def test_a_column_that_is_called_otherwise_is_told_and_never_passed_over(folder: Path, field, called, problem) -> None:
+    row = {"id": "c", "image": "images/1.png", "question": "What is it?", "answers": ["56 m"]}
+    path = jsonl(folder / "q.jsonl", {**row, called: row.pop(field)})
+    with pytest.raises(UserError, match=f"q.jsonl:1: id c: {problem}"):
+        read(path, folder)
+    (found,) = read(path, folder, columns={field: called})
+    assert found == Question("c", "images/1.png", "What is it?", ("56 m",), split="train")
+
+
+def test_a_column_carried_along_is_no_misspelt_field(folder: Path) -> None:
+    path = jsonl(folder / "q.jsonl", {**ROWS[2], "answer": "56 m"})
+    (found,) = read(path, folder, meta=["answer"])
+    assert (found.answers, found.meta) == ((), {"answer": "56 m"})
+
+
+def test_an_error_names_the_users_column(folder: Path) -> None:
+    path = jsonl(folder / "q.jsonl", {"uid": "c", "image": "images/1.png", "prompt": ""})
+    with pytest.raises(UserError, match="q.jsonl:1: id c: field `prompt`: is empty"):
+        read(path, folder, columns={"id": "uid", "question": "prompt"})
