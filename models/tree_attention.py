@@ -17,28 +17,29 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from reflectune.models.attention import attend, attend_backward, merge
 
-LEAST_SAVED = 30_000
-"""Scores that a row must save for its parts to be worth gathering; measured by `benchmarks/tree_attention.py`."""
-
-
 STRIDE = 2**20
 """Segments of tree t are t · STRIDE for its prefix and t · STRIDE + k for its branch k = 1, 2, …"""
+
+QUERY_COST = 400
+"""What one more query row costs, in scores; from `benchmarks/tree_attention.py`."""
 
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """Where the tokens of a batch's N trees stand, as indices into its flattened tokens.
+    """Where the tokens of a batch's trees stand, as indices into its flattened tokens.
 
     The index after the last token stands for none.
 
     Attributes:
-        trees: Of shape (N, most tokens of a tree).
-        prefixes: Of shape (N, P): each tree's prefix.
-        tails: Of shape (N, R): what follows the prefix, all branches.
+        plain: Of shape (trees without branches, most tokens): they are ordinary causal rows.
+        trees: Of shape (N, most tokens): the N trees with branches.
+        prefixes: Of shape (N, P): each one's prefix.
+        tails: Of shape (N, R): what follows it, all branches.
         branches: Of shape (branches of all trees, T).
         segments: Those of `trees`, -1 for none.
     """
 
+    plain: Tensor
     trees: Tensor
     prefixes: Tensor
     tails: Tensor
@@ -50,34 +51,40 @@ class TreeLayout:
         """Read it from segments, of shape (B, L); -1 for padding."""
         flat = segments.flatten()
         order = torch.arange(len(flat), device=flat.device)
+        tree, in_prefix = flat // STRIDE, flat % STRIDE == 0
+        tail = (flat >= 0) & ~in_prefix
+        branching = torch.isin(tree, tree[tail])
 
         def by(what: Tensor, kept: Tensor) -> Tensor:
-            """The kept tokens' indices, a row for each value of `what` that any token has."""
+            """The kept tokens' indices, a row for each value of `what` that any of them has."""
             _, number = what[kept].unique(return_inverse=True)
             return _padded(order[kept], number, int(number.max()) + 1 if len(number) else 0, len(flat))
 
-        real, in_prefix = flat >= 0, flat % STRIDE == 0
-        tree = flat // STRIDE
-        _, row = tree[real].unique(return_inverse=True)
-        count = int(row.max()) + 1
-        tail = real & ~in_prefix
-        number = torch.zeros_like(flat).masked_scatter_(real, row)[tail]
-        prefixes, tails = by(tree, real & in_prefix), _padded(order[tail], number, count, len(flat))
-        trees, with_none = by(tree, real), torch.cat([flat, flat.new_full((1,), -1)])
-        return cls(trees, prefixes, tails, by(flat, tail), with_none[trees])
+        trees = by(tree, branching)
+        return cls(
+            plain=by(tree, (flat >= 0) & ~branching),
+            trees=trees,
+            prefixes=by(tree, branching & in_prefix),
+            tails=by(tree, tail),
+            branches=by(flat, tail),
+            segments=torch.cat([flat, flat.new_full((1,), -1)])[trees],
+        )
 
     @cached_property
     def dense(self) -> Tensor:
-        """The same as a mask for each tree."""
+        """The masks of the trees with branches; see `tree_mask`."""
         return tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1))
 
-    @property
-    def saves(self) -> bool:
-        """Whether going by parts leaves enough scores out to be faster than a dense mask."""
-        (count, length), tail = self.trees.shape, self.tails.shape[1]
-        own = self.branches.numel() * (self.branches.shape[1] if len(self.branches) else 0)
-        parts = count * self.prefixes.shape[1] * (self.prefixes.shape[1] + tail) + own
-        return count * length**2 - parts >= count * LEAST_SAVED
+    @cached_property
+    def is_faster_by_parts(self) -> bool:
+        """Whether the scores that parts leave out are worth more than the query rows that they are gathered in."""
+
+        def cost(index: Tensor, keys: int) -> int:
+            return index.numel() * (keys + QUERY_COST)
+
+        prefix = self.prefixes.shape[1]
+        parts = cost(self.prefixes, prefix) + cost(self.tails, prefix) + cost(self.branches, self.branches.shape[1])
+        return parts < cost(self.trees, self.trees.shape[1])
 
 
 _LAYOUTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -110,14 +117,18 @@ def tree_attention(
         Of shape (B, L, heads, size); zero where padded.
     """
     layout = layout_of(segments)
-    if query.device.type == "cpu" and not dropout and layout.saves:
+    if query.device.type == "cpu" and not dropout and layout.is_faster_by_parts:
         return _TreeAttention.apply(query, keys, values, layout, scale)  # type: ignore[no-untyped-call]
     rows, heads, length, size = query.shape
-    q, k, v = (_take(_flat(tensor), layout.trees) for tensor in (query, keys, values))
-    k, v = (tensor.repeat_interleave(heads // keys.shape[1], 1) for tensor in (k, v))
-    found = F.scaled_dot_product_attention(q, k, v, attn_mask=layout.dense, dropout_p=dropout, scale=scale)
+    wide = [tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in (query, keys, values)]
+    tokens = [_flat(tensor) for tensor in wide]
     output = query.new_zeros(rows * length + 1, heads, size)
-    output = output.index_copy(0, layout.trees.flatten(), found.transpose(1, 2).flatten(0, 1))
+    for index, mask in ((layout.plain, None), (layout.trees, layout.dense)):
+        if index.numel():
+            q, k, v = (_take(tensor, index) for tensor in tokens)
+            how: dict[str, Any] = {"is_causal": True} if mask is None else {"attn_mask": mask}
+            found = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, **how)
+            output = output.index_copy(0, index.flatten(), found.transpose(1, 2).flatten(0, 1))
     return output[:-1].view(rows, length, heads, size)
 
 
@@ -145,13 +156,14 @@ class _TreeAttention(torch.autograd.Function):
         q, k, v = (_flat(tensor) for tensor in (query, keys, values))
         rows, heads, length, size = query.shape
         bias = _bias(layout.prefixes, rows * length, query.dtype)
-        prefix = [_take(tensor, layout.prefixes) for tensor in (q, k, v)]
         output, lse = q.new_zeros(q.shape), torch.full(q.shape[:2], torch.inf)
-        _put(output, lse, layout.prefixes, *attend(*prefix, scale=scale, causal=True))
-        if layout.branches.numel():
-            own = attend(*(_take(tensor, layout.branches) for tensor in (q, k, v)), scale=scale, causal=True)
-            _put(output, lse, layout.branches, *own)
-            above = attend(_take(q, layout.tails), prefix[1], prefix[2], scale=scale, bias=bias)
+        for index in (layout.plain, layout.prefixes, layout.branches):
+            if index.numel():
+                own = attend(*(_take(tensor, index) for tensor in (q, k, v)), scale=scale, causal=True)
+                _put(output, lse, index, *own)
+        if layout.tails.numel():
+            seen = (_take(tensor, layout.prefixes) for tensor in (k, v))
+            above = attend(_take(q, layout.tails), *seen, scale=scale, bias=bias)
             below = _take(output, layout.tails), _take(lse, layout.tails)
             _put(output, lse, layout.tails, *merge([above, below]))
         output[-1], lse[-1] = 0, torch.inf
@@ -179,9 +191,10 @@ class _TreeAttention(torch.autograd.Function):
             for total, part, where in zip((d_q, d_k, d_v), found, (seen_from, seen, seen), strict=True):
                 total.index_add_(0, where.flatten(), part.transpose(1, 2).flatten(0, 1))
 
-        add(layout.prefixes, layout.prefixes, causal=True)
-        if layout.branches.numel():
-            add(layout.branches, layout.branches, causal=True)
+        for index in (layout.plain, layout.prefixes, layout.branches):
+            if index.numel():
+                add(index, index, causal=True)
+        if layout.tails.numel():
             add(layout.tails, layout.prefixes, bias=ctx.bias)
         return _unflat(d_q, query), _unflat(d_k, keys), _unflat(d_v, values), None, None
 

@@ -461,7 +461,7 @@ VISUAL_QUESTIONS: dict[str, VisualPhrasings] = {
             "On what is this {c} standing?",
             "What is under this {c}?",
         ),
-        ("What is the ground that the {c} in the picture stands on?", "What does this {c} stand on?"),
+        ("What is the ground that the {c} in the picture stands on?", "What is below this {c}?"),
         ("What is the {c} in the picture standing on?", "What lies under this {c}?"),
     ),
     "mark": VisualPhrasings(
@@ -471,7 +471,7 @@ VISUAL_QUESTIONS: dict[str, VisualPhrasings] = {
             "What shape is on the sign beside this {c}?",
             "Which shape does the sign show?",
         ),
-        ("What is the shape on the sign in the picture?", "What does the sign beside the {c} in the picture show?"),
+        ("What is the shape on the sign in the picture?", "Which shape can be seen on the sign?"),
         ("Which shape is painted on the sign?", "What shape does the sign beside this {c} show?"),
     ),
     "count": VisualPhrasings(

@@ -29,10 +29,10 @@ from transformers import (
 )
 
 from reflectune.core.errors import UserError
-from reflectune.models import tree_attention
 from reflectune.models.engine import PrefixEngine
 from reflectune.models.rendering import Rendered
 from reflectune.models.tree import IGNORE, Segment, Tree, TreeCollator, independent_rows, loss_terms
+from reflectune.models.tree_attention import TreeLayout
 
 IMAGE, VOCABULARY = 3, 120
 FAMILIES = ["llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"]
@@ -176,7 +176,7 @@ def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[f
 @pytest.mark.parametrize("by_parts", [True, False])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_loss_and_gradients_are_those_of_independent_rows(model, images, by_parts, checkpointing, monkeypatch):
-    monkeypatch.setattr(tree_attention, "LEAST_SAVED", -(10**9) if by_parts else 10**9)
+    monkeypatch.setattr(TreeLayout, "is_faster_by_parts", by_parts)
     made, collate = trees(model, images), TreeCollator(model)
     expected = learned(model, plain_batches(model, made))
     model.train()
@@ -192,7 +192,7 @@ def test_loss_and_gradients_are_those_of_independent_rows(model, images, by_part
 
 @pytest.mark.parametrize("by_parts", [True, False])
 def test_a_broken_mask_is_noticed(by_parts, monkeypatch):
-    monkeypatch.setattr(tree_attention, "LEAST_SAVED", -(10**9) if by_parts else 10**9)
+    monkeypatch.setattr(TreeLayout, "is_faster_by_parts", by_parts)
     model = build("llava")
     made = trees(model, 1)
     expected = learned(model, plain_batches(model, made))

@@ -59,9 +59,7 @@ def dense(segments: torch.Tensor):
 
 @pytest.fixture(params=["by parts", "dense"])
 def way(request, monkeypatch):
-    monkeypatch.setattr(
-        "reflectune.models.tree_attention.LEAST_SAVED", 10**12 * (-1 if request.param == "by parts" else 1)
-    )
+    monkeypatch.setattr(TreeLayout, "is_faster_by_parts", request.param == "by parts")
 
 
 @given(TREES, st.sampled_from([4, 2, 1]), st.booleans())
@@ -101,6 +99,7 @@ def test_a_layout_written_out_and_kept():
     segments = torch.tensor([[a, a, a + 1, a + 1, a + 2, -1], [b, b + 1, -1, -1, -1, -1]])[:, None, None]
     layout = layout_of(segments)
     assert layout.trees.tolist() == [[0, 1, 2, 3, 4], [6, 7, 12, 12, 12]]
+    assert layout.plain.numel() == 0
     assert layout.prefixes.tolist() == [[0, 1], [6, 12]]
     assert layout.tails.tolist() == [[2, 3, 4], [7, 12, 12]]
     assert layout.branches.tolist() == [[2, 3], [4, 12], [7, 12]]
@@ -109,14 +108,16 @@ def test_a_layout_written_out_and_kept():
     del segments
     gc.collect()
     assert len(_LAYOUTS) == kept - 1
-    assert TreeLayout.of(torch.tensor([[0, 0, -1]])).branches.numel() == 0
+    bare = TreeLayout.of(torch.tensor([[0, 0, -1]]))
+    assert bare.plain.tolist() == [[0, 1]]
+    assert bare.trees.numel() == bare.branches.numel() == 0
 
 
 @pytest.mark.parametrize(
     ("tree", "saves"), [((600, [137] * 8, 0), True), ((40, [30] * 4, 0), False), ((900, [], 0), False)]
 )
 def test_parts_are_worth_it_where_many_scores_are_saved(tree, saves):
-    assert TreeLayout.of(segments_of([tree])).saves == saves
+    assert TreeLayout.of(segments_of([tree])).is_faster_by_parts == saves
 
 
 def test_a_mask_written_out():

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -197,6 +199,33 @@ def test_bad_entries_are_listed_and_a_later_duplicate_is_taken_out_of_its_shard(
         key: manifest[key] for key in ("counts", "knowledge", "dropped")
     }
     assert len(first) == 3
+
+
+def own_row(n: int, image: bytes) -> dict[str, Any]:
+    return {**question(n), "image": image, "split": "train"}
+
+
+def fvqa_row(n: int, image: bytes) -> dict[str, Any]:
+    truth = {"ground_truth": "Ann", "candidate_answers": "[]", "style": "rule"}
+    asked = [{"role": "user", "content": f"Who {n}?"}]
+    return {"data_id": f"q{n}", "prompt": asked, "images": [{"bytes": image, "path": None}], "reward_model": truth}
+
+
+@pytest.mark.parametrize(("reader", "make"), [("own", own_row), ("fvqa", fvqa_row)])
+def test_images_that_a_set_holds_as_bytes_are_kept_beside_it(source: Path, reader: str, make: Any) -> None:
+    pictures = [(source / "images" / f"{name}.png").read_bytes() for name in ("blue", "red")]
+    pq.write_table(pa.Table.from_pylist([make(n, pictures[n % 2]) for n in range(9)]), source / "q.parquet")
+    wanted = config(source, questions=reader, splits={"train": "q.parquet"}, knowledge="", knowledge_source="")
+    before = content(source.parent)
+    numbers, first = check(wanted)
+    assert first == []
+    assert content(source.parent) == before
+    manifest, _ = convert(wanted)
+    assert numbers["images"] == manifest["images"] == {"found": 9, "missing": 0, "unreadable": 0, "unverified": 0}
+    out = Dataset(source.parent / "out")
+    kept = {question.id: (out.root / question.image).read_bytes() for question in out.questions("train")}
+    assert kept == {f"q{n}": pictures[n % 2] for n in range(9)}
+    assert len(list((out.root / "images").rglob("*.png"))) == 2
 
 
 @pytest.mark.parametrize("name", ["questions.jsonl", "knowledge.jsonl"])

@@ -105,5 +105,5 @@ def test_what_is_neither_a_path_nor_bytes_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize("url", ["https://e.org/a.jpg", "HTTP://e.org/a.jpg", "s3://bucket/a.jpg"])
 def test_a_url_is_refused_with_advice(url: str) -> None:
-    with pytest.raises(UserError, match=r"f.jsonl:3: id x: field `image` holds a URL .*download the images once"):
+    with pytest.raises(UserError, match=r"f.jsonl:3: id q: field `image` holds a URL .*download the images once"):
         Images(None).keep(ROW, "image", url)

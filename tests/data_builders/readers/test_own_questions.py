@@ -132,14 +132,14 @@ def test_numbers_are_taken_as_ids_and_answers(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "called", "problem"),
     [
-        ("image", "file_name", r"field `image`: is missing \(the row has id, question, answers, file_name\); .*`columns`"),
+        ("image", "file_name", r"field `image`: is missing \(the row has id, file_name, question, answers\)"),
         ("answers", "answer", r"field `answers`: .* there is a column `answer`; .*`columns: \{answers: answer\}`"),
         ("question", "Question", "field `question`: .* there is a column `Question`"),
     ],
 )
 def test_a_column_that_is_called_otherwise_is_told_and_never_passed_over(folder: Path, field, called, problem) -> None:
     row = {"id": "c", "image": "images/1.png", "question": "What is it?", "answers": ["56 m"]}
-    path = jsonl(folder / "q.jsonl", {**row, called: row.pop(field)})
+    path = jsonl(folder / "q.jsonl", {called if name == field else name: value for name, value in row.items()})
     with pytest.raises(UserError, match=f"q.jsonl:1: id c: {problem}"):
         read(path, folder)
     (found,) = read(path, folder, columns={field: called})
@@ -154,5 +154,8 @@ def test_a_column_carried_along_is_no_misspelt_field(folder: Path) -> None:
 
 def test_an_error_names_the_users_column(folder: Path) -> None:
     path = jsonl(folder / "q.jsonl", {"uid": "c", "image": "images/1.png", "prompt": ""})
-    with pytest.raises(UserError, match="q.jsonl:1: id c: field `prompt`: is empty"):
+    with pytest.raises(UserError, match=r"q.jsonl:1: id c: field `prompt`: is empty"):
         read(path, folder, columns={"id": "uid", "question": "prompt"})
+    path = jsonl(folder / "q.jsonl", {"id": "c", "image_url": "https://e.org/1.png", "question": "Who?"})
+    with pytest.raises(UserError, match=r"q.jsonl:1: id c: field `image_url` holds a URL"):
+        read(path, folder, columns={"image": "image_url"})
