@@ -1,28 +1,33 @@
 """Speed and memory of the data code, on generated files of the public sets' shape.
 
-    python benchmarks/data.py --folder /tmp/data_benchmark [--articles 50000] [--questions 1000000]
+    python benchmarks/data.py --folder /tmp/data_benchmark --output benchmarks/data.md
 
-Each knowledge base is converted at two sizes, four times apart. Memory is that of the whole process tree, sampled
-every 50 ms. Nothing is downloaded; what is generated stays in the folder, and is used again.
+Each knowledge base is converted at two sizes, four times apart, by the command line. Memory is that of the whole
+process tree, sampled every 50 ms. `benchmarks/metrics_speed.py` is run too, and what it prints is part of the page.
+Nothing is downloaded; what is generated stays in the folder, and is used again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import random
+import resource
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import psutil
 
-from reflectune.core.types import Entry
-from reflectune.data_builders.readers.base import Images
+from reflectune.data_builders.readers.base import Images, stop
 from reflectune.data_builders.readers.registry import knowledge_reader, question_reader
 from reflectune.retrieval.passages import Cut, split_passages
 
@@ -30,36 +35,121 @@ WORDS = [f"w{i}" * (1 + i % 3) for i in range(4000)]
 ARTICLE_CHARACTERS = {"wiki6m": 3_300, "evqa": 7_500}
 """Mean length of an article: 20 GB over 6 M entities, and 15 GB over 2 M articles."""
 
+NAMES = {"wiki6m": "Wiki6M", "evqa": "E-VQA's dict"}
+
+
+ARTICLES, QUESTIONS_READ = 50_000, 1_000_000
+SAMPLE = 5_000
+"""Articles that are cut into passages."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A row of the table.
+
+    Attributes:
+        what: What was done.
+        size: Bytes that it was done to.
+        amount: How many of `unit` these are.
+        unit: What is counted.
+        wanted: So many of them a second.
+        seconds: By the clock.
+        cpu_seconds: Of all processes together.
+        peak: Most bytes in memory, 0 if not measured.
+    """
+
+    what: str
+    size: int
+    amount: float
+    unit: str
+    wanted: float
+    seconds: float
+    cpu_seconds: float
+    peak: int = 0
+
+    def row(self) -> str:
+        """The measurement as Markdown; ✗ where it misses what is wanted."""
+        rate = self.amount / self.seconds
+        slow, large = "" if rate >= self.wanted else " ✗", "" if self.peak < MEMORY_WANTED else " ✗"
+        memory = f"{self.peak / 2**20:,.0f} MiB{large}" if self.peak else ""
+        cells = [self.what, f"{self.size / 2**20:,.0f} MiB", f"{self.seconds:.1f}", f"{self.cpu_seconds:.1f}"]
+        cells += [f"{rate:,.0f} {self.unit}/s{slow}", f"{self.amount / self.cpu_seconds:,.0f}", f"≥ {self.wanted:,.0f}"]
+        return f"| {' | '.join([*cells, memory])} |"
+
+
+MEMORY_WANTED = 1.5 * 2**30
+HEADER = (
+    "| what | file | seconds | CPU seconds | rate | rate a CPU second | wanted | peak memory (< 1.5 GiB) |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--articles", type=int, default=50_000)
-    parser.add_argument("--questions", type=int, default=1_000_000)
+    parser.add_argument("--articles", type=int, default=ARTICLES, help="of the smaller of the two sizes")
+    parser.add_argument("--questions", type=int, default=QUESTIONS_READ)
+    parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    print("| what | size | seconds | rate | memory |\n|---|---|---|---|---|", flush=True)
-    infoseek(arguments.folder, arguments.questions)
+    lines = [*introduction(arguments.articles, arguments.questions), HEADER]
+    print("\n".join(lines), flush=True)
+    for measured in measurements(arguments.folder, arguments.articles, arguments.questions):
+        lines.append(measured.row())
+        print(lines[-1], flush=True)
+    lines += ["", *scoring()]
+    if arguments.output:
+        arguments.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def introduction(articles: int, questions: int) -> list[str]:
+    """What was run where, and how to read the table."""
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    whole = articles >= ARTICLES and questions >= QUESTIONS_READ
+    reduced = "" if whole else f" Reduced: as a whole it is {ARTICLES:,} articles and {QUESTIONS_READ:,} questions."
+    return [
+        "# Speed and memory of the data code",
+        "",
+        f"`python benchmarks/data.py --folder DIR --articles {articles} --questions {questions}`: generated files of "
+        f"the public sets' shape, each knowledge base at two sizes, on {cores} cores ({platform.machine()}). "
+        f"Load average {load:.1f} when it began, niceness {os.nice(0)}: `rate` is by the clock, whatever else ran on "
+        "the machine; `rate a CPU second` is what one core does on its own. ✗: missed by the clock, or in memory."
+        f"{reduced}",
+        "",
+    ]
+
+
+def measurements(folder: Path, articles: int, questions: int) -> Iterator[Measurement]:
+    """Everything that is measured here, one after the other."""
+    yield infoseek(folder, questions)
     for reader in ("wiki6m", "evqa"):
         for times in (1, 4):
-            conversion(arguments.folder, reader, times * arguments.articles)
-    passages(arguments.folder, arguments.articles)
+            yield conversion(folder, reader, times * articles)
+    yield from passages(folder, articles)
 
 
-def infoseek(folder: Path, count: int) -> None:
+def scoring() -> list[str]:
+    """What `metrics_speed.py` prints, with its command."""
+    script = Path(__file__).with_name("metrics_speed.py")
+    done = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
+    return ["`python benchmarks/metrics_speed.py`:", "", "```", *done.stdout.splitlines(), "```"]
+
+
+def infoseek(folder: Path, count: int) -> Measurement:
     """Rows of InfoSeek read, joined with their entities and validated in this process."""
     files = {name: folder / f"infoseek_{count}_{name}.jsonl" for name in ("annotations", "withkb")}
     generate(files["annotations"], lambda: (json.dumps(question_row(i)) for i in range(count)))
     generate(files["withkb"], lambda: (json.dumps(entity_row(i)) for i in range(count)))
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     rows = sum(1 for _ in question_reader("infoseek")(files, split="train", images=Images(None)))
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     if rows != count:
         raise RuntimeError(f"{rows} of {count} rows of InfoSeek were good")
-    show("InfoSeek read, one core", files["annotations"], seconds, f"{rows / seconds:,.0f} rows/s", 0)
+    size = sum(path.stat().st_size for path in files.values())
+    return Measurement(f"InfoSeek, {count:,} rows read, one core", size, rows, "rows", 40_000, seconds, cpu)
 
 
-def conversion(folder: Path, reader: str, count: int) -> None:
+def conversion(folder: Path, reader: str, count: int) -> Measurement:
     """A knowledge base converted by the command line, on all cores."""
     source = folder / f"{reader}_{count}.{'jsonl' if reader == 'wiki6m' else 'json'}"
     generate(source, lambda: wiki6m_lines(count) if reader == "wiki6m" else evqa_lines(count))
@@ -67,32 +157,34 @@ def conversion(folder: Path, reader: str, count: int) -> None:
     shutil.rmtree(output, ignore_errors=True)
     command = [sys.executable, "-m", "reflectune.data_builders.convert", "--output", str(output)]
     command += ["--knowledge", reader, "--knowledge_source", str(source)]
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), children_seconds()
     peak = peak_memory(command)
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, children_seconds() - cpu
     shutil.rmtree(output)
-    show(f"{reader} converted", source, seconds, f"{count / seconds:,.0f} articles/s", peak)
+    what = f"{NAMES[reader]}, {count:,} articles converted"
+    return Measurement(what, source.stat().st_size, count, "articles", 2_000, seconds, cpu, peak)
 
 
-def passages(folder: Path, count: int) -> None:
-    """Articles cut in each of the four ways."""
+def passages(folder: Path, count: int) -> Iterator[Measurement]:
+    """Articles cut in each of the four ways, on one core."""
     reader = knowledge_reader("wiki6m")
     source = folder / f"wiki6m_{count}.jsonl"
-    entries: list[Entry] = []
-    for _, row in reader.read_source(source, lambda error: None):
-        entries.append(reader.entry(row, Images(None)))
-        if len(entries) == 5000:
-            break
+    rows = islice(reader.read_source(source, stop), SAMPLE)
+    entries = [reader.entry(row, Images(None)) for _, row in rows]
     size = sum(len(section.text.encode()) for entry in entries for section in entry.sections)
     cuts: tuple[Cut, ...] = ("paragraphs", "sections", "windows", "words")
     for cut in cuts:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         for entry in entries:
             split_passages(entry, lead="first_sentence", cut=cut)
-        seconds = time.perf_counter() - start
-        print(
-            f"| passages: {cut} | {size / 1e6:.0f} MB | {seconds:.1f} | {size / 1e6 / seconds:.0f} MB/s | |", flush=True
-        )
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+        yield Measurement(f"passages: {cut}, one core", size, size / 1e6, "MB", 20, seconds, cpu)
+
+
+def children_seconds() -> float:
+    """CPU time of the processes that were started here and have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def generate(path: Path, lines: Callable[[], Iterator[str]]) -> None:
@@ -202,11 +294,6 @@ def peak_memory(command: list[str]) -> int:
     if status:
         raise RuntimeError(f"{' '.join(command)} ended with {status}")
     return peak
-
-
-def show(what: str, source: Path, seconds: float, rate: str, peak: int) -> None:
-    size = f"{source.stat().st_size / 2**20:,.0f} MiB"
-    print(f"| {what} | {size} | {seconds:.1f} | {rate} | {f'{peak / 2**20:,.0f} MiB' if peak else ''} |", flush=True)
 
 
 if __name__ == "__main__":

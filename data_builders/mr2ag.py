@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 from reflectune.core.types import Branch, Passage, Question, ReflectionExample
 from reflectune.data_builders.annotators.protocol import Judgement
 from reflectune.data_builders.annotators.string import canonical_answer, stated_answer, states_a_part
+from reflectune.models.scheme import passage_text
 
 Item = TypeVar("Item")
 
@@ -31,9 +32,9 @@ class Recipe:
         random: Paragraphs of entries drawn at random.
         seed: Of every draw, together with the question's id.
         string_filter: "Strict string searches …, ensuring answers appear only in evidence paragraphs" (section 3.3).
-            `strict`: evidence must hold an accepted answer, and no negative may; `strict_parts`: nor may a negative
-            hold a part of a list of answers; `negatives`: evidence needn't hold one, since a paragraph can support an
-            answer in other words; `off`: the annotator alone decides.
+            `strict`: evidence must hold an accepted answer, and no negative may, nor its title or lead; `strict_parts`:
+            nor may a negative hold a part of a list of answers; `negatives`: evidence needn't hold one, since a
+            paragraph can support an answer in other words; `off`: the annotator alone decides.
         known_sections: Where the data set names evidence sections, look for evidence in them alone.
     """
 
@@ -222,12 +223,14 @@ class _Draw:
         return found
 
     def _is_negative(self, passage: Passage) -> bool:
+        """Whether no accepted answer stands in what the model reads of a passage, its title and lead included."""
         self.used.add(passage.id)
         if self.string_filter == "off":
             return True
-        holds = bool(stated_answer(self.question, passage))
+        read = replace(passage, text=passage_text(passage))
+        holds = bool(stated_answer(self.question, read))
         if self.string_filter == "strict_parts":
-            holds = holds or states_a_part(self.question, passage)
+            holds = holds or states_a_part(self.question, read)
         self.answer_elsewhere += holds
         return not holds
 

@@ -87,6 +87,10 @@ class ConvertConfig:
             return [source]
         return [] if "load_dataset" in source else list(source.values())
 
+    def question_paths(self) -> list[Path]:
+        """The files and folders of all chosen splits."""
+        return [path for split in self.chosen() for path in self.question_files(split)]
+
     def what_decides(self) -> dict[str, Any]:
         """The settings that the output depends on."""
         names = "root questions splits options images knowledge knowledge_source knowledge_images split limit sample"

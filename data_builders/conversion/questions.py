@@ -109,7 +109,7 @@ class QuestionRun:
                         questions=[question for question, _ in kept],
                         places=[place for _, place in kept],
                         folder=self.folder,
-                        image_root=self.images.root,
+                        image_root=self.images.start,
                         verify=self.config.verify_images,
                         skip=self.rejected is not None,
                     )

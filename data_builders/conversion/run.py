@@ -55,11 +55,13 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
         if config.questions:
             run = QuestionRun(config, images, output, rejected)
             questions = run.convert(workers, journal / "questions.jsonl", key)
+            _refuse_empty(config.question_paths(), bool(questions.counts), rejected)
         if config.knowledge:
             gold, own = frozenset(questions.entity_ids), knowledge_images(config)
             kb = KnowledgeRun(config, own, output, rejected, gold)
             place = _root_in_manifest(own, output / "knowledge", output) or ".."
             knowledge, kb_fingerprint = kb.convert(workers, journal / "knowledge.jsonl", key, place)
+            _refuse_empty([config.path(config.knowledge_source)], _any_entry(knowledge, config), rejected)
         check_unchanged(fingerprinted := hashed.result(), "the conversion began")
     manifest = {
         **_numbers(config, questions, knowledge, rejected),
@@ -85,10 +87,12 @@ def check(config: ConvertConfig) -> tuple[dict[str, Any], list[str]]:
     with Workers(config.workers) as workers:
         if config.questions:
             questions = QuestionRun(config, question_images(config, saving=False), None, rejected).check(workers)
+            _refuse_empty(config.question_paths(), bool(questions.counts), rejected)
         if config.knowledge:
             gold = frozenset(questions.entity_ids)
             own = knowledge_images(config, saving=False)
             knowledge = KnowledgeRun(config, own, None, rejected, gold).check(workers)
+            _refuse_empty([config.path(config.knowledge_source)], _any_entry(knowledge, config), rejected)
     return _numbers(config, questions, knowledge, rejected), rejected.first
 
 
@@ -129,8 +133,23 @@ def knowledge_images(config: ConvertConfig, saving: bool = True) -> Images:
 
 
 def _source_paths(config: ConvertConfig) -> list[Path]:
-    paths = [path for split in (config.chosen() if config.questions else []) for path in config.question_files(split)]
+    paths = config.question_paths() if config.questions else []
     return paths + ([config.path(config.knowledge_source)] if config.knowledge else [])
+
+
+def _refuse_empty(paths: list[Path], found: bool, rejected: Rejected | None) -> None:
+    """Refuse sources in which there was no row, good or bad.
+
+    Raises:
+        UserError: There was none.
+    """
+    if not found and not (rejected is not None and rejected.count):
+        raise UserError(f"nothing to read in {', '.join(map(str, paths)) or 'the source'}: is it the right file?")
+
+
+def _any_entry(knowledge: KnowledgeTotals, config: ConvertConfig) -> bool:
+    """Whether entries were found; a sample of none beside the questions' own may hold none."""
+    return knowledge.entries > 0 or config.sample_knowledge == 0
 
 
 def _existing(output: Path, config: ConvertConfig) -> dict[str, Any]:
@@ -225,8 +244,8 @@ def _name(config: ConvertConfig) -> str:
 
 def _root_in_manifest(images: Images, start: Path, output: Path) -> str:
     """An image folder as a manifest has it: relative to `start` within the data set, absolute elsewhere; "" if none."""
-    if images.root is None:
+    if images.start is None or (images.root is None and not images.start.is_dir()):
         return ""
-    root, whole = images.root.resolve(), output.resolve()
+    root, whole = images.start.resolve(), output.resolve()
     inside = root == whole or whole in root.parents
     return os.path.relpath(root, start.resolve()) if inside else str(root)

@@ -184,7 +184,10 @@ class LineBlock:
 
 
 def line_blocks(path: Path, size: int = BLOCK_BYTES, *, offset: int = 0, first_line: int = 1) -> Iterator[LineBlock]:
-    """A file cut at line ends into blocks of about `size` bytes (a longer line is a block of its own).
+    """A file cut at line ends into blocks of at most `size` bytes (a longer line is a block of its own).
+
+    Where a block ends depends on where it begins alone: a run that goes on from some block's end cuts as one from the
+    start of the file does.
 
     Args:
         path: The file, or a packed one.
@@ -199,13 +202,15 @@ def line_blocks(path: Path, size: int = BLOCK_BYTES, *, offset: int = 0, first_l
         try:
             _skip(file, offset)
             rest = b""
-            while chunk := file.read(size):
+            while chunk := file.read(size - len(rest)):
                 data = rest + chunk
                 end = data.rfind(b"\n") + 1
-                if end:
-                    yield LineBlock(path, first_line, offset, data[:end])
-                    first_line += data.count(b"\n", 0, end)
-                    offset += end
+                if not end:
+                    data += file.readline()
+                    end = len(data)
+                yield LineBlock(path, first_line, offset, data[:end])
+                first_line += data.count(b"\n", 0, end)
+                offset += end
                 rest = data[end:]
             if rest:
                 yield LineBlock(path, first_line, offset, rest)
@@ -220,14 +225,20 @@ def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, R
             continue
         try:
             values = json.loads(content.decode("utf-8-sig" if line == 1 else "utf-8"))
+        except UnicodeDecodeError as error:
+            problem = f"is not UTF-8 ({error.reason} at byte {error.start})"
+            reject(BadRow(block.file, line, "", "", problem, "save the file as UTF-8"))
+            continue
         except (ValueError, RecursionError) as error:
             problem = f"is no whole JSON object ({error})"
-            reject(BadRow(block.file, line, "", "", problem, "the line is cut off or damaged: download the file again"))
+            fix = "the line is damaged, or an object is spread over several: mend it, or download the file again"
+            reject(BadRow(block.file, line, "", "", problem, fix))
             continue
         if isinstance(values, dict):
             yield line, Row(values, block.file, line)
         else:
-            reject(BadRow(block.file, line, "", "", f"is {type(values).__name__}", "a line should be a JSON object"))
+            fix = "a line should be a JSON object; one array over the whole file is no JSONL"
+            reject(BadRow(block.file, line, "", "", f"is {type(values).__name__}", fix))
 
 
 class Meter:
@@ -333,6 +344,9 @@ class _CsvLines:
 def _check_header(path: Path, header: list[str]) -> None:
     if not any(header):
         raise UserError(f"{path} is empty; a CSV file needs a first line with the names of its columns")
+    if len(header) == 1 and (other := next((mark for mark in ";\t" if mark in header[0]), "")):
+        name = "tabs" if other == "\t" else f"`{other}`"
+        raise UserError(f"{path}:1: the columns are separated by {name}; save the file with commas between them")
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise UserError(f"{path}: the header names `{'`, `'.join(twice)}` twice; give each column its own name")

@@ -54,6 +54,11 @@ class Images:
     save_to: Path | None = None
     _lately: list[tuple[str, str]] = field(default_factory=list, repr=False, compare=False)
 
+    @property
+    def start(self) -> Path | None:
+        """The folder that paths start from: `root`, or without one the folder that images are written to."""
+        return self.save_to if self.root is None else self.root
+
     def find(self, image_id: str) -> str | None:
         """Path of an image relative to `root`, or None.
 
@@ -94,7 +99,7 @@ class Images:
         return found
 
     def keep(self, row: Row, image_field: str, value: Any) -> str:
-        """Path relative to `root` of an image that a row of the user's own data holds.
+        """Path relative to `start` of an image that a row of the user's own data holds.
 
         Args:
             row: The row.
@@ -112,13 +117,16 @@ class Images:
         if isinstance(value, bytes) and value:
             return self._kept(row, image_field, value)
         if not isinstance(value, str) or not value.strip():
+            shown = f"is {value!r:.60} ({type(value).__name__})"
+            what = "is null" if value is None else "is empty" if value in ("", b"") else shown
             fix = "give the path of an image below the image folder, or the file's bytes"
-            raise row.bad(image_field, f"is {type(value).__name__}, not an image", fix)
+            raise row.bad(image_field, f"{what}, not an image", fix)
         if re.match(r"[a-z][a-z0-9+.-]*://", value.strip(), re.IGNORECASE):
+            called = f"id {row.id}: " if row.id else ""
             raise UserError(
-                f"{row.file}:{row.line}: field `{image_field}` holds a URL ({value.strip()[:80]}); download the images "
-                "once, e.g. with `img2dataset` or `wget -i urls.txt -P images/`, and put their paths in this column: "
-                "a run must not depend on somebody's server"
+                f"{row.file}:{row.line}: {called}field `{image_field}` holds a URL ({value.strip()[:80]}); "
+                "download the images once, e.g. with `img2dataset` or `wget -i urls.txt -P images/`, and put their "
+                "paths in this column: a run must not depend on somebody's server"
             )
         return self.path(row, image_field, value.strip())
 
@@ -137,7 +145,7 @@ class Images:
         path = self.save_to / name[:2] / f"{name}{extension}"
         if not path.is_file():
             write_atomically(path, content)
-        return os.path.relpath(path, self.root or self.save_to)
+        return os.path.relpath(path, self.start)
 
     def _search(self, image_id: str) -> str | None:
         stem, extension = os.path.splitext(image_id)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerType, Question
 from reflectune.data_builders.readers.base import (
+    BadRow,
     Images,
     Reject,
     Row,
@@ -27,7 +30,9 @@ from reflectune.data_builders.readers.base import (
 )
 
 FIELDS = ("id", "image", "question", "answers", "range", "answer_type", "split", "requires_retrieval", "entity_ids")
-"""Names of the columns, and the keys of a map of columns. `id`, `image` and `question` alone are needed."""
+"""Names of the columns, and the keys of a map of columns."""
+
+NEEDED = ("id", "image", "question")
 
 _SEPARATOR = "|"
 _KINDS = {".jsonl": read_jsonl, ".csv": read_csv, ".parquet": read_parquet, ".json": read_json_array}
@@ -45,7 +50,8 @@ def questions(
     """The user's questions.
 
     In a CSV file a list (`answers`, `range`, `entity_ids`) is written with `|` between its items. The answer type,
-    where no column says it, is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`.
+    where no column says it, is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`. Ids
+    and answers may be numbers. A column that is nearly called like a field that is missing is an error.
 
     Args:
         source: A file `*.jsonl`, `*.csv`, `*.parquet` or `*.json` (`.gz` too), a folder of Parquet files, or
@@ -62,7 +68,7 @@ def questions(
     unknown = set(columns or {}) - set(FIELDS)
     if unknown:
         raise UserError(f"`columns` has the keys {', '.join(sorted(unknown))}; the fields are {', '.join(FIELDS)}")
-    make = partial(_question, split=split, images=images, columns=dict(columns or {}), meta=tuple(meta))
+    make = partial(_checked, split=split, images=images, columns=dict(columns or {}), meta=tuple(meta))
     return each(_rows(source, reject), make, reject)
 
 
@@ -97,41 +103,78 @@ def _loaded(source: Mapping[str, Any]) -> Iterator[tuple[int, Row]]:
         yield line, Row(values, name, line)
 
 
-def _question(row: Row, *, split: str, images: Images, columns: Mapping[str, str], meta: tuple[str, ...]) -> Question:
+def _checked(row: Row, *, split: str, images: Images, columns: Mapping[str, str], meta: tuple[str, ...]) -> Question:
+    """The question of a row; an error names the user's column."""
+    row.id_field = columns.get("id", "id")
     absent = [f"`{theirs}` (for {ours})" for ours, theirs in columns.items() if theirs not in row]
     if absent:
         problem = f"has no column {', '.join(absent)}; it has {', '.join(map(str, row))}"
         raise row.bad("", problem, "correct `columns`, or the file")
+    field, near = _missing(tuple(row), tuple(columns.items()), meta)
+    if near:
+        fix = f"rename it, map it by `columns: {{{field}: {near}}}`, or name it in `meta`"
+        raise row.bad(field, f"is missing, and there is a column `{near}`", fix)
+    if field:
+        problem = f"is missing (the row has {', '.join(map(str, row)) or 'no fields'})"
+        raise row.bad(field, problem, "rename your column, or say in `columns` what it is called")
+    try:
+        return _question(row, split=split, images=images, columns=columns, meta=meta)
+    except BadRow as error:
+        theirs = columns.get(error.field, error.field)
+        raise type(error)(error.file, error.line, error.row_id, theirs, error.problem, error.fix) from error
+
+
+@lru_cache(maxsize=256)
+def _missing(names: tuple[str, ...], columns: tuple[tuple[str, str], ...], meta: tuple[str, ...]) -> tuple[str, str]:
+    """The first field that is missing, and the unknown column with nearly its name; "" for what there is not.
+
+    A field that isn't needed counts as missing only if there is such a column: it was misspelt.
+    """
+    mapped = dict(columns)
+    unknown = [name for name in names if name not in (*FIELDS, *mapped.values(), *meta)]
+    for field in FIELDS:
+        if field not in names and field not in mapped:
+            (near,) = difflib.get_close_matches(field, unknown, n=1, cutoff=0.8) or [""]
+            if near or field in NEEDED:
+                return field, near
+    return "", ""
+
+
+def _question(row: Row, *, split: str, images: Images, columns: Mapping[str, str], meta: tuple[str, ...]) -> Question:
     fields = Row({field: row.get(columns.get(field, field)) for field in FIELDS}, row.file, row.line, "id")
     if isinstance(fields["id"], int):
         fields["id"] = str(fields["id"])
-    answers, limits = _answers(fields), _range(fields)
+    answers, limits = _texts(fields, "answers"), _range(fields)
     kind = one_of(fields, "answer_type", get_args(AnswerType), default="")
     return Question(
         id=text(fields, "id"),
-        image=images.keep(fields, "image", fields["image"]),
+        image=images.keep(fields, columns.get("image", "image"), fields["image"]),
         text=text(fields, "question"),
         answers=answers,
         range=limits,
         answer_type=kind or _kind(answers, limits),  # type: ignore[arg-type]
         split=text(fields, "split", default=split),
         requires_retrieval=None if fields["requires_retrieval"] in (None, "") else flag(fields, "requires_retrieval"),
-        entity_ids=texts(_listed(fields, "entity_ids"), "entity_ids", default=()),
+        entity_ids=_texts(fields, "entity_ids"),
         meta={column: str(row[column]) for column in meta if row.get(column) not in (None, "")},
     )
 
 
-def _answers(row: Row) -> tuple[str, ...]:
-    value = row["answers"]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return (str(value),)
-    return texts(_listed(row, "answers"), "answers", default=())
+def _texts(row: Row, field: str) -> tuple[str, ...]:
+    """A list of texts, or one alone; numbers are taken as they are written."""
+    value = _split(row, field)
+    items = value if isinstance(value, list) else [value]
+    if any(type(item) is float and not math.isfinite(item) for item in items):
+        raise row.bad(field, f"is {value!r}", "it should be a list of texts or numbers")
+    if all(type(item) in (int, float, str) for item in items):
+        return tuple(part for item in items if (part := str(item).strip()))
+    return texts(row, field, default=())
 
 
 def _range(row: Row) -> tuple[float, float] | None:
     if row["range"] in (None, "", []):
         return None
-    values = _listed(row, "range")["range"]
+    values = _split(row, "range")
     if not isinstance(values, (list, tuple)) or len(values) != 2:
         raise row.bad("range", f"is {values!r}", "it should be the lowest and the highest accepted number")
     ends = Row({"id": row["id"], "range": values[0], "end": values[1]}, row.file, row.line)
@@ -141,12 +184,12 @@ def _range(row: Row) -> tuple[float, float] | None:
     return low, high
 
 
-def _listed(row: Row, field: str) -> Row:
-    """The row with a CSV's `a|b` in this field taken apart."""
+def _split(row: Row, field: str) -> Any:
+    """The field's value; a CSV's `a|b` as a list."""
     value = row[field]
     if not isinstance(value, str) or not str(row.file).removesuffix(".gz").endswith(".csv"):
-        return row
-    return Row({**row, field: [part for part in value.split(_SEPARATOR) if part.strip()]}, row.file, row.line, "id")
+        return value
+    return [part for part in value.split(_SEPARATOR) if part.strip()]
 
 
 def _kind(answers: tuple[str, ...], limits: tuple[float, float] | None) -> AnswerType:

@@ -93,6 +93,17 @@ def test_a_passage_with_the_answer_is_never_a_negative() -> None:
     assert outcome.answer_elsewhere == 2  # the film of 1872, and the look-alike
 
 
+def test_an_article_whose_lead_gives_the_answer_away_has_no_negatives() -> None:
+    """What a model is shown of every passage of the article, it must not be told to call irrelevant."""
+    lead = "The Tower was founded in 1872."
+    article = [replace(one, lead=lead) for one in ARTICLE]
+
+    outcome = hang(QUESTION, article, RANKED, draw, Recipe(same_article=9, retrieved=1, random=0))
+
+    assert outcome.example is not None
+    assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "look_alike"]
+
+
 def test_evidence_beyond_the_wanted_number_is_left_out() -> None:
     twice = Question("q2", "i.png", "Who?", ("Ada",), entity_ids=("gold",), requires_retrieval=True)
     article = [passage("gold", i, "People", "Ada built it.") for i in range(5)]
