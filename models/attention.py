@@ -7,9 +7,12 @@ denominator of the whole, given to the backward pass of a part, gives that part'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import warnings
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _CPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -32,11 +35,8 @@ def attend(
     Returns:
         The output, of `query`'s shape, and the log-sum-exp of the scores, float32 of shape (rows, heads, T).
     """
-    if query.device.type == "cpu":
-        mask = None if bias is None else bias.expand(query.shape[0], 1, query.shape[2], keys.shape[2])
-        output, lse = _CPU_KERNEL(query, keys, values, 0.0, causal, attn_mask=mask, scale=scale)
-        return output, lse.float()
-    return _attend_plainly(query, keys, values, scale, bias, causal)
+    kernel = kernel_for(query.device.type, query.dtype, query.shape[-1])
+    return kernel(query, keys, values, scale, bias, causal)
 
 
 def attend_backward(
@@ -92,10 +92,95 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return output, whole
 
 
+Kernel = Callable[..., tuple[Tensor, Tensor]]
+
+
+@functools.cache
+def kernel_for(device: str, dtype: torch.dtype, size: int) -> Kernel:
+    """The fastest kernel that is there for a kind of device and does what the equation says, as a small trial shows.
+
+    PyTorch's kernels that return denominators have no public interface; one that has changed, or that this machine
+    can't run, is not used, and a warning says so.
+    """
+    kernel = {"cpu": _attend_on_cpu, "cuda": _attend_on_cuda}.get(device, _attend_plainly)
+    try:
+        if kernel is _attend_plainly or _is_right(kernel, device, dtype, size):
+            return kernel
+        reason = "it gives other numbers"
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+    warnings.warn(
+        f"the attention kernel of {device} is not used for {dtype} and heads of {size} ({reason}); "
+        "shared prefixes are read more slowly",
+        stacklevel=2,
+    )
+    return _attend_plainly
+
+
+@functools.cache
+def has_backward(device: str, dtype: torch.dtype, size: int) -> bool:
+    """Whether `attend_backward` is there for a kind of device, and right, as a small trial shows."""
+    if device != "cpu" or kernel_for(device, dtype, size) is _attend_plainly:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    query, keys, values, grad = (torch.randn(2, 4, 9, size, generator=generator).to(dtype) for _ in range(4))
+    exact = [tensor.float().requires_grad_() for tensor in (query, keys, values)]
+    with torch.enable_grad():
+        wanted = torch.autograd.grad(_attend_plainly(*exact, size**-0.5, None, True)[0], exact, grad.float())
+    output, lse = attend(query, keys, values, scale=size**-0.5, causal=True)
+    try:
+        found = attend_backward(grad, query, keys, values, output, lse, scale=size**-0.5, causal=True)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    return all(torch.allclose(a.float(), b, rtol=tolerance, atol=tolerance) for a, b in zip(found, wanted, strict=True))
+
+
+def _is_right(kernel: Kernel, device: str, dtype: torch.dtype, size: int) -> bool:
+    """Whether a kernel agrees with the equation, with and without grouped heads, padding, and causality."""
+    generator = torch.Generator().manual_seed(0)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.03
+    for key_heads, new, seen, causal in ((2, 5, 5, True), (4, 33, 33, True), (4, 33, 41, False), (4, 1, 7, False)):
+        query, keys, values = (
+            torch.randn(shape, generator=generator).to(device, dtype)
+            for shape in ((3, 4, new, size), (3, key_heads, seen, size), (3, key_heads, seen, size))
+        )
+        bias = torch.zeros(3, 1, 1, seen, device=device, dtype=dtype)
+        bias[1, :, :, seen // 2 :] = -torch.inf
+        how = (size**-0.5, None if causal else bias, causal)
+        both = zip(kernel(query, keys, values, *how), _attend_plainly(query, keys, values, *how), strict=True)
+        for found, expected in both:
+            if found.shape != expected.shape or not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
+                return False
+    return True
+
+
+def _attend_on_cpu(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    mask = None if bias is None else bias.expand(query.shape[0], 1, query.shape[2], keys.shape[2])
+    output, lse = _CPU_KERNEL(query, keys, values, 0.0, causal, attn_mask=mask, scale=scale)
+    return output, lse.float()
+
+
+def _attend_on_cuda(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The memory-efficient kernel: it takes a bias whose rows begin at multiples of eight, and no grouped heads."""
+    (rows, heads, new, _), seen = query.shape, keys.shape[2]
+    keys, values = (tensor.repeat_interleave(heads // keys.shape[1], 1) for tensor in (keys, values))
+    if bias is not None:
+        bias = F.pad(bias, (0, -seen % 8))[..., :seen].expand(rows, heads, new, seen)
+    output, lse, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, keys, values, bias, True, 0.0, causal, scale=scale
+    )
+    return output, lse[:, :, :new].float()  # its rows are padded to multiples of 32
+
+
 def _attend_plainly(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The equation itself, for devices without a kernel that returns denominators; scores are kept in float32."""
+    """The equation itself; scores are kept in float32."""
     rows, heads, new, size = query.shape
     grouped = query.reshape(rows, keys.shape[1], -1, new, size)  # (rows, key heads, group, T, size)
     scores = (grouped.float() @ keys[:, :, None].float().transpose(-1, -2)) * scale

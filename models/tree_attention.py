@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from reflectune.models.attention import attend, attend_backward, merge
+from reflectune.models.attention import attend, attend_backward, has_backward, merge
 
 STRIDE = 2**20
 """Segments of tree t are t · STRIDE for its prefix and t · STRIDE + k for its branch k = 1, 2, …"""
@@ -117,7 +117,8 @@ def tree_attention(
         Of shape (B, L, heads, size); zero where padded.
     """
     layout = layout_of(segments)
-    if query.device.type == "cpu" and not dropout and layout.is_faster_by_parts:
+    by_parts = layout.is_faster_by_parts and not dropout
+    if by_parts and has_backward(query.device.type, query.dtype, query.shape[-1]):
         return _TreeAttention.apply(query, keys, values, layout, scale)  # type: ignore[no-untyped-call]
     rows, heads, length, size = query.shape
     wide = [tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in (query, keys, values)]

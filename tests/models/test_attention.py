@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reflectune.models.attention import _attend_plainly, attend, attend_backward, merge
+from reflectune.models import attention
+from reflectune.models.attention import _attend_plainly, attend, attend_backward, has_backward, kernel_for, merge
 
 SCALE = 0.3
 
@@ -81,3 +82,28 @@ def test_low_precision_keeps_its_denominator_in_float32():
     assert (output.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
     expected, _ = by_hand(query.float(), keys.float(), values.float())
     torch.testing.assert_close(output.float(), expected, rtol=0.02, atol=0.02)
+
+
+def test_a_kernel_that_gives_other_numbers_or_fails_is_not_used(monkeypatch):
+    def wrong(*given):
+        output, lse = _attend_plainly(*given)
+        return output, lse + 0.5
+
+    def failing(*given):
+        raise RuntimeError("no such kernel")
+
+    for kernel, reason in ((wrong, "other numbers"), (failing, "no such kernel")):
+        monkeypatch.setattr(attention, "_attend_on_cpu", kernel)
+        kernel_for.cache_clear()
+        with pytest.warns(UserWarning, match=reason):
+            assert kernel_for("cpu", torch.float32, 8) is _attend_plainly
+        has_backward.cache_clear()
+        assert not has_backward("cpu", torch.float32, 8)
+    kernel_for.cache_clear()
+    has_backward.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_by_parts_are_there_on_a_cpu(dtype):
+    assert has_backward("cpu", dtype, 16)
+    assert not has_backward("cuda", dtype, 16)
