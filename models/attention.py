@@ -126,7 +126,8 @@ def has_backward(device: str, dtype: torch.dtype, size: int) -> bool:
     query, keys, values, grad = (torch.randn(2, 4, 9, size, generator=generator).to(dtype) for _ in range(4))
     exact = [tensor.float().requires_grad_() for tensor in (query, keys, values)]
     with torch.enable_grad():
-        wanted = torch.autograd.grad(_attend_plainly(*exact, size**-0.5, None, True)[0], exact, grad.float())
+        whole, _ = _attend_plainly(exact[0], exact[1], exact[2], size**-0.5, None, True)
+        wanted = torch.autograd.grad(whole, exact, grad.float())
     output, lse = attend(query, keys, values, scale=size**-0.5, causal=True)
     try:
         found = attend_backward(grad, query, keys, values, output, lse, scale=size**-0.5, causal=True)
