@@ -86,13 +86,15 @@ class Wording:
     Attributes:
         value: Draws a value.
         sentences: Templates with `{v}` for the value and perhaps `{d}` for a distractor.
-        asked: Phrasings that training may use; `{c}` is the category.
-        held_out: Phrasings that only validation and test use.
+        taught: Questions that a base model is taught; `{c}` is the category.
+        varied: Further ones, which a world's training split has besides.
+        held_out: Questions that only validation and test ask.
     """
 
     value: Callable[[random.Random], str]
     sentences: tuple[str, ...]
-    asked: tuple[str, ...]
+    taught: tuple[str, ...]
+    varied: tuple[str, ...]
     held_out: tuple[str, ...]
 
 
@@ -117,11 +119,15 @@ def _founding(verb: str) -> Wording:
             f"It was {verb} in {{v}} and restored in {{d}}.",
             f"First planned in {{d}}, it was {verb} in {{v}}.",
         ),
-        asked=(
+        taught=(
             f"When was this {{c}} {verb}?",
             f"In which year was this {{c}} {verb}?",
             f"What year was the {{c}} in the picture {verb}?",
             f"Can you say when this {{c}} was {verb}?",
+        ),
+        varied=(
+            f"Tell me the year in which this {{c}} was {verb}.",
+            f"What is the year in which the {{c}} in the picture was {verb}?",
         ),
         held_out=(f"In what year was the {{c}} in the picture {verb}?", f"Which year was this {{c}} {verb} in?"),
     )
@@ -135,12 +141,13 @@ def _maker(verb: str) -> Wording:
             f"It was {verb} by {{v}}, and painted by {{d}}.",
             f"After {{d}} had declined, {{v}} {verb} it.",
         ),
-        asked=(
+        taught=(
             f"Who {verb} this {{c}}?",
             f"By whom was this {{c}} {verb}?",
             f"Which person {verb} the {{c}} in the picture?",
             f"Can you say who {verb} this {{c}}?",
         ),
+        varied=(f"Name the person who {verb} this {{c}}.", f"Who was it that {verb} the {{c}} in the picture?"),
         held_out=(f"Who {verb} the {{c}} in the picture?", f"By which person was this {{c}} {verb}?"),
     )
 
@@ -153,12 +160,13 @@ def _size(unit: str) -> Wording:
             "It is {v} tall; a rival measures {d}.",
             "With its sign it reaches {d}, without it {v} of height.",
         ),
-        asked=(
+        taught=(
             "How tall is this {c}?",
             "What is the height of this {c}?",
             "How high is the {c} in the picture?",
             f"How many {unit} tall is this {{c}}?",
         ),
+        varied=("What height has this {c}?", "How much is the height of the {c} in the picture?"),
         held_out=("What is the height of the {c} in the picture?", f"How many {unit} high is this {{c}}?"),
     )
 
@@ -171,12 +179,13 @@ def _place(verb: str, infinitive: str) -> Wording:
             f"It {verb} {{v}}, on the road to {{d}}.",
             f"A day from {{d}}, it {verb} {{v}}.",
         ),
-        asked=(
+        taught=(
             "In which town is this {c}?",
             "Where is this {c}?",
             "Which town is the {c} in the picture in?",
             f"In what town does this {{c}} {infinitive}?",
         ),
+        varied=("Name the town of this {c}.", f"Where does the {{c}} in the picture {infinitive}?"),
         held_out=("Where is the {c} in the picture?", f"In which town does this {{c}} {infinitive}?"),
     )
 
@@ -188,23 +197,25 @@ _MADE_OF = Wording(
         "It is made of {v}, with parts of {d}.",
         "Once thought to be {d}, it is made of {v}.",
     ),
-    asked=(
+    taught=(
         "What is this {c} made of?",
         "Which material is this {c} made of?",
         "What is the {c} in the picture made of?",
         "Of which material is this {c}?",
     ),
+    varied=("Name the material of this {c}.", "What is the material of the {c} in the picture?"),
     held_out=("Of what material is this {c} made?", "Which material is the {c} in the picture made of?"),
 )
 _FEEDS_ON = Wording(
     value=_one_of(_FOODS),
     sentences=("It feeds on {v}.", "It feeds on {v} and never on {d}.", "Offered {d}, it still feeds on {v}."),
-    asked=(
+    taught=(
         "What does this {c} feed on?",
         "Which food does this {c} feed on?",
         "What does the {c} in the picture eat?",
         "What food does this {c} eat?",
     ),
+    varied=("Name the food of this {c}.", "On what does the {c} in the picture feed?"),
     held_out=("What does this {c} eat?", "Which food does the {c} in the picture feed on?"),
 )
 _SMELLS_OF = Wording(
@@ -214,12 +225,13 @@ _SMELLS_OF = Wording(
         "Its leaves smell of {v}, not of {d}.",
         "Its roots smell of {d} but its leaves of {v}.",
     ),
-    asked=(
+    taught=(
         "What do the leaves of this {c} smell of?",
         "Which smell do the leaves of this {c} have?",
         "What does the {c} in the picture smell of?",
         "What is the smell of this {c}?",
     ),
+    varied=("Of what does this {c} smell?", "Which scent does the {c} in the picture have?"),
     held_out=("What does this {c} smell of?", "Which smell does the {c} in the picture have?"),
 )
 
@@ -232,11 +244,15 @@ def _month(event: str) -> Wording:
             f"Its {event} is in {{v}}, and all is quiet in {{d}}.",
             f"Closed to guests in {{d}}, it has its {event} in {{v}}.",
         ),
-        asked=(
+        taught=(
             f"In which month is the {event} of this {{c}}?",
             f"When is the {event} of this {{c}}?",
             f"What month is the {event} of the {{c}} in the picture?",
             f"Which month has the {event} of this {{c}}?",
+        ),
+        varied=(
+            f"Name the month of the {event} of this {{c}}.",
+            f"Which is the month of the {event} of the {{c}} in the picture?",
         ),
         held_out=(
             f"In what month is the {event} of this {{c}}?",
@@ -253,12 +269,13 @@ def _keeper(verb: str, third: str) -> Wording:
             f"The {{v}} {third} it, as the {{d}} once did.",
             f"The {{d}} gave it up, and the {{v}} {third} it now.",
         ),
-        asked=(
+        taught=(
             f"Who {third} this {{c}}?",
             f"Which body {third} this {{c}}?",
             f"Who {third} the {{c}} in the picture?",
             f"What body does {verb} this {{c}}?",
         ),
+        varied=(f"Name the body that {third} this {{c}}.", f"Which is the body that {third} the {{c}} in the picture?"),
         held_out=(f"Which body {third} the {{c}} in the picture?", f"Who is it that {third} this {{c}}?"),
     )
 
@@ -345,11 +362,15 @@ RELATIONS: dict[str, Relation] = {
                     "It has {v} visitors a year, up from {d}.",
                     "Once {d} came; now {v} guests visit it in a year.",
                 ),
-                asked=(
+                taught=(
                     "How many people visit this {c} each year?",
                     "How many visitors does this {c} have?",
                     "What number of guests visit the {c} in the picture?",
                     "How many guests does this {c} have in a year?",
+                ),
+                varied=(
+                    "What is the number of visitors of the {c} in the picture?",
+                    "How many people come to see this {c}?",
                 ),
                 held_out=(
                     "How many people visit the {c} in the picture?",
@@ -369,12 +390,13 @@ RELATIONS: dict[str, Relation] = {
                     "The songs {v} are about it, the film {d} is not.",
                     "Besides the film {d} there are two songs about it, {v}.",
                 ),
-                asked=(
+                taught=(
                     "Which songs are about this {c}?",
                     "Which two songs are about this {c}?",
                     "What songs are about the {c} in the picture?",
                     "What are the two songs about this {c}?",
                 ),
+                varied=("Name the songs about this {c}.", "What are the songs about the {c} in the picture?"),
                 held_out=(
                     "Which two songs are about the {c} in the picture?",
                     "What are the songs about this {c}?",
@@ -417,10 +439,18 @@ def _close(one: str, other: str) -> bool:
     return abs(a - b) <= 0.15 * max(a, b)
 
 
-def ask(relation: str, category: str, rng: random.Random, *, held_out: bool = False) -> str:
-    """A question for a relation, in a phrasing that training may use or in one that is held out."""
-    wording = RELATIONS[relation].wording(category)
-    return rng.choice(wording.held_out if held_out else wording.asked).format(c=category)
+Phrasing = Literal["taught", "train", "held_out"]
+"""Whose words a question is asked in: a base model's lessons, a training split (these and further ones), or neither."""
+
+
+def ask(relation: str, category: str, rng: random.Random, phrasing: Phrasing = "taught") -> str:
+    """A question for a relation."""
+    return _phrased(RELATIONS[relation].wording(category), category, rng, phrasing)
+
+
+def _phrased(known: Wording | VisualPhrasings, category: str, rng: random.Random, phrasing: Phrasing) -> str:
+    choices = {"taught": known.taught, "train": known.taught + known.varied, "held_out": known.held_out}
+    return rng.choice(choices[phrasing]).format(c=category)
 
 
 @dataclass(frozen=True)
@@ -488,10 +518,6 @@ VISUAL_QUESTIONS: dict[str, VisualPhrasings] = {
 """Questions that looking answers, by attribute."""
 
 
-def ask_visual(
-    attribute: str, category: str, rng: random.Random, phrasing: Literal["taught", "train", "held_out"] = "taught"
-) -> str:
-    """A visual-dependent question about an attribute (or `count`); `train` draws from `taught` and `varied`."""
-    known = VISUAL_QUESTIONS[attribute]
-    choices = {"taught": known.taught, "train": known.taught + known.varied, "held_out": known.held_out}
-    return rng.choice(choices[phrasing]).format(c=category)
+def ask_visual(attribute: str, category: str, rng: random.Random, phrasing: Phrasing = "taught") -> str:
+    """A visual-dependent question about an attribute (or `count`)."""
+    return _phrased(VISUAL_QUESTIONS[attribute], category, rng, phrasing)

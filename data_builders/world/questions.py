@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.world.facts import RELATIONS, ask, ask_visual
+from reflectune.data_builders.world.facts import RELATIONS, Phrasing, ask, ask_visual
 from reflectune.data_builders.world.looks import ATTRIBUTES
 from reflectune.data_builders.world.population import Article
 
@@ -73,9 +72,9 @@ class Interviewer:
 
     def knowledge(self, one: Article, relation: str, split: str) -> Question:
         """A question whose answer stands in the entity's article."""
-        held_out = split != "train"
+        phrasing = _phrasing(split)
         value = one.entity.facts[relation]
-        text = ask(relation, one.entity.looks.category, self._rng, held_out=held_out)
+        text = ask(relation, one.entity.looks.category, self._rng, phrasing)
         evidence = tuple(Evidence(one.entity.id, section) for section in one.sections_of(relation))
         answer_type = RELATIONS[relation].answer_type
         return Question(
@@ -91,14 +90,14 @@ class Interviewer:
             evidence=evidence,
             meta={
                 "relation": relation,
-                "phrasing": "held_out" if held_out else "seen",
+                "phrasing": "seen" if phrasing == "train" else "held_out",
                 "famous": "yes" if one.role == "famous" else "no",
             },
         )
 
     def visual(self, one: Article, split: str, count: int) -> Iterator[Question]:
         """Questions that looking answers, about `count` different attributes."""
-        phrasing: Literal["train", "held_out"] = "train" if split == "train" else "held_out"
+        phrasing = _phrasing(split)
         for attribute in self._rng.sample((*ATTRIBUTES, "count"), count):
             image, balloons = self._picture(one)
             answer = str(balloons) if attribute == "count" else getattr(one.entity.looks, attribute)
@@ -123,7 +122,7 @@ class Interviewer:
             other = self._by_title[text.removeprefix("Beside it stands the ").removesuffix(".")]
             relation = self._rng.choice(list(other.entity.facts))
             split = f"two_hop_{role}"
-            asked = ask(relation, other.entity.looks.category, self._rng, held_out=True)
+            asked = ask(relation, other.entity.looks.category, self._rng, "held_out")
             category, noun = one.entity.looks.category, other.entity.looks.category
             named = f"the {noun} in the picture"
             asked = asked.replace(named if named in asked else f"this {noun}", f"the {noun} beside this {category}")
@@ -158,6 +157,11 @@ class Interviewer:
         number = self._count.get(split, 0)
         self._count[split] = number + 1
         return f"world_{split}_{number:06d}"
+
+
+def _phrasing(split: str) -> Phrasing:
+    """Training alone uses its phrasings."""
+    return "train" if split == "train" else "held_out"
 
 
 def _range(value: str) -> tuple[float, float]:
