@@ -20,6 +20,7 @@ from geometry import GATE, SIZES, build, engine_of, passages, plain_inputs, ques
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reflectune.inference.charts import Line, line_chart
 from reflectune.models.engine import PrefixEngine
 from reflectune.models.rendering import Rendered
 from reflectune.models.rows import kept_bytes
@@ -78,8 +79,8 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def measure(family: str, arguments: argparse.Namespace) -> list[str]:
-    """The rows of a family's table."""
+def measure(family: str, arguments: argparse.Namespace) -> tuple[list[str], list[float]]:
+    """The rows of a family's table, and the seconds of `seconds_by_count`."""
     dtype = getattr(torch, arguments.dtype)
     model = build(family, SIZES[arguments.size], dtype=dtype, device=arguments.device)
     prefix, branches = question(model), passages(model, arguments.passages, arguments.tokens)
@@ -99,7 +100,8 @@ def measure(family: str, arguments: argparse.Namespace) -> list[str]:
     kept = kept_bytes(list(levels.values()))
     copies = kept * count * (length + arguments.tokens) / (length + count * arguments.tokens)
     params = sum(p.numel() for p in model.model.language_model.parameters()) / 1e6
-    return [
+    curve = seconds_by_count(engine, prefix, branches, arguments)
+    rows = [
         f"| {family}: language model of {params:.0f} M, {length} + {count} × {arguments.tokens} tokens | | | |",
         f"| gates: one forward per passage | {theirs:.2f} s | {ours:.2f} s | {theirs / ours:.1f} × |",
         f"| the same, tokens read by the language model | {count * (length + arguments.tokens)} "
@@ -109,26 +111,52 @@ def measure(family: str, arguments: argparse.Namespace) -> list[str]:
         f"| keys and values held: copies per passage | {copies / 2**20:.0f} MiB | {kept / 2**20:.0f} MiB "
         f"| {copies / kept:.1f} × |",
         f"| largest difference of a gate; answers equal | | {(found - expected).abs().max():.0e} | {same} |",
-        *_slope(engine, prefix, branches, arguments),
+        _slope(curve, arguments),
     ]
+    return rows, curve
 
 
-def _slope(
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def seconds_by_count(
     engine: PrefixEngine, prefix: Rendered, branches: list[list[int]], arguments: argparse.Namespace
-) -> list[str]:
-    """Seconds as K grows, and the milliseconds of one more token by a straight line through them."""
-    counts = [1, 4, 16, 64]
+) -> list[float]:
+    """Seconds for the gates of 1, 2, 4, … 64 passages."""
     more = (branches * 64)[:64]
-    seconds = [
-        timed(lambda k=k: gates(engine, prefix, more[:k]), arguments.device, arguments.repeats)[0] for k in counts
-    ]
-    new = torch.tensor([float(k * arguments.tokens) for k in counts])
+    return [timed(lambda k=k: gates(engine, prefix, more[:k]), arguments.device, arguments.repeats)[0] for k in COUNTS]
+
+
+def _slope(seconds: list[float], arguments: argparse.Namespace) -> str:
+    """The milliseconds of one more token, by a straight line through the seconds."""
+    new = torch.tensor([float(k * arguments.tokens) for k in COUNTS])
     y = torch.tensor(seconds)
     slope = ((new - new.mean()) * (y - y.mean())).sum() / ((new - new.mean()) ** 2).sum()
     fit = y.mean() + slope * (new - new.mean())
     share = 1 - ((y - fit) ** 2).sum() / ((y - y.mean()) ** 2).sum()
-    shown = ", ".join(f"{k}: {s:.2f} s" for k, s in zip(counts, seconds, strict=True))
-    return [f"| K = {shown} | | {1000 * slope:.2f} ms a token | R² {share:.3f} |"]
+    shown = ", ".join(f"{k}: {s:.2f} s" for k, s in zip(COUNTS, seconds, strict=True))
+    return f"| K = {shown} | | {1000 * slope:.2f} ms a token | R² {share:.3f} |"
+
+
+def plot(curves: dict[str, list[float]]) -> str:
+    """Seconds against K as an SVG."""
+    highest = max(max(seconds) for seconds in curves.values())
+    lines = [
+        Line(family, [(k / COUNTS[-1], s / highest) for k, s in zip(COUNTS, seconds, strict=True)], dots=True)
+        for family, seconds in curves.items()
+    ]
+    figure = line_chart("Gates of K passages", f"K / {COUNTS[-1]}", f"seconds / {highest:.1f}", lines)
+    drawing = figure[figure.index("<svg") : figure.index("</svg>") + 6]
+    style = (
+        "<style>text{font:11px sans-serif;fill:#444}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}"
+        ".line-0{stroke:#2563eb}.line-1{stroke:#d97706}.dot{fill:#fff;stroke-width:2}</style>"
+    )
+    names = "".join(
+        f'<text x="70" y="{28 + 16 * i}">{name}: {colour}</text>'
+        for i, (name, colour) in enumerate(zip(curves, ("blue", "orange"), strict=False))
+    )
+    start = drawing.index(">") + 1
+    return drawing[:start].replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"') + style + names + drawing[start:]
 
 
 def profile(family: str, arguments: argparse.Namespace) -> str:
@@ -159,8 +187,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     lines = ["| | one by one | engine | ratio |", "|---|---|---|---|"]
+    curves = {}
     for family in arguments.families:
-        lines += measure(family, arguments)
+        rows, curves[family] = measure(family, arguments)
+        lines += rows
     lines.append("")
     lines += [f"{family}, share of the engine's time: {profile(family, arguments)}" for family in arguments.families]
     print("\n".join(lines))
@@ -168,6 +198,9 @@ def main() -> None:
         where = "one GPU" if arguments.device == "cuda" else f"{arguments.threads} CPU thread(s)"
         how = f"`python benchmarks/shared_prefix.py`, {where}, {arguments.dtype}, both sides in one run."
         head = f"# The shared prefix\n\n{how}\n\n"
+        drawing = arguments.output.with_suffix(".svg")
+        drawing.write_text(plot(curves) + "\n", encoding="utf-8")
+        lines += ["", f"![Seconds against the number of passages]({drawing.name})"]
         arguments.output.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
 
 
