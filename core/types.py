@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 AnswerType = Literal["string", "time", "numerical", "multi_answer"]
+PromptName = Literal["ret", "srt", "mct", "vqa"]
 
 
 @dataclass(frozen=True)
@@ -125,3 +126,35 @@ class ReflectionExample:
     branches: tuple[Branch, ...] = ()
     multi_answer: bool = False
     source: str = ""
+
+
+@dataclass(frozen=True)
+class PromptedBranch:
+    """One of MMKB-RAG's prompts hung from a training question, and what the model should reply.
+
+    Attributes:
+        prompt: Which prompt (P_RET, P_SRT, P_MCT, P_vqa).
+        documents: What it is about: none for `ret`, one for `srt`, several for `mct`, any number for `vqa`.
+        role: The reflection token to reply with, for `ret` and `srt`; "" for the others.
+        reply: The words to reply with, for `mct` and `vqa`; "" for the others.
+    """
+
+    prompt: PromptName
+    documents: tuple[Passage, ...] = ()
+    role: str = ""
+    reply: str = ""
+
+
+@dataclass(frozen=True)
+class PromptedExample:
+    """One training question of MMKB-RAG: its tasks hang from the same image and question as branches."""
+
+    id: str
+    image: str
+    question: str
+    branches: tuple[PromptedBranch, ...]
+    source: str = ""
+
+
+TrainingExample = ReflectionExample | PromptedExample
+"""One training question, of mR²AG or of MMKB-RAG."""

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
 
 MANIFEST = "reflection.json"
 
-_PASSAGE = pa.struct(
+PASSAGE = pa.struct(
     [
         ("entry_id", pa.string()),
         ("section", pa.int32()),
@@ -29,7 +29,8 @@ _PASSAGE = pa.struct(
         ("text", pa.string()),
     ]
 )
-_BRANCH = pa.struct([("passage", _PASSAGE), ("relevant", pa.bool_()), ("answer", pa.string()), ("source", pa.string())])
+"""A `Passage` in Parquet."""
+_BRANCH = pa.struct([("passage", PASSAGE), ("relevant", pa.bool_()), ("answer", pa.string()), ("source", pa.string())])
 SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -44,13 +45,29 @@ SCHEMA = pa.schema(
 )
 """Columns of a Parquet file of `ReflectionExample`s."""
 
+_PROMPTED_BRANCH = pa.struct(
+    [("prompt", pa.string()), ("documents", pa.list_(PASSAGE)), ("role", pa.string()), ("reply", pa.string())]
+)
+PROMPTED_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("image", pa.string()),
+        ("question", pa.string()),
+        ("branches", pa.list_(_PROMPTED_BRANCH)),
+        ("source", pa.string()),
+    ]
+)
+"""Columns of a Parquet file of `PromptedExample`s."""
+
 
 def write_examples(path: str | Path, examples: Sequence[ReflectionExample]) -> None:
-    """Write examples as one Parquet file, atomically."""
-    table = pa.Table.from_pylist([dataclasses.asdict(example) for example in examples], schema=SCHEMA)
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
-    write_atomically(path, buffer.getvalue())
+    """Write examples of mR²AG-IT as one Parquet file, atomically."""
+    _write(path, examples, SCHEMA)
+
+
+def write_prompted(path: str | Path, examples: Sequence[PromptedExample]) -> None:
+    """Write examples of MMKB-RAG as one Parquet file, atomically."""
+    _write(path, examples, PROMPTED_SCHEMA)
 
 
 def read_examples(path: str | Path) -> list[ReflectionExample]:
@@ -59,22 +76,51 @@ def read_examples(path: str | Path) -> list[ReflectionExample]:
     Raises:
         UserError: The file is missing, is no Parquet file, or lacks a column.
     """
-    if not Path(path).is_file():
-        raise UserError(f"reflection data not found: {path}; build it with reflectune.data_builders.build_mr2ag")
-    try:
-        table = pq.read_table(path)
-    except pa.ArrowException as error:
-        raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
-    missing = [name for name in SCHEMA.names if name not in table.column_names]
-    if missing:
-        raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(table.column_names)}")
-    return [example_from_row(row) for row in table.select(SCHEMA.names).to_pylist()]
+    return [example_from_row(row) for row in _read(path, SCHEMA, "build_mr2ag")]
+
+
+def read_prompted(path: str | Path) -> list[PromptedExample]:
+    """Read a Parquet file that `write_prompted` wrote.
+
+    Raises:
+        UserError: The file is missing, is no Parquet file, or lacks a column.
+    """
+    return [_prompted_from_row(row) for row in _read(path, PROMPTED_SCHEMA, "derive_labels")]
 
 
 def example_from_row(row: dict[str, Any]) -> ReflectionExample:
     """An example from plain values, as `dataclasses.asdict` made them."""
     branches = tuple(Branch(**{**branch, "passage": Passage(**branch["passage"])}) for branch in row["branches"])
     return ReflectionExample(**{**row, "branches": branches})
+
+
+def _prompted_from_row(row: dict[str, Any]) -> PromptedExample:
+    branches = tuple(
+        PromptedBranch(**{**branch, "documents": tuple(Passage(**own) for own in branch["documents"])})
+        for branch in row["branches"]
+    )
+    return PromptedExample(**{**row, "branches": branches})
+
+
+def _write(path: str | Path, examples: Sequence[ReflectionExample | PromptedExample], schema: pa.Schema) -> None:
+    table = pa.Table.from_pylist([dataclasses.asdict(example) for example in examples], schema=schema)
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    write_atomically(path, buffer.getvalue())
+
+
+def _read(path: str | Path, schema: pa.Schema, builder: str) -> list[dict[str, Any]]:
+    if not Path(path).is_file():
+        raise UserError(f"reflection data not found: {path}; build it with reflectune.data_builders.{builder}")
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowException as error:
+        raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
+    missing = [name for name in schema.names if name not in table.column_names]
+    if missing:
+        raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(table.column_names)}")
+    rows: list[dict[str, Any]] = table.select(schema.names).to_pylist()
+    return rows
 
 
 @dataclasses.dataclass(frozen=True)

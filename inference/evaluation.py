@@ -50,111 +50,32 @@ def evaluate(questions: Sequence[Question], traces: Traces, *, gamma: float, see
         "gate": _gate(questions, tuned, gamma, seed),
         "relevance": _relevance([probed[q.id] for q in asked if q.id in probed], seed),
         "answer": {
-            "gold_passage": _mean(_correct(asked, probed), seed),
-            "gold_article": _mean(_correct(_with_evidence(asked), traces.get("oracle_article", {})), seed),
+            "gold_passage": mean(correct(asked, probed), seed),
+            "gold_article": mean(correct(_with_evidence(asked), traces.get("oracle_article", {})), seed),
         },
         "visual": {
-            "tuned": _mean(_correct(visual(questions), tuned), seed),
-            "base": _mean(_correct(visual(questions), base), seed),
+            "tuned": mean(correct(visual(questions), tuned), seed),
+            "base": mean(correct(visual(questions), base), seed),
         },
         "retrieval": _retrieval(asked, traces.get("retrieval", {}), seed),
         "rankings": _rankings(asked, tuned, seed),
         "comparisons": _comparisons(asked, pipelines, seed),
         "famous": {name: _famous(asked, found, seed) for name, found in pipelines.items()},
-        "two_hop": {name: _mean(_correct(two_hop(questions), found), seed) for name, found in pipelines.items()},
+        "two_hop": {name: mean(correct(two_hop(questions), found), seed) for name, found in pipelines.items()},
         "by_split": {name: _by_split(questions, found, seed) for name, found in pipelines.items()},
         "coverage": {name: _coverage(questions, found) for name, found in pipelines.items()},
         "naive_rag_form": better,
     }
 
 
-def official(questions: Iterable[Question]) -> list[Question]:
-    """The questions that the official score is over: knowledge-based ones, without two-hop ones."""
-    return [q for q in questions if q.requires_retrieval is not False and not is_two_hop(q) and has_truth(q)]
-
-
-def visual(questions: Iterable[Question]) -> list[Question]:
-    """The visual-dependent questions."""
-    return [q for q in questions if q.requires_retrieval is False and has_truth(q)]
-
-
-def two_hop(questions: Iterable[Question]) -> list[Question]:
-    """The two-hop questions, which stand outside the official score."""
-    return [q for q in questions if is_two_hop(q) and has_truth(q)]
-
-
-def is_two_hop(question: Question) -> bool:
-    """Whether the data set says that the answer is two articles away."""
-    return question.meta.get("two_hop") == "yes"
-
-
-def has_truth(question: Question) -> bool:
-    """Whether the data set gives what the official scorer compares with."""
-    return question.range is not None if question.answer_type == "numerical" else bool(question.answers)
-
-
-def correctness(question: Question, trace: Trace) -> float:
-    """1 if the answer is right by InfoSeek's official rule, else 0; a failed or abstaining pipeline is wrong."""
-    return 0.0 if trace.error else infoseek.score_one(trace.answer, question)
-
-
-def _score(
-    rows: np.ndarray,
-    seed: int,
-    statistic: Callable[[np.ndarray], float] | None = None,
-    strata: np.ndarray | None = None,
-) -> Score | None:
-    """A statistic over rows (one a question; their mean if None) with its bootstrap interval over questions."""
-    if not len(rows):
-        return None
-    low, high = bootstrap_interval(rows, statistic, seed=seed, strata=strata)
-    value = rows.mean() if statistic is None else statistic(rows)
-    return {"value": float(value), "low": low, "high": high, "n": len(rows)}
-
-
-def _mean(values: Sequence[float] | np.ndarray, seed: int) -> Score | None:
-    return _score(np.asarray(values, dtype=float), seed)
-
-
-def _correct(questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[float]:
-    return [correctness(q, traces[q.id]) for q in questions if q.id in traces]
-
-
-def _with_evidence(questions: Iterable[Question]) -> list[Question]:
-    return [q for q in questions if q.evidence]
-
-
-def _overall(rows: np.ndarray) -> float:
-    """Official overall score of rows (is unseen question, score); of two score columns, their difference."""
-    unseen = rows[:, 0] == 1
-    values = [infoseek.overall(_average(rows[unseen, k]), _average(rows[~unseen, k])) for k in range(1, rows.shape[1])]
-    return values[0] if len(values) == 1 else values[0] - values[1]
-
-
-def _average(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else 0.0
-
-
-def _split_scores(questions: Sequence[Question], values: Sequence[float], seed: int) -> dict[str, Score | None]:
-    """Official overall and split scores of one value per question; overall needs both splits."""
-    unseen = np.array([infoseek.is_unseen_question(q.split) for q in questions], dtype=bool)
-    found = np.asarray(values, dtype=float)
-    both = unseen.any() and not unseen.all()
-    return {
-        "overall": _score(np.column_stack([unseen, found]), seed, _overall, strata=unseen) if both else None,
-        "unseen_question": _mean(found[unseen], seed),
-        "unseen_entity": _mean(found[~unseen], seed),
-    }
-
-
 def _table(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Any]:
     answered = [q for q in questions if q.id in traces]
-    values = _correct(answered, traces)
+    values = correct(answered, traces)
     types = sorted({q.answer_type for q in answered})
     by_type = {
-        kind: _mean([v for q, v in zip(answered, values, strict=True) if q.answer_type == kind], seed) for kind in types
+        kind: mean([v for q, v in zip(answered, values, strict=True) if q.answer_type == kind], seed) for kind in types
     }
-    return {**_split_scores(answered, values, seed), "by_type": by_type}
+    return {**split_scores(answered, values, seed), "by_type": by_type}
 
 
 def _headline(table: Mapping[str, Any]) -> float:
@@ -172,8 +93,8 @@ def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: flo
     rows = np.array(gate_rows(questions, traces), dtype=float).reshape(-1, 2)
     both = len(set(rows[:, 1])) == 2
     return {
-        "accuracy": _mean((rows[:, 0] >= gamma) == (rows[:, 1] == 1), seed),
-        "auroc": _score(rows, seed, lambda r: gates.auroc(r[:, 0], r[:, 1]), strata=rows[:, 1]) if both else None,
+        "accuracy": mean((rows[:, 0] >= gamma) == (rows[:, 1] == 1), seed),
+        "auroc": score_rows(rows, seed, lambda r: gates.auroc(r[:, 0], r[:, 1]), strata=rows[:, 1]) if both else None,
     }
 
 
@@ -190,7 +111,7 @@ def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:
         "within_article": _balanced(traces, lambda p: p.source == "same_article", seed),
         "look_alikes": _balanced(look_alike, _is_look_alike, seed),
         "by_attribute": {
-            attribute: _score(_judged(traces, _differs_in(attribute)), seed, _rejected_share)
+            attribute: score_rows(_judged(traces, _differs_in(attribute)), seed, _rejected_share)
             for attribute in attributes
         },
     }
@@ -226,12 +147,12 @@ def _rejected_share(rows: np.ndarray) -> float:
 def _balanced(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool], seed: int) -> Score | None:
     """Mean of the share of gold passages accepted and the share of negatives rejected; resampled by question."""
     rows = _judged(traces, negative)
-    return _score(rows, seed, lambda r: float(r[:, 0].sum() / r[:, 1].sum() + r[:, 2].sum() / r[:, 3].sum()) / 2)
+    return score_rows(rows, seed, lambda r: float(r[:, 0].sum() / r[:, 1].sum() + r[:, 2].sum() / r[:, 3].sum()) / 2)
 
 
 def _retrieval(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
     known = [q for q in questions if q.id in traces and q.entity_ids and not traces[q.id].error]
-    return {f"article_recall@{k}": _mean([_found(q, traces[q.id], k) for q in known], seed) for k in (1, 5)}
+    return {f"article_recall@{k}": mean([_found(q, traces[q.id], k) for q in known], seed) for k in (1, 5)}
 
 
 def _found(question: Question, trace: Trace, k: int) -> float:
@@ -244,7 +165,7 @@ def _rankings(questions: Sequence[Question], traces: Mapping[str, Trace], seed: 
     if not answered:
         return None
     table = {
-        name: _split_scores(answered, [_expected(q, traces[q.id], name) for q in answered], seed) for name in RANKINGS
+        name: split_scores(answered, [_expected(q, traces[q.id], name) for q in answered], seed) for name in RANKINGS
     }
     columns = {
         column: {name: found["value"] for name, scores in table.items() if (found := scores[column]) is not None}
@@ -286,18 +207,18 @@ def _difference(questions: Sequence[Question], pipelines: Traces, first: str, se
     rows = np.column_stack(
         [
             [float(infoseek.is_unseen_question(q.split)) for q in both],
-            _correct(both, pipelines[first]),
-            _correct(both, pipelines[second]),
+            correct(both, pipelines[first]),
+            correct(both, pipelines[second]),
         ]
     )
     if len(set(rows[:, 0])) == 2:
-        return _score(rows, seed, _overall, strata=rows[:, 0])
-    return _mean(rows[:, 1] - rows[:, 2], seed)
+        return score_rows(rows, seed, overall, strata=rows[:, 0])
+    return mean(rows[:, 1] - rows[:, 2], seed)
 
 
 def _famous(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
     return {
-        answer: _mean(_correct([q for q in questions if q.meta.get("famous") == answer], traces), seed)
+        answer: mean(correct([q for q in questions if q.meta.get("famous") == answer], traces), seed)
         for answer in ("yes", "no")
     }
 
@@ -305,7 +226,7 @@ def _famous(questions: Sequence[Question], traces: Mapping[str, Trace], seed: in
 def _by_split(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
     known = [q for q in questions if q.requires_retrieval is not False and has_truth(q)]
     splits = sorted({q.split for q in known})
-    return {split: _mean(_correct([q for q in known if q.split == split], traces), seed) for split in splits}
+    return {split: mean(correct([q for q in known if q.split == split], traces), seed) for split in splits}
 
 
 def _coverage(questions: Sequence[Question], traces: Mapping[str, Trace]) -> float | None:

@@ -21,17 +21,18 @@ from reflectune.models.heads import split as split_head
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering import Rendered
 from reflectune.models.rows import Rows
+from reflectune.models.sampling import Draw, Sampling
 from reflectune.models.shared_attention import KeysValues
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One greedy answer.
+    """One answer, greedy or drawn.
 
     Attributes:
         token_ids: What was generated, the end token included if it was reached; without the forced tokens.
         text: The same as text, without the end token; reflection tokens are kept.
-        log_probs: Log-probability of each token.
+        log_probs: Log-probability of each token by the model, whatever the temperature that it was drawn with.
         score: S_ans, equation 7 of mR²AG: the geometric mean of the tokens' probabilities, the end token's included.
         finished: Whether the end token was reached.
     """
@@ -202,21 +203,26 @@ class PrefixEngine:
         rows: Sequence[tuple[int, int]],
         forced: Sequence[int] = (),
         max_new_tokens: int = 32,
+        sampling: Sampling | None = None,
     ) -> list[Generation]:
-        """Answer greedily from what has been read, which stays as it is.
+        """Answer from what has been read, which stays as it is.
 
         Args:
             state: From `read` or `branch`.
             rows: (question, branch) pairs; for what `read` returned, branch is not looked at.
             forced: Tokens that every answer begins with, such as [Relevant]; they are not part of its score.
             max_new_tokens: Where to stop if the end token doesn't come.
+            sampling: How to draw each of `rows`, which may then hold the same one several times; None answers greedily.
 
         Returns:
             One answer for each of `rows`, in order.
         """
+        if sampling is not None and len(sampling.seeds) != len(rows):
+            raise ValueError(f"expected a seed for each of {len(rows)} rows, found {len(sampling.seeds)}")
         found: list[Generation | None] = [None] * len(rows)
         for ready, part in self._ready(state, rows, [len(forced) + max_new_tokens] * len(rows)):
-            for i, answer in zip(part, self._decode(ready, forced, max_new_tokens), strict=True):
+            draw = sampling.of(part) if sampling is not None else None
+            for i, answer in zip(part, self._decode(ready, forced, max_new_tokens, draw), strict=True):
                 found[i] = answer
         return [answer for answer in found if answer is not None]
 
@@ -281,8 +287,10 @@ class PrefixEngine:
                     read = self._read_branches(state, [rows[i] for i in chosen])
                 yield read.compact(), chosen
 
-    def _decode(self, rows: Rows, forced: Sequence[int], max_new_tokens: int) -> list[Generation]:
-        """Greedy decoding; a row that has ended leaves the batch."""
+    def _decode(
+        self, rows: Rows, forced: Sequence[int], max_new_tokens: int, draw: Draw | None
+    ) -> list[Generation]:
+        """Greedy decoding, or drawing; a row that has ended leaves the batch."""
         if forced:
             rows = self._forward.extend(rows, [forced] * len(rows))[1]
         count = len(rows)
@@ -293,11 +301,13 @@ class PrefixEngine:
         shared, hidden = rows.shared(), rows.hidden
         written: KeysValues = []
         for step in range(max_new_tokens):
-            best = self._log_probabilities(hidden).max(-1)
-            for row, token, value in zip(active.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
+            every = self._log_probabilities(hidden)
+            chosen = every.argmax(-1) if draw is None else draw.tokens(every, active.tolist())
+            values = every.gather(1, chosen[:, None])[:, 0]
+            for row, token, value in zip(active.tolist(), chosen.tolist(), values.tolist(), strict=True):
                 ids[row].append(token)
                 log_probs[row].append(value)
-            ended = torch.isin(best.indices, self._ends)
+            ended = torch.isin(chosen, self._ends)
             finished[active[ended]] = True
             if bool(ended.all()) or step == max_new_tokens - 1:
                 break
@@ -305,7 +315,7 @@ class PrefixEngine:
                 going_on = (~ended).nonzero()[:, 0]
                 active, rows = active[going_on], rows.take(going_on)
                 shared, written = rows.shared(), [(keys[going_on], values[going_on]) for keys, values in written]
-            hidden, written = self._forward.step(best.indices[~ended], rows.onward + step, shared, written)
+            hidden, written = self._forward.step(chosen[~ended], rows.onward + step, shared, written)
         return [self._generation(*each) for each in zip(ids, log_probs, finished.tolist(), strict=True)]
 
     def _score(self, rows: Rows, forced: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:

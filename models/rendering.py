@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.types import Passage, ReflectionExample
+from reflectune.core.types import Passage, PromptedExample, PromptName, ReflectionExample
 from reflectune.models import scheme as layouts
 from reflectune.models.scheme import Scheme, Slot, Turn
 from reflectune.models.tree import IGNORE, Segment, Tree
@@ -100,6 +100,13 @@ class Renderer:
         return self._safe.encode_continuation(_fill(chunks, {"passage": layouts.passage_text(passage)}))
 
     @functools.cached_property
+    def _before_reply(self) -> str:
+        """What the chat template puts between its cue and a reply: a space, or nothing."""
+        turns = (*layouts.question_turns(), Turn("assistant", (layouts.ANSWER,)))
+        first = self._difference(layouts.question_turns(), turns, cue=False)[0]
+        return first if isinstance(first, str) else ""
+
+    @functools.cached_property
     def gate_suffix(self) -> list[int]:
         """What every `passage_branch` begins with: [Retrieval], the end of the turn, the next user turn's head."""
         chunks = self._after_gate(layouts.passage_turns(self._need_scheme("mr2ag"), multi_answer=False), cue=True)
@@ -113,20 +120,44 @@ class Renderer:
         chunks = self._chunks(layouts.prompt_turns(self._need_scheme("mmkb_rag"), "ret"), cue=True)
         return self._read(chunks[: chunks.index(layouts.QUESTION) + 1], {"question": question}, image)
 
-    def prompt_branch(self, name: str, passages: Sequence[Passage] = ()) -> list[int]:
-        """What goes on from `question_prefix`: a prompt (`ret`, `srt`, `mct`, `vqa`) up to the assistant's cue.
+    def prompt_branch(self, name: PromptName, passages: Sequence[Passage] = ()) -> list[int]:
+        """What goes on from `question_prefix`: a prompt up to the assistant's cue.
 
         Args:
             name: Which prompt.
-            passages: What it is about: one for `srt`, several for `mct` (numbered from 1) and `vqa`.
+            passages: What it is about: one for `srt`, several for `mct` (numbered from 1) and `vqa`; `vqa` without
+                passages is the question alone, as in `plain`.
         """
-        chunks = self._chunks(layouts.prompt_turns(self._need_scheme("mmkb_rag"), name), cue=True)
+        scheme = self._need_scheme("mmkb_rag")
+        alone = name == "vqa" and not passages
+        turns = layouts.question_turns() if alone else layouts.prompt_turns(scheme, name)
+        chunks = self._chunks(turns, cue=True)
         tail = chunks[chunks.index(layouts.QUESTION) + 1 :]
         return self._safe.encode_continuation(
             _fill(tail, {"passage": layouts.documents_text(passages, numbered=name == "mct")})
         )
 
+    def reply_ids(self, text: str) -> list[int]:
+        """A reply in words behind the assistant's cue, and the token that ends it: what is scored, and trained on."""
+        return [*self._safe.encode_continuation(self._before_reply + SafeTokenizer.clean(text)), self.end_token_id]
+
     # What a model is trained on.
+
+    def encode_prompted(self, example: PromptedExample, image: Image.Image) -> Tree:
+        """A training question of MMKB-RAG as a prefix and one branch per prompt; the replies are supervised.
+
+        Raises:
+            UserError: A branch has neither a token nor words to reply with, or there is none.
+        """
+        _need(example.branches, f"training example {example.id}: nothing is asked; give it at least one branch")
+        prefix = self.question_prefix(example.question, image)
+        branches = []
+        for own in example.branches:
+            _need(own.role or own.reply, f"training example {example.id}, prompt {own.prompt}: there is no reply")
+            read = self.prompt_branch(own.prompt, own.documents)
+            said = [self.token_id(own.role), self.end_token_id] if own.role else self.reply_ids(own.reply)
+            branches.append(Segment.of([*read, *said], [*[IGNORE] * len(read), *said]))
+        return Tree(Segment.of(prefix.ids, prefix.labels), tuple(branches), prefix.vision)
 
     def encode_example(self, example: ReflectionExample, image: Image.Image) -> Tree:
         """A training question as a prefix and its branches, with mR²AG's labels (equations 8 and 9).

@@ -211,9 +211,12 @@ MMKB_RAG: Final = Scheme(
         "srt": "Document: {passage} Does this document help to answer the question?",
         "mct": "Documents: {passage} Which documents agree with each other and support the answer? "
         "Give their numbers, then a summary of what they say.",
-        "vqa": f"Documents: {{passage}} {reading_instruction(multi_answer=False)}",
+        "vqa": f"{{passage}} {reading_instruction(multi_answer=False)}",
     },
 )
-"""MMKB-RAG, arXiv 2504.10074, §3.1: P_RET, P_SRT, P_MCT, P_vqa. The paper doesn't print its prompts: these are ours."""
+"""MMKB-RAG, arXiv 2504.10074, §3.1: P_RET, P_SRT, P_MCT, P_vqa. The paper doesn't print its prompts: these are ours.
+
+P_vqa is what a plain model reads with documents (`plain_turns`), so that it asks a base model as naive RAG does.
+"""
 
 SCHEMES: Final[Mapping[str, Scheme]] = {scheme.name: scheme for scheme in (MR2AG, MMKB_RAG)}

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL import Image
 from torch.utils.data import Dataset
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import ReflectionExample
-from reflectune.data_builders.reflection_data import read_examples, read_manifest
+from reflectune.core.types import PromptedExample, ReflectionExample, TrainingExample
+from reflectune.data_builders.reflection_data import read_examples, read_manifest, read_prompted
 from reflectune.models.rendering import Renderer
+from reflectune.models.scheme import MMKB_RAG
 from reflectune.models.tree import Tree, independent_rows
 from reflectune.train.config import SftConfig
 
@@ -39,7 +41,7 @@ class EncodedExamples(Dataset[EncodedExample]):
 
     def __init__(
         self,
-        examples: Sequence[ReflectionExample],
+        examples: Sequence[TrainingExample],
         renderer: Renderer,
         image_root: Path,
         *,
@@ -65,7 +67,7 @@ class EncodedExamples(Dataset[EncodedExample]):
             return self._cache[index]
         example = self.examples[index]
         image = load_image(example.image, root=self._image_root, needed_by=f"training example {example.id}")
-        tree = self._renderer.encode_example(example, image)
+        tree = self._encode(example, image)
         self._check(example, tree)
         encoded = EncodedExample(example.id, (tree,) if self._share_prefix else tuple(independent_rows(tree)))
         self._free_bytes -= (size := _memory(encoded))
@@ -75,7 +77,12 @@ class EncodedExamples(Dataset[EncodedExample]):
             self._free_bytes += size
         return encoded
 
-    def _check(self, example: ReflectionExample, tree: Tree) -> None:
+    def _encode(self, example: TrainingExample, image: Image.Image) -> Tree:
+        if isinstance(example, PromptedExample):
+            return self._renderer.encode_prompted(example, image)
+        return self._renderer.encode_example(example, image)
+
+    def _check(self, example: TrainingExample, tree: Tree) -> None:
         if tree.supervised == 0:
             raise UserError(
                 f"training example {example.id} has no supervised token: it would teach nothing. Check its `answer` "
@@ -89,7 +96,7 @@ class EncodedExamples(Dataset[EncodedExample]):
             )
 
 
-def load_examples(config: SftConfig) -> tuple[list[ReflectionExample], Path]:
+def load_examples(config: SftConfig) -> tuple[Sequence[TrainingExample], Path]:
     """Read the training data and check every row of it.
 
     Returns:
@@ -99,9 +106,6 @@ def load_examples(config: SftConfig) -> tuple[list[ReflectionExample], Path]:
         UserError: There is no example, one is malformed, an image is missing, or the data is for another scheme.
     """
     path = config.examples_file()
-    examples = read_examples(path)
-    if not examples:
-        raise UserError(f"{path} holds no example; build it again, with questions of that split")
     if config.image_root:
         root = Path(config.image_root)
     else:
@@ -109,18 +113,36 @@ def load_examples(config: SftConfig) -> tuple[list[ReflectionExample], Path]:
         root = manifest.image_root
         if manifest.scheme != config.scheme:
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{config.scheme}`")
+    examples = read_prompted(path) if config.scheme == MMKB_RAG.name else read_examples(path)
+    if not examples:
+        raise UserError(f"{path} holds no example; build it again, with questions of that split")
     _check_rows(examples, path, root)
     return examples, root
 
 
-def approximate_length(example: ReflectionExample) -> int:
+def kind(example: TrainingExample) -> str:
+    """What an example asks for, in words: every batch has the same mixture of kinds."""
+    if isinstance(example, PromptedExample):
+        gates = [branch.role == "retrieve" for branch in example.branches if branch.prompt == "ret"]
+        if not gates:
+            return "without a gate"
+        return "with retrieval" if gates[0] else "without retrieval"
+    return "with retrieval" if example.retrieve else "without retrieval"
+
+
+def approximate_length(example: TrainingExample) -> int:
     """The characters of an example: enough to put similar lengths together without encoding anything."""
-    passages = (branch.passage for branch in example.branches)
+    if isinstance(example, PromptedExample):
+        passages = [passage for branch in example.branches for passage in branch.documents]
+        replies = sum(len(branch.reply) for branch in example.branches)
+    else:
+        passages = [branch.passage for branch in example.branches]
+        replies = len(example.answer)
     texts = [text for p in passages for text in (p.title, p.lead, p.heading, p.text)]
-    return len(example.question) + len(example.answer) + sum(map(len, texts))
+    return len(example.question) + replies + sum(map(len, texts))
 
 
-def _check_rows(examples: Sequence[ReflectionExample], path: Path, root: Path) -> None:
+def _check_rows(examples: Sequence[TrainingExample], path: Path, root: Path) -> None:
     problems = [f"{example.id}: {problem}" for example in examples if (problem := _problem(example))]
     images = {example.image: example.id for example in reversed(examples) if example.image.strip()}
     problems += [
@@ -132,11 +154,24 @@ def _check_rows(examples: Sequence[ReflectionExample], path: Path, root: Path) -
         raise UserError(f"{path} has {len(problems)} bad rows; mend or rebuild them:\n  {shown}{more}")
 
 
-def _problem(example: ReflectionExample) -> str:
+def _problem(example: TrainingExample) -> str:
     if not example.question.strip():
         return "the question is empty"
     if not example.image.strip():
         return "the question has no image"
+    return _prompted_problem(example) if isinstance(example, PromptedExample) else _reflection_problem(example)
+
+
+def _prompted_problem(example: PromptedExample) -> str:
+    if not example.branches:
+        return "nothing is asked: there is no branch"
+    for branch in example.branches:
+        if bool(branch.role) == bool(branch.reply.strip()):
+            return f"a branch `{branch.prompt}` needs either a reflection token (`role`) or words (`reply`)"
+    return ""
+
+
+def _reflection_problem(example: ReflectionExample) -> str:
     if not example.retrieve and not example.answer.strip():
         return "a question without retrieval needs an answer"
     if example.retrieve and not example.branches:

@@ -16,12 +16,12 @@ from transformers.utils import logging
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
-from reflectune.core.types import ReflectionExample
+from reflectune.core.types import TrainingExample
 from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.train.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
-from reflectune.train.data import EncodedExamples, approximate_length, load_examples
+from reflectune.train.data import EncodedExamples, approximate_length, kind, load_examples
 from reflectune.train.lora import add_adapters
 from reflectune.train.order import TrainingOrder
 from reflectune.train.parameters import freeze_tower, keep_trained_weights_in_fp32
@@ -114,7 +114,7 @@ def run_settings(config: SftConfig, loaded: Loaded, args: TrainingArguments) -> 
 
 
 def encoded_examples(
-    examples: Sequence[ReflectionExample], image_root: Path, loaded: Loaded, config: SftConfig
+    examples: Sequence[TrainingExample], image_root: Path, loaded: Loaded, config: SftConfig
 ) -> EncodedExamples:
     """The examples as the model reads them."""
     most = loaded.model.config.get_text_config().max_position_embeddings
@@ -128,11 +128,11 @@ def encoded_examples(
     )
 
 
-def order(examples: Sequence[ReflectionExample], config: SftConfig, args: TrainingArguments) -> TrainingOrder:
+def order(examples: Sequence[TrainingExample], config: SftConfig, args: TrainingArguments) -> TrainingOrder:
     """The order in which the examples are read."""
     return TrainingOrder(
         [approximate_length(example) for example in examples],
-        [example.retrieve for example in examples],
+        [kind(example) for example in examples],
         batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
         seed=config.seed,
         group_by_length=config.group_by_length,

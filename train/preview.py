@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 from reflectune.models.rendering import Renderer
 from reflectune.models.tree import IGNORE, Segment, Tree
 from reflectune.train.config import SftConfig
-from reflectune.train.data import EncodedExamples
+from reflectune.train.data import EncodedExamples, kind
 from reflectune.train.parameters import count_by_tower
 
 _SAMPLE = 64
@@ -48,16 +49,15 @@ def parameter_table(model: nn.Module) -> str:
 
 def _data_lines(config: SftConfig, dataset: EncodedExamples) -> list[str]:
     examples = dataset.examples
-    retrieving = sum(example.retrieve for example in examples)
-    passages = sum(len(example.branches) for example in examples)
+    kinds = ", ".join(f"{count:,} {name}" for name, count in Counter(map(kind, examples)).items())
+    branches = sum(len(example.branches) for example in examples)
     step = max(len(examples) // _SAMPLE, 1)
     sample = [dataset[index].trees for index in range(0, len(examples), step)]
     segments = [[s for tree in trees for s in (tree.prefix, *tree.branches)] for trees in sample]
     tokens = sum(len(segment.ids) for row in segments for segment in row) / len(sample)
     supervised = sum(label != IGNORE for row in segments for s in row for label in s.labels) / len(sample)
     return [
-        f"data: {len(examples):,} questions ({retrieving:,} with retrieval), {passages:,} passages, from "
-        f"{config.examples_file()}",
+        f"data: {len(examples):,} questions ({kinds}), {branches:,} branches, from {config.examples_file()}",
         f"tokens: about {tokens:,.0f} a question, {supervised:,.1f} of them supervised; "
         f"{tokens * len(examples):,.0f} an epoch (estimated from {len(sample)} questions)",
     ]
@@ -65,11 +65,10 @@ def _data_lines(config: SftConfig, dataset: EncodedExamples) -> list[str]:
 
 def _example_lines(dataset: EncodedExamples, renderer: Renderer) -> list[str]:
     lines = []
-    for retrieve, kind in ((True, "with retrieval"), (False, "without retrieval")):
-        index = next((i for i, example in enumerate(dataset.examples) if example.retrieve == retrieve), None)
-        if index is not None:
-            example = dataset[index]
-            lines += [f"example {kind}, {example.id}, ⟦supervised⟧:", marked(example.trees[0], renderer)]
+    first = {kind(example): i for i, example in reversed(list(enumerate(dataset.examples)))}
+    for name, index in sorted(first.items()):
+        example = dataset[index]
+        lines += [f"example {name}, {example.id}, ⟦supervised⟧:", marked(example.trees[0], renderer)]
     return lines
 
 

@@ -5,13 +5,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.data_builders.reflection_data import (
     Manifest,
     read_examples,
     read_manifest,
+    read_prompted,
     write_examples,
     write_manifest,
+    write_prompted,
 )
 
 PASSAGE = Passage("e1", 2, 1, "Gold Tower", "A gold tower.", "History", "It was founded in 1872.\n“Élan”")
@@ -30,6 +32,19 @@ def test_examples_come_back_as_they_were_written(tmp_path: Path) -> None:
     write_examples(tmp_path / "train.parquet", [KNOWLEDGE, VISUAL])
 
     assert read_examples(tmp_path / "train.parquet") == [KNOWLEDGE, VISUAL]
+
+
+def test_prompted_examples_come_back_as_they_were_written(tmp_path: Path) -> None:
+    branches = (
+        PromptedBranch("ret", role="retrieve"),
+        PromptedBranch("mct", (PASSAGE, PASSAGE), reply="2, 1. It was founded in 1872."),
+    )
+    written = [PromptedExample("q1", "images/a.png", "When was it founded?", branches, "train")]
+    write_prompted(tmp_path / "train.parquet", written)
+
+    assert read_prompted(tmp_path / "train.parquet") == written
+    with pytest.raises(UserError, match="lacks the column `retrieve`"):
+        read_examples(tmp_path / "train.parquet")
 
 
 def test_no_examples_are_a_file_too(tmp_path: Path) -> None:

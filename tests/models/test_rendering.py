@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models import scheme as layouts
 from reflectune.models.rendering import Renderer
 from reflectune.models.scheme import MMKB_RAG, MR2AG, passage_text, reading_instruction
@@ -132,6 +132,14 @@ def test_mmkb_prompts_continue_one_prefix(kind, make, image):
         assert prefix + renderer.prompt_branch(name, given_) == whole
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_p_vqa_is_what_a_plain_model_reads(kind, make, image):
+    renderer = make.renderer(kind, MMKB_RAG)
+    prefix = renderer.question_prefix(QUESTION, image).ids
+    for passages in ([], [make.passage("One."), make.passage("Two.")]):
+        assert prefix + renderer.prompt_branch("vqa", passages) == renderer.plain(QUESTION, image, passages).ids
+
+
 # What is read, and what is supervised.
 
 
@@ -213,6 +221,42 @@ def test_training_and_inference_read_the_same_ids(renderer, image, make):
         role = "relevant" if branch.relevant else "irrelevant"
         read = prefix + renderer.passage_branch(branch.passage) + [renderer.token_id(role)]
         assert [*tree.prefix.ids, *own.ids][: len(read)] == read
+
+
+PROMPTED = (
+    PromptedBranch("ret", role="retrieve"),
+    PromptedBranch("srt", (Passage("e", 0, 0, "T", "", "", "One."),), role="irrelevant"),
+    PromptedBranch(
+        "mct", (Passage("e", 0, 0, "T", "", "", "One."), Passage("e", 0, 1, "T", "", "", "2.")), "", "2. Two."
+    ),
+    PromptedBranch("vqa", reply="[Rel] 1872"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mmkb_supervises_replies_behind_the_prompts_that_inference_reads(kind, make, image):
+    renderer = make.renderer(kind, MMKB_RAG)
+    tree = renderer.encode_prompted(PromptedExample("q", "", QUESTION, PROMPTED), image)
+    assert tree.prefix.ids == tuple(renderer.question_prefix(QUESTION, image).ids)
+    for own, branch in zip(PROMPTED, tree.branches, strict=True):
+        read = renderer.prompt_branch(own.prompt, own.documents)
+        said = branch.ids[len(read) :]
+        assert list(branch.ids[: len(read)]) == read
+        assert list(branch.labels) == [-100] * len(read) + list(said)
+        assert said[-1] == renderer.end_token_id
+        if own.role:
+            assert said[:-1] == (renderer.token_id(own.role),)
+        else:
+            assert renderer.decode(said[:-1]) == own.reply
+            assert not set(renderer.token_ids.values()) & set(said)  # an answer can't forge a token
+
+
+def test_an_mmkb_example_without_a_reply_is_refused(make, image):
+    renderer = make.renderer("llava", MMKB_RAG)
+    with pytest.raises(UserError, match="x: nothing is asked"):
+        renderer.encode_prompted(PromptedExample("x", "", QUESTION, ()), image)
+    with pytest.raises(UserError, match="x, prompt mct: there is no reply"):
+        renderer.encode_prompted(PromptedExample("x", "", QUESTION, (PromptedBranch("mct"),)), image)
 
 
 # Mistakes.

@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from reflectune.core.types import Branch, Passage, ReflectionExample
-from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest, write_prompted
 from reflectune.models.miniature.architecture import Family, build_model, build_processor, train_tokenizer
 
 COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}
@@ -44,6 +44,29 @@ def examples() -> list[ReflectionExample]:
     """Eighteen knowledge-based questions with one to four passages each, and six visual ones."""
     rng = random.Random(0)
     return [knowledge(i, rng, 1 + i % 4) for i in range(18)] + [visual(i, rng) for i in range(6)]
+
+
+def prompted(example: ReflectionExample) -> PromptedExample:
+    """The question as MMKB-RAG asks it: RET, an SRT per passage, and MCT where there are several."""
+    documents = tuple(branch.passage for branch in example.branches)
+    keep = 1 + next((i for i, branch in enumerate(example.branches) if branch.relevant), 0)
+    branches = [PromptedBranch("ret", role="retrieve" if example.retrieve else "no_retrieve")]
+    branches += [
+        PromptedBranch("srt", (branch.passage,), role="relevant" if branch.relevant else "irrelevant")
+        for branch in example.branches
+    ]
+    if len(documents) > 1:
+        branches.append(PromptedBranch("mct", documents, reply=f"{keep}. {documents[keep - 1].text}"))
+    return PromptedExample(example.id, example.image, example.question, tuple(branches))
+
+
+@pytest.fixture
+def prompted_folder(data_folder: Path, examples: list[ReflectionExample], tmp_path: Path) -> Path:
+    """A folder of MMKB-RAG's three tasks, with the images of `data_folder`."""
+    folder = tmp_path / "prompted"
+    write_prompted(folder / "train.parquet", [prompted(example) for example in examples])
+    write_manifest(folder, Manifest("mmkb_rag", data_folder / "images", {"train": "0"}))
+    return folder
 
 
 @pytest.fixture

@@ -138,6 +138,38 @@ def test_a_model_learns_its_examples(
     assert sum(found[-4:]) / 4 < share * found[0]
 
 
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize(("method", "rate"), [("full", 1e-2), ("lora", 3e-2)])
+def test_the_three_tasks_of_mmkb_rag_are_learned_together(
+    config: Callable[..., SftConfig], prompted_folder: Path, family: Family, method: str, rate: float
+) -> None:
+    run = config(
+        family=family,
+        method=method,
+        scheme="mmkb_rag",
+        train_data=str(prompted_folder),
+        max_steps=16,
+        save_steps=100,
+        learning_rate=rate,
+    )
+    fine_tune(run)
+
+    found = losses(run.output_dir)
+    assert sum(found[-4:]) / 4 < 0.85 * found[0]
+    assert load(run.output_dir, scheme="mmkb_rag").is_tuned
+
+
+def test_trees_and_separate_rows_train_the_same_weights_for_mmkb_rag(
+    config: Callable[..., SftConfig], prompted_folder: Path
+) -> None:
+    changes: dict[str, Any] = {"scheme": "mmkb_rag", "train_data": str(prompted_folder), "max_steps": 3}
+    fine_tune(config("trees", **changes))
+    fine_tune(config("rows", tree=False, **changes))
+
+    for name, weight in weights(config("trees").output_dir).items():
+        torch.testing.assert_close(weights(config("rows").output_dir)[name], weight, rtol=1e-3, atol=1e-4)
+
+
 def test_trees_and_separate_rows_train_the_same_weights(config: Callable[..., SftConfig]) -> None:
     fine_tune(config("trees", max_steps=3))
     fine_tune(config("rows", max_steps=3, tree=False))

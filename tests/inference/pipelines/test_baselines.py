@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from reflectune.inference.pipelines.closed_book import ClosedBook
-from reflectune.inference.pipelines.naive_rag import NaiveRAG, best_by_words
+from reflectune.inference.pipelines.naive_rag import NaiveRAG
 from reflectune.inference.pipelines.oracle import Oracle
 
 
@@ -42,20 +42,6 @@ def test_what_does_not_fit_is_left_out_and_counted(make, scripted, knowledge) ->
     )
     assert reader.contexts == [["a#0.0"]]
     assert len(trace.passages) == trace.tokens["passages_read"] == trace.tokens["passages_left_out"] == 1
-
-
-def test_bm25_prefers_rare_words_and_keeps_the_order_of_ties(make) -> None:
-    passages = [
-        make.passage("a", text="the tower the tower the tower"),
-        make.passage("b", text="the tower has a granite roof"),
-        make.passage("c", text="the tower has a slate floor"),
-        make.passage("d", text="the tower has a thatch floor"),
-    ]
-    order = [p.entry_id for p in best_by_words("Is the roof granite?", passages, 4)]
-    assert order[0] == "b"
-    assert order.index("c") < order.index("d")
-    assert [p.entry_id for p in best_by_words("zzz", passages, 2)] == ["a", "b"]
-    assert best_by_words("anything", [], 3) == []
 
 
 @pytest.mark.parametrize(("given", "expected"), [("article", ["a#0.0", "a#1.0"]), ("passage", ["a#1.0"])])

@@ -1,0 +1,46 @@
+"""The reply to P_MCT: numbers of the documents to keep, most relevant first, and a summary of what they say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Problem = Literal["", "no_numbers", "out_of_range", "repeated"]
+
+_REPLY = re.compile(r"\s*(\d+(?:\s*,\s*\d+)*)\s*\.?\s*(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class MctReply:
+    """What a model replied to P_MCT.
+
+    Attributes:
+        keep: Numbers of the documents to keep, counted from 1, most relevant first; none if `problem` isn't "".
+        summary: What these say; may be "".
+        problem: What is wrong with the numbers: there are none, one is no document's, or one comes twice.
+    """
+
+    keep: tuple[int, ...]
+    summary: str
+    problem: Problem = ""
+
+
+def write_reply(keep: Sequence[int], summary: str) -> str:
+    """What a model should reply: `2, 1. The summary.`"""
+    return f"{', '.join(map(str, keep))}. {summary}".strip()
+
+
+def read_reply(text: str, documents: int) -> MctReply:
+    """What a model means by its reply, when it was shown this many documents."""
+    found = _REPLY.fullmatch(text)
+    if found is None:
+        return MctReply((), " ".join(text.split()), "no_numbers")
+    keep = tuple(int(number) for number in found[1].split(","))
+    summary = " ".join(found[2].split())
+    if not all(1 <= number <= documents for number in keep):
+        return MctReply((), summary, "out_of_range")
+    if len(set(keep)) < len(keep):
+        return MctReply((), summary, "repeated")
+    return MctReply(keep, summary)
