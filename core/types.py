@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 AnswerType = Literal["string", "time", "numerical", "multi_answer"]
-PromptName = Literal["ret", "srt", "mct", "vqa"]
+PromptName = Literal["ret", "srt", "mct", "vqa", "summary"]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class PromptedBranch:
     """One of MMKB-RAG's prompts hung from a training question, and what the model should reply.
 
     Attributes:
-        prompt: Which prompt (P_RET, P_SRT, P_MCT, P_vqa).
+        prompt: Which prompt: `ret`, `srt`, `mct` or `vqa`.
         documents: What it is about: none for `ret`, one for `srt`, several for `mct`, any number for `vqa`.
         role: The reflection token to reply with, for `ret` and `srt`; "" for the others.
         reply: The words to reply with, for `mct` and `vqa`; "" for the others.

@@ -39,11 +39,24 @@ def write_page(
         seed: Of the draw.
     """
     shown = list(examples) if len(examples) <= count else random.Random(seed).sample(list(examples), count)
+    note = f"{len(shown)} of {len(examples):,} examples, drawn at random (seed {seed})."
+    write_articles(path, [_example(example, image_root) for example in shown], title, note)
+
+
+def write_articles(path: Path, articles: Sequence[str], title: str, note: str) -> None:
+    """Write one HTML file of articles, each of a picture and of labels that `judged` made.
+
+    Args:
+        path: The file to write.
+        articles: Their HTML.
+        title: What they are, in a few words.
+        note: How many of how many they are, as a sentence.
+    """
     style, script = _asset("proofread.css"), _asset("proofread.js")
     page = Template(_asset("proofread.html")).substitute(
         title=html.escape(title),
-        note=f"{len(shown)} of {len(examples):,} examples, drawn at random (seed {seed}).",
-        examples="\n".join(_example(example, image_root) for example in shown),
+        note=html.escape(note),
+        examples="\n".join(articles),
         style=style,
         script=script,
         style_hash=_hash(style),
@@ -57,10 +70,10 @@ def _example(example: ReflectionExample, image_root: Path) -> str:
     if example.retrieve:
         body = "\n".join(_passage(example, branch, answers) for branch in sorted(example.branches, key=_evidence_first))
     else:
-        body = _judged("none", f"{example.id} [No Retrieval]", "[No Retrieval]", html.escape(example.answer), "")
+        body = judged("none", f"{example.id} [No Retrieval]", "[No Retrieval]", html.escape(example.answer), "")
     several = ' <span class="badge">several answers, &amp;&amp;</span>' if example.multi_answer else ""
     return (
-        f'<article><div class="picture">{_picture(example, image_root)}</div><div>'
+        f'<article><div class="picture">{picture(example.image, image_root, example.id)}</div><div>'
         f"<h2>{html.escape(example.question)}{several}</h2>"
         f'<p class="meta">{html.escape(example.id)} · {html.escape(example.source)}</p>{body}</div></article>'
     )
@@ -75,16 +88,16 @@ def _passage(example: ReflectionExample, branch: Branch, answers: Sequence[str])
     place = html.escape(" › ".join(filter(None, [passage.title, passage.heading])))
     said = f"<b>{html.escape(branch.answer)}</b> · " if branch.relevant else ""
     lead = f'<span class="lead">{html.escape(passage.lead)}</span> ' if passage.lead else ""
-    return _judged(
+    return judged(
         "relevant" if branch.relevant else "irrelevant",
         f"{example.id} {passage.id} {'[Relevant]' if branch.relevant else '[Irrelevant]'}",
         "[Relevant]" if branch.relevant else "[Irrelevant]",
         f"{said}{html.escape(branch.source)} · {place} · {html.escape(passage.id)}",
-        f"<p>{lead}{_marked(passage.text, answers)}</p>",
+        f"<p>{lead}{marked(passage.text, answers)}</p>",
     )
 
 
-def _judged(kind: str, name: str, label: str, said: str, text: str) -> str:
+def judged(kind: str, name: str, label: str, said: str, text: str) -> str:
     """A label with what it was given to, and the two buttons of the proof-reader."""
     buttons = "".join(
         f'<button type="button" value="{verdict}" aria-pressed="false">{verdict}</button>'
@@ -97,7 +110,7 @@ def _judged(kind: str, name: str, label: str, said: str, text: str) -> str:
     )
 
 
-def _marked(text: str, answers: Sequence[str]) -> str:
+def marked(text: str, answers: Sequence[str]) -> str:
     """The text as HTML, with every answer, or part of a list of answers, in `<mark>`."""
     parts = {part.strip() for answer in answers for part in answer.split("&&") if part.strip()}
     if not parts:
@@ -109,17 +122,17 @@ def _marked(text: str, answers: Sequence[str]) -> str:
     )
 
 
-def _picture(example: ReflectionExample, image_root: Path) -> str:
-    """A small copy of the image, made from its pixels, so that nothing else of the file comes along."""
+def picture(path: str, image_root: Path, name: str) -> str:
+    """A small copy of an image as HTML, made from its pixels, so that nothing else of the file comes along."""
     try:
-        image = load_image(example.image, root=image_root)
+        image = load_image(path, root=image_root)
     except UserError as error:
         return f'<p class="missing">{html.escape(str(error))}</p>'
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     buffer = io.BytesIO()
     image.save(buffer, format="WEBP", quality=82)
     uri = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return f'<img src="{uri}" alt="The image of {html.escape(example.id)}">'
+    return f'<img src="{uri}" alt="The image of {html.escape(name)}">'
 
 
 def _asset(name: str) -> str:

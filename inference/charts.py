@@ -9,18 +9,21 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 44
 TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
+UNIT_TICKS = tuple((tick, f"{tick:g}") for tick in TICKS)
 
 
 @dataclass(frozen=True)
 class Line:
     """One line of a chart: its name in the legend, and its points, both coordinates in [0, 1].
 
-    `dots` draws a marker at each point, for a few points that are measurements rather than a curve.
+    `dots` draws a marker at each point, for a few points that are measurements rather than a curve. `joined` draws the
+    line between them, which is left out where there is nothing between two points.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
     dots: bool = False
+    joined: bool = True
 
 
 def line_chart(
@@ -32,6 +35,8 @@ def line_chart(
     note: str = "",
     marker: tuple[float, str] | None = None,
     diagonal: bool = False,
+    x_ticks: Sequence[tuple[float, str]] = UNIT_TICKS,
+    right_label: str = "",
 ) -> str:
     """An HTML `<figure>` with a unit-square chart, a legend and a note.
 
@@ -43,14 +48,19 @@ def line_chart(
         note: A sentence under the legend.
         marker: A vertical line at an x, with its label.
         diagonal: Whether to draw y = x, where a calibrated probability lies.
+        x_ticks: Where the horizontal axis is labelled, in [0, 1], and how.
+        right_label: Name of a second vertical axis, on the right, with the same scale.
     """
-    body = [_grid(x_label, y_label)]
+    body = [_grid(x_label, y_label, x_ticks)]
+    if right_label:
+        body.append(_upright(right_label, WIDTH - 4))
     if diagonal:
         body.append(_path([(0.0, 0.0), (1.0, 1.0)], "reference"))
     if marker is not None:
         body.append(_marker(*marker))
     for number, line in enumerate(lines):
-        body.append(_path(line.points, f"line line-{number}"))
+        if line.joined:
+            body.append(_path(line.points, f"line line-{number}"))
         if line.dots:
             body.extend(_dot(x, y, line.name, number) for x, y in line.points)
     legend = "".join(
@@ -73,19 +83,26 @@ def _y(value: float) -> float:
     return HEIGHT - BOTTOM - value * (HEIGHT - TOP - BOTTOM)
 
 
-def _grid(x_label: str, y_label: str) -> str:
+def _grid(x_label: str, y_label: str, x_ticks: Sequence[tuple[float, str]]) -> str:
     parts = []
     for tick in TICKS:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{_y(tick):.1f}" y2="{_y(tick):.1f}"/>')
         parts.append(f'<text class="tick" text-anchor="end" x="{LEFT - 6}" y="{_y(tick) + 4:.1f}">{tick:g}</text>')
-        parts.append(f'<text class="tick" text-anchor="middle" x="{_x(tick):.1f}" y="{_y(0) + 16:.1f}">{tick:g}</text>')
-    middle = (TOP + HEIGHT - BOTTOM) / 2
+    for tick, name in x_ticks:
+        place = f'x="{_x(tick):.1f}" y="{_y(0) + 16:.1f}"'
+        parts.append(f'<text class="tick" text-anchor="middle" {place}>{html.escape(name)}</text>')
     parts.append(
         f'<text class="axis" text-anchor="middle" x="{_x(0.5):.1f}" y="{HEIGHT - 8}">{html.escape(x_label)}</text>'
-        f'<text class="axis" text-anchor="middle" transform="rotate(-90 12 {middle})" x="12" y="{middle}">'
-        f"{html.escape(y_label)}</text>"
     )
-    return "".join(parts)
+    return "".join([*parts, _upright(y_label, 12)])
+
+
+def _upright(label: str, x: int) -> str:
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    return (
+        f'<text class="axis" text-anchor="middle" transform="rotate(-90 {x} {middle})" x="{x}" y="{middle}">'
+        f"{html.escape(label)}</text>"
+    )
 
 
 def _path(points: Sequence[tuple[float, float]], style: str) -> str:

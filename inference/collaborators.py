@@ -8,6 +8,7 @@ from accelerate import PartialState
 
 from reflectune.core.errors import UserError
 from reflectune.inference.config import ReadingConfig
+from reflectune.inference.prompted_reader import PromptedReader
 from reflectune.inference.reader import Reader
 from reflectune.models.engine import PrefixEngine
 from reflectune.models.loading import Loaded, load
@@ -23,7 +24,7 @@ def open_tuned(config: ReadingConfig) -> Loaded:
     Raises:
         UserError: It has no scheme, another one, or was never fine-tuned.
     """
-    loaded = load(config.model, scheme=config.scheme, dtype=config.dtype, device=_device(config))
+    loaded = load(config.model, scheme=config.scheme or None, dtype=config.dtype, device=_device(config))
     if not loaded.is_tuned:
         raise UserError(
             f"`model`: {config.model} is not fine-tuned: its reflection tokens would mean nothing; give a folder "
@@ -44,6 +45,12 @@ def _device(config: ReadingConfig) -> str:
 def open_reader(config: ReadingConfig, loaded: Loaded) -> Reader:
     """A reader over a loaded model."""
     return Reader(PrefixEngine(loaded, token_budget=config.token_budget), config.max_new_tokens)
+
+
+def open_prompted_reader(config: ReadingConfig, loaded: Loaded) -> PromptedReader:
+    """A reader over a loaded model of scheme `mmkb_rag`."""
+    engine = PrefixEngine(loaded, token_budget=config.token_budget)
+    return PromptedReader(engine, config.max_new_tokens, config.max_reply_tokens)
 
 
 def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> EntryRetriever:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from reflectune.inference.document_choice import Mct
 from reflectune.retrieval.passages import Lead
 
 Fallback = Literal["best_product", "closed_book", "abstain"]
@@ -15,11 +16,35 @@ FORMS: dict[str, tuple[str, ...]] = {
     "naive_rag": ("naive_rag_article", "naive_rag_passages"),
     "oracle": ("oracle_article", "oracle_passage"),
     "mr2ag": ("mr2ag",),
+    "mmkb_rag": ("mmkb_rag",),
 }
 """The pipelines that a name in a config stands for."""
 
-RETRIEVING = ("naive_rag_article", "naive_rag_passages", "mr2ag")
-TUNED = ("mr2ag",)
+TUNED = ("mr2ag", "mmkb_rag")
+"""Pipelines of a fine-tuned model; each needs the scheme of its own name."""
+
+RETRIEVING = ("naive_rag_article", "naive_rag_passages", *TUNED)
+
+
+class Count(int):
+    """How many documents to keep, or `auto`, which is 0. The command line's and the YAML's word is read by calling it.
+
+    Example:
+        >>> Count("auto"), Count("5")
+        (auto, 5)
+    """
+
+    def __new__(cls, value: int | str) -> Count:
+        """Read a number, or the word."""
+        return super().__new__(cls, 0 if value == "auto" else value)
+
+    def __str__(self) -> str:
+        return str(int(self)) if self else "auto"
+
+    __repr__ = __str__
+
+
+AUTO = Count("auto")
 
 
 def _help(text: str) -> dict[str, str]:
@@ -31,13 +56,33 @@ class ReadingConfig:
     """What every pipeline needs: the models, the knowledge base, and how to read."""
 
     dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
-    index: str = field(default="", metadata=_help("index folder; needed by naive_rag and mr2ag"))
+    index: str = field(default="", metadata=_help("index folder; needed by naive_rag, mr2ag and mmkb_rag"))
     encoder: str = field(default="miniature/clip", metadata=_help("the encoder that the index was built with"))
-    model: str = field(default="", metadata=_help("fine-tuned checkpoint, used by mr2ag"))
-    scheme: str = field(default="mr2ag", metadata=_help("the scheme that the checkpoint was tuned with"))
+    model: str = field(default="", metadata=_help("fine-tuned checkpoint, used by mr2ag and mmkb_rag"))
+    base_model: str = field(
+        default="", metadata=_help("plain model, used by closed_book, naive_rag, oracle, and mmkb_rag to answer")
+    )
+    scheme: str = field(default="", metadata=_help("the scheme that the checkpoint must have been tuned with"))
     top_n: int = field(default=5, metadata=_help("entries to retrieve for a question"))
-    gamma: float = field(default=0.5, metadata=_help("retrieve if the gate's probability is at least this"))
-    fallback: Fallback = field(default="best_product", metadata=_help("what to do when no passage is judged relevant"))
+    gamma: float = field(
+        default=0.5, metadata=_help("retrieve if the gate's probability is at least this (mmkb_rag: above it)")
+    )
+    fallback: Fallback = field(default="best_product", metadata=_help("mr2ag: what if no passage is judged relevant"))
+    documents: int = field(default=10, metadata=_help("mmkb_rag: passages of the entries to take, the best by words"))
+    ret: bool = field(default=True, metadata=_help("mmkb_rag: let RET decide whether to retrieve; else always"))
+    srt: bool = field(default=True, metadata=_help("mmkb_rag: let SRT order the documents; else as retrieved"))
+    k: Count = field(
+        default=AUTO,
+        metadata=_help("mmkb_rag: documents to keep; auto: those that reach threshold, and at least 1 (5 without SRT)"),
+    )
+    threshold: float = field(
+        default=0.5, metadata=_help("mmkb_rag: what `k: auto` keeps has at least this [Rel] score")
+    )
+    mct: Mct = field(default="filter", metadata=_help("mmkb_rag: what MCT does with two documents or more"))
+    answer_model: Literal["base", "tuned"] = field(
+        default="base", metadata=_help("mmkb_rag: who answers: base_model, or the checkpoint itself")
+    )
+    max_reply_tokens: int = field(default=128, metadata=_help("mmkb_rag: longest reply of MCT, in tokens"))
     lead: Lead = field(
         default="first_sentence", metadata=_help("what stands before each passage: nothing, or what the entry is")
     )
@@ -47,15 +92,29 @@ class ReadingConfig:
     device: str = field(default="auto", metadata=_help("cpu, cuda, cuda:1, or auto: this process's own"))
     dry_run: bool = field(default=False, metadata=_help("say what would be done, and stop"))
 
+    def __post_init__(self) -> None:
+        """Read `k`, which a YAML file may hold as a number or as a word."""
+        if isinstance(self.k, (int, str)):
+            self.k = Count(self.k)
+
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = [
             f"`{name}` must be at least 1, found {getattr(self, name)}"
-            for name in ("top_n", "max_new_tokens", "token_budget")
+            for name in ("top_n", "max_new_tokens", "token_budget", "documents", "max_reply_tokens")
             if getattr(self, name) < 1
         ]
-        if not 0.0 <= self.gamma <= 1.0:
-            issues.append(f"`gamma` is a probability in [0, 1], found {self.gamma}")
+        issues += [
+            f"`{name}` is a probability in [0, 1], found {getattr(self, name)}"
+            for name in ("gamma", "threshold")
+            if not 0.0 <= getattr(self, name) <= 1.0
+        ]
+        if not isinstance(self.k, int) or self.k < 0:
+            issues.append(f"`k` is auto or a number of documents, at least 1; found {self.k}")
+        elif self.k > self.documents:
+            issues.append(f"`k` can be at most `documents`, {self.documents}, found {self.k}")
+        if self.scheme and self.scheme not in TUNED:
+            issues.append(f"`scheme` is one of {', '.join(TUNED)}; found `{self.scheme}`")
         if self.dtype not in ("float32", "bfloat16", "float16"):
             issues.append(f"`dtype` is one of float32, bfloat16, float16; found `{self.dtype}`")
         if not self.dataset:
@@ -71,12 +130,12 @@ class ReadingConfig:
 class EvaluateConfig(ReadingConfig):
     """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
 
-    base_model: str = field(default="", metadata=_help("plain model, used by closed_book, naive_rag and oracle"))
     splits: list[str] = field(
         default_factory=lambda: ["val_unseen_question", "val_unseen_entity"], metadata=_help("splits to answer")
     )
     pipelines: list[str] = field(
-        default_factory=lambda: list(FORMS), metadata=_help("of closed_book, naive_rag, oracle, mr2ag")
+        default_factory=lambda: ["closed_book", "naive_rag", "oracle", "mr2ag"],
+        metadata=_help("of closed_book, naive_rag, oracle, mr2ag or mmkb_rag"),
     )
     output: str = field(default="", metadata=_help("folder for traces/, metrics.json and report.html"))
     limit: int | None = field(default=None, metadata=_help("questions per split, drawn by seed; all if unset"))
@@ -102,10 +161,16 @@ class EvaluateConfig(ReadingConfig):
             issues.append("`output` is needed: a folder for traces/, metrics.json and report.html")
         if any(name in RETRIEVING for name in asked) and not self.index:
             issues.append("`index` is needed by " + ", ".join(name for name in asked if name in RETRIEVING))
-        if any(name in TUNED for name in asked) and not self.model:
-            issues.append("`model` is needed by mr2ag: a checkpoint that train/sft.py wrote")
-        if any(name not in TUNED for name in asked) and not self.base_model:
-            issues.append("`base_model` is needed by " + ", ".join(name for name in asked if name not in TUNED))
+        tuned = [name for name in asked if name in TUNED]
+        if tuned and not self.model:
+            issues.append(f"`model` is needed by {', '.join(tuned)}: a checkpoint that train/sft.py wrote")
+        if len(tuned) > 1:
+            issues.append("`pipelines`: mr2ag and mmkb_rag need checkpoints of different schemes; run them one by one")
+        elif tuned and self.scheme not in ("", *tuned):
+            issues.append(f"`scheme` is {self.scheme}, but {tuned[0]} needs a checkpoint of scheme {tuned[0]}")
+        based = [name for name in asked if name not in TUNED or (name == "mmkb_rag" and self.answer_model == "base")]
+        if based and not self.base_model:
+            issues.append("`base_model` is needed by " + ", ".join(based))
         if self.batch_questions < 1:
             issues.append(f"`batch_questions` must be at least 1, found {self.batch_questions}")
         if self.limit is not None and self.limit < 1:
@@ -114,6 +179,12 @@ class EvaluateConfig(ReadingConfig):
             issues.append(f"`report_questions` must be at least 0, found {self.report_questions}")
         return issues
 
+    def __post_init__(self) -> None:
+        """Ask for the scheme of the tuned pipeline that is to be run, if none is named."""
+        super().__post_init__()
+        tuned = [name for name in TUNED if name in self.forms()]
+        self.scheme = self.scheme or (tuned[0] if len(tuned) == 1 else "")
+
     def forms(self) -> list[str]:
         """The pipelines to run: `naive_rag` and `oracle` are two each."""
         return list(dict.fromkeys(form for name in self.pipelines for form in FORMS.get(name, (name,))))
@@ -121,7 +192,7 @@ class EvaluateConfig(ReadingConfig):
 
 @dataclass
 class AnswerConfig(ReadingConfig):
-    """Answer one question about one image with mr2ag, and show how."""
+    """Answer one question about one image, and show how: with the pipeline of the checkpoint's own scheme."""
 
     image: str = field(default="", metadata=_help("the image, a path"))
     question: str = field(default="", metadata=_help("the question"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,17 +10,31 @@ import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.inference.probes import SEVERAL, attribute_of
-from reflectune.inference.ranking import PAPER_TABLE_5, RANKINGS, choice_weights, order_agreement
+from reflectune.inference.ranking import PAPER_TABLE_5, RANKINGS, order_agreement
+from reflectune.inference.reflection_metrics import reflection
+from reflectune.inference.scores import (
+    Score,
+    Traces,
+    correct,
+    expected_correctness,
+    has_truth,
+    mean,
+    official,
+    overall,
+    score_rows,
+    split_scores,
+    two_hop,
+    visual,
+)
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics import gates, infoseek
-from reflectune.metrics.intervals import bootstrap_interval
 from reflectune.metrics.retrieval import article_recall_at_k
 
-Score = dict[str, float | int]
-Traces = Mapping[str, Mapping[str, Trace]]
-
 NAIVE_FORMS = ("naive_rag_article", "naive_rag_passages")
-STAGES = ("retrieval", "relevance")
+TUNED = ("mr2ag", "mmkb_rag")
+"""Pipelines of a fine-tuned model, which are compared with the baselines."""
+
+STAGES = ("retrieval", "relevance", "reflection")
 """Traces that are measurements and not answers of a pipeline."""
 
 
@@ -43,22 +58,24 @@ def evaluate(questions: Sequence[Question], traces: Traces, *, gamma: float, see
     if better:
         tables["naive_rag"] = tables[better]
         pipelines = {**pipelines, "naive_rag": pipelines[better]}
-    tuned, base = traces.get("mr2ag", {}), traces.get("closed_book", {})
+    mr2ag, base = traces.get("mr2ag", {}), traces.get("closed_book", {})
+    tuned = next((traces[name] for name in TUNED if name in traces), {})
     probed = traces.get("relevance", {})
     return {
         "pipelines": tables,
-        "gate": _gate(questions, tuned, gamma, seed),
+        "gate": _gate(questions, mr2ag, gamma, seed),
         "relevance": _relevance([probed[q.id] for q in asked if q.id in probed], seed),
         "answer": {
             "gold_passage": mean(correct(asked, probed), seed),
-            "gold_article": mean(correct(_with_evidence(asked), traces.get("oracle_article", {})), seed),
+            "gold_article": mean(correct([q for q in asked if q.evidence], traces.get("oracle_article", {})), seed),
         },
         "visual": {
             "tuned": mean(correct(visual(questions), tuned), seed),
             "base": mean(correct(visual(questions), base), seed),
         },
         "retrieval": _retrieval(asked, traces.get("retrieval", {}), seed),
-        "rankings": _rankings(asked, tuned, seed),
+        "rankings": _rankings(asked, mr2ag, seed),
+        "reflection": reflection(questions, traces, gamma=gamma, seed=seed),
         "comparisons": _comparisons(asked, pipelines, seed),
         "famous": {name: _famous(asked, found, seed) for name, found in pipelines.items()},
         "two_hop": {name: mean(correct(two_hop(questions), found), seed) for name, found in pipelines.items()},
@@ -105,7 +122,7 @@ def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> lis
 
 
 def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:
-    look_alike = [trace for trace in traces if _any(trace, _is_look_alike)]
+    look_alike = [trace for trace in traces if any(map(_is_look_alike, trace.passages))]
     attributes = sorted({a for t in traces for p in t.passages if (a := attribute_of(p.source)) and a != SEVERAL})
     return {
         "within_article": _balanced(traces, lambda p: p.source == "same_article", seed),
@@ -123,10 +140,6 @@ def _is_look_alike(passage: PassageTrace) -> bool:
 
 def _differs_in(attribute: str) -> Callable[[PassageTrace], bool]:
     return lambda passage: attribute_of(passage.source) == attribute
-
-
-def _any(trace: Trace, wanted: Callable[[PassageTrace], bool]) -> bool:
-    return any(map(wanted, trace.passages))
 
 
 def _judged(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool]) -> np.ndarray:
@@ -165,7 +178,8 @@ def _rankings(questions: Sequence[Question], traces: Mapping[str, Trace], seed: 
     if not answered:
         return None
     table = {
-        name: split_scores(answered, [_expected(q, traces[q.id], name) for q in answered], seed) for name in RANKINGS
+        name: split_scores(answered, [expected_correctness(q, traces[q.id], name) for q in answered], seed)
+        for name in RANKINGS
     }
     columns = {
         column: {name: found["value"] for name, scores in table.items() if (found := scores[column]) is not None}
@@ -183,22 +197,10 @@ def _rankings(questions: Sequence[Question], traces: Mapping[str, Trace], seed: 
     }
 
 
-def _expected(question: Question, trace: Trace, ranking: str) -> float:
-    """The expected score of a question under a ranking; of its own answer where there was nothing to rank."""
-    pairs = [(p.scores, p.answer) for p in trace.passages if p.scores is not None and p.answer is not None]
-    if not pairs or trace.error:
-        return correctness(question, trace)
-    weights = choice_weights([scores for scores, _ in pairs], ranking)
-    return sum(
-        weight * infoseek.score_one(answer, question)
-        for weight, (_, answer) in zip(weights, pairs, strict=True)
-        if weight
-    )
-
-
 def _comparisons(questions: Sequence[Question], pipelines: Traces, seed: int) -> dict[str, Score | None]:
-    """mr2ag less each baseline: the overall score (or the only split's), paired by question."""
-    pairs = [("mr2ag", name) for name in ("naive_rag", "closed_book") if {"mr2ag", name} <= set(pipelines)]
+    """Each tuned pipeline less each baseline: the overall score (or the only split's), paired by question."""
+    every = itertools.product(TUNED, ("naive_rag", "closed_book"))
+    pairs = [(first, second) for first, second in every if {first, second} <= set(pipelines)]
     return {f"{first} - {second}": _difference(questions, pipelines, first, second, seed) for first, second in pairs}
 
 

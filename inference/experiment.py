@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import random
 import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import PartialState
@@ -18,14 +19,21 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.collaborators import open_plain, open_reader, open_retriever, open_tuned
+from reflectune.inference.collaborators import (
+    open_plain,
+    open_prompted_reader,
+    open_reader,
+    open_retriever,
+    open_tuned,
+)
 from reflectune.inference.config import EvaluateConfig
-from reflectune.inference.evaluation import Traces, evaluate
+from reflectune.inference.evaluation import evaluate
 from reflectune.inference.notices import ModelFacts, notices
-from reflectune.inference.pipelines.build import RECIPES, Parts, build_pipeline, stages_for
+from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_pipeline, stages_for
 from reflectune.inference.probes import ProbeBuilder
 from reflectune.inference.report import write_report
 from reflectune.inference.runner import run_pipeline
+from reflectune.inference.scores import Traces
 from reflectune.inference.trace import Trace
 
 Plan = dict[str, list[Question]]
@@ -101,6 +109,7 @@ def describe(config: EvaluateConfig) -> str:
     for name, own in plan(config, questions).items():
         role = RECIPES[name].model
         reader = f" with {role} {getattr(config, role)}" if role else ""
+        reader += f", answers by base_model {config.base_model}" if answered_by_base(name, config) else ""
         lines.append(f"  {name}: {len(own)} questions in batches of {config.batch_questions}{reader}")
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
@@ -118,20 +127,20 @@ def minutes(traces: Traces) -> dict[str, float]:
 def _answer(
     config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Plan
 ) -> tuple[dict[str, dict[str, Trace]], list[ModelFacts]]:
-    """Run what is planned, model by model, so that only one model is in memory."""
+    """Run what is planned, model by model, so that only those are in memory that are needed at once."""
     traces: dict[str, dict[str, Trace]] = {}
-    models = []
+    models: list[ModelFacts] = []
+    base_stays = any(answered_by_base(name, config) for name in planned)
     for role in (None, "base_model", "model"):
         names = [name for name in planned if RECIPES[name].model == role]
-        if not names:
+        if not names and not (role == "base_model" and base_stays):
             continue
-        ready, facts = parts, None
+        ready = parts
         if role:
-            loaded = open_tuned(config) if role == "model" else open_plain(config, config.base_model)
-            facts = ModelFacts(role, loaded.name, loaded.fingerprint, loaded.model.num_parameters())
-            ready = Parts(config, parts.knowledge, parts.probes, open_reader(config, loaded), parts.retriever)
+            ready, facts = _with_model(config, parts, role)
             models.append(facts)
-            del loaded
+        if role == "base_model" and base_stays:
+            parts = dataclasses.replace(parts, base=ready.reader)
         for name in names:
             traces[name] = run_pipeline(
                 name,
@@ -139,7 +148,7 @@ def _answer(
                 planned[name],
                 image_root=dataset.root,
                 folder=Path(config.output, "traces"),
-                fingerprint=_fingerprint(name, config, dataset, facts),
+                fingerprint=_fingerprint(name, config, dataset, models),
                 batch_questions=config.batch_questions,
                 on_error=config.on_error,
             )
@@ -148,9 +157,19 @@ def _answer(
     return {name: traces[name] for name in planned}, models
 
 
-def _fingerprint(name: str, config: EvaluateConfig, dataset: Dataset, model: ModelFacts | None) -> str:
+def _with_model(config: EvaluateConfig, parts: Parts, role: Literal["model", "base_model"]) -> tuple[Parts, ModelFacts]:
+    """The parts with a reader over a newly loaded model, and what a report says of that model."""
+    loaded = open_tuned(config) if role == "model" else open_plain(config, config.base_model)
+    facts = ModelFacts(role, loaded.name, loaded.fingerprint, loaded.model.num_parameters())
+    if role == "model" and loaded.scheme is not None and loaded.scheme.name == "mmkb_rag":
+        return dataclasses.replace(parts, prompted=open_prompted_reader(config, loaded)), facts
+    return dataclasses.replace(parts, reader=open_reader(config, loaded)), facts
+
+
+def _fingerprint(name: str, config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts]) -> str:
     """Hash of everything that a pipeline's traces depend on; how many questions are asked is not part of it."""
     recipe = RECIPES[name]
+    hashes = {model.role: model.fingerprint for model in models}
     settings = ("batch_questions", "lead", *recipe.settings)
     if recipe.model:
         settings += ("max_new_tokens", "token_budget", "dtype")
@@ -161,7 +180,8 @@ def _fingerprint(name: str, config: EvaluateConfig, dataset: Dataset, model: Mod
             "pipeline": name,
             "dataset": dataset.fingerprint,
             "index": _index_fingerprint(config) if recipe.retrieves else None,
-            "model": model.fingerprint if model else None,
+            "model": hashes[recipe.model] if recipe.model else None,
+            **({"base_model": hashes["base_model"]} if answered_by_base(name, config) else {}),
             "settings": {setting: getattr(config, setting) for setting in settings},
         }
     )
@@ -186,9 +206,19 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
         **named,
         "settings": f"top_n {config.top_n}, γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
         f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
+        **({"mmkb_rag": _reflection(config)} if "mmkb_rag" in config.forms() else {}),
         "seed": str(config.seed),
         "output": config.output,
     }
+
+
+def _reflection(config: EvaluateConfig) -> str:
+    """MMKB-RAG's settings in words."""
+    kept = f"those that reach {config.threshold:g}" if config.srt else "5"
+    return (
+        f"documents {config.documents}, RET {'on' if config.ret else 'off'}, SRT {'on' if config.srt else 'off'}, "
+        f"k {config.k}{'' if config.k else f' ({kept})'}, MCT {config.mct}, answers by the {config.answer_model} model"
+    )
 
 
 def _peak_gib(output: Path) -> float:

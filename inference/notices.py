@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reflectune.core.types import Question
-from reflectune.inference.evaluation import Traces, has_truth, official
+from reflectune.inference.scores import Traces, has_truth, official
 
 MINIATURE_PARAMETERS = 50_000_000
 """A model with fewer parameters is a miniature."""
@@ -58,6 +58,7 @@ def notices(
             "to be right; this run shows only that everything works on such data."
         )
     told += _left_out(questions, traces, metrics)
+    told += _reflection(traces, metrics["reflection"])
     told += _failures(traces)
     return told
 
@@ -83,6 +84,24 @@ def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[st
     unknown = sum(not has_truth(q) for q in questions)
     if unknown:
         told.append(f"{unknown} questions have no known answer and are not scored.")
+    return told
+
+
+def _reflection(traces: Traces, found: Mapping[str, Any] | None) -> list[str]:
+    """What is missing from MMKB-RAG's measurements, and how many replies of MCT could not be used."""
+    if found is None:
+        return []
+    told = []
+    if "closed_book" not in traces:
+        told.append("closed_book was not run: RET is not measured, since it is about what the base model can't answer.")
+    if not (found["srt"]["overall"]["stating_first"] or {}).get("n"):
+        told.append("No document is known to state an accepted answer: SRT's order is not measured.")
+    mct = found["mct"]
+    if mct["malformed"]:
+        kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in mct["problems"].items() if count)
+        told.append(
+            f"{mct['malformed']} of {mct['replies']} replies of MCT were malformed ({kinds}): SRT's order held."
+        )
     return told
 
 

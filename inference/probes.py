@@ -17,6 +17,7 @@ from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
 
 GOLD, SAME_ARTICLE, LOOK_ALIKE, SEVERAL = "gold", "same_article", "look_alike", "several"
+STATING = "stating"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ def gold_passages(question: Question, passages: Sequence[Passage]) -> list[Passa
         holding = [p for p in section if annotate_by_string(question, p).relevant]
         found += holding or section
     return found
+
+
+def is_stating(question: Question, passage: Passage) -> bool:
+    """Whether a retrieved passage answers the question: it is of the question's entity and holds an accepted answer."""
+    own = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
+    return passage.entry_id in own and annotate_by_string(question, passage).relevant
 
 
 class ProbeBuilder:

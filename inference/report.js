@@ -36,7 +36,7 @@ function gateTrace(question, pipeline) {
 
 function gateWrong(question, pipeline) {
   const trace = gateTrace(question, pipeline);
-  return trace !== null && question.knowledge !== null && trace.retrieved !== question.knowledge;
+  return trace !== null && trace.lookup !== null && trace.retrieved !== trace.lookup;
 }
 
 function gateBar(question, pipeline) {
@@ -48,7 +48,7 @@ function gateBar(question, pipeline) {
   mark.style.left = 100 * data.gamma + "%";
   const bar = element("div", "bar", fill, mark);
   const wrong = gateWrong(question, pipeline);
-  const said = trace.retrieved ? "looks it up" : "answers by sight";
+  const said = trace.retrieved ? "looks it up" : "answers by itself";
   return element("div", "gate", "retrieve " + percent(trace.gate), bar,
     element("span", wrong ? "wrong" : "", said + (wrong ? " – wrong" : "")));
 }
@@ -88,9 +88,17 @@ function detail(question, pipeline) {
   for (const name of data.pipelines) {
     if (question.traces[name]) left.append(element("div", "outcome", name + ": ", answerLine(question.traces[name])));
   }
+  if (trace.confidence !== null) left.append(element("div", "meta", "S_ans of this answer " + number(trace.confidence)));
+  if (pipeline === "mmkb_rag" && trace.gate !== null) {
+    left.append(element("div", "meta", "Score_RET " + number(trace.gate)));
+  }
   const right = element("div", "");
   if (trace.hits.length) right.append(element("h3", "", "Retrieved entries"), hits(question, trace));
-  if (trace.passages.length) {
+  if (trace.mct) right.append(element("h3", "", "MCT: which documents agree"), agreement(trace));
+  if (pipeline === "mmkb_rag" && trace.passages.length) {
+    right.append(element("h3", "", "Documents, by SRT"));
+    for (const i of byRelevance(trace)) right.append(passage(question, trace, i));
+  } else if (trace.passages.length) {
     right.append(element("h3", "", "Passages, by product"));
     const order = trace.passages.map((_, i) => i);
     const key = (i) => [i === trace.chosen ? 1 : 0, trace.passages[i].product ?? -1, trace.passages[i].rel ?? -1];
@@ -101,6 +109,35 @@ function detail(question, pipeline) {
     right.append(element("p", "note", "Answered from the image and the question alone."));
   }
   return element("div", "detail", left, right);
+}
+
+function byRelevance(trace) {
+  const place = (i) => (trace.kept.includes(i) ? trace.kept.indexOf(i) : trace.kept.length);
+  const key = (i) => [-place(i), trace.passages[i].rel ?? -1];
+  return trace.passages.map((_, i) => i).sort((a, b) => compare(key(b), key(a)) || a - b);
+}
+
+function agreement(trace) {
+  const mct = trace.mct;
+  const box = element("div", "mct", element("div", "", "“" + mct.reply + "”" + (mct.finished ? "" : " … (cut off)")));
+  const kept = mct.keep.map((number) => number + " = " + documentTitle(trace, trace.kept[number - 1])).join("; ");
+  box.append(mct.problem
+    ? element("div", "wrong", "malformed: " + mct.problem.replaceAll("_", " ") + "; SRT's order holds")
+    : element("div", "meta", "keeps " + kept + (mct.summary ? " · summary: " + mct.summary : "")));
+  const read = mct.merged ? "the summary alone" : trace.used.map((i) => documentTitle(trace, i)).join("; ");
+  box.append(element("div", "meta", "the answer was read from: " + read));
+  return box;
+}
+
+function documentTitle(trace, position) {
+  const text = data.passages[trace.passages[position].passage];
+  return data.entries[text.entry].title + (text.heading ? " – " + text.heading : "");
+}
+
+function relevanceBar(share) {
+  const fill = element("i");
+  fill.style.width = 100 * share + "%";
+  return element("div", "bar", fill);
 }
 
 function compare(a, b) {
@@ -128,7 +165,10 @@ function passage(question, trace, position) {
   if (position === trace.chosen) head.append(element("span", "badge", "chosen"));
   if (gold) head.append(element("span", "badge gold", "evidence"));
   if (read.relevant) head.append(element("span", "badge", "judged relevant"));
+  if (trace.kept.includes(position)) head.append(element("span", "badge", "kept " + (trace.kept.indexOf(position) + 1)));
+  if (trace.used.includes(position)) head.append(element("span", "badge", "read " + (trace.used.indexOf(position) + 1)));
   const node = element("div", read.relevant ? "passage relevant" : "passage", head, element("div", "", text.text));
+  if (trace.kept.length && read.rel !== null) node.append(relevanceBar(read.rel));
   node.style.setProperty("--p", read.rel === null ? 0 : read.rel);
   const scores = element("div", "scores");
   const parts = [["S_ret", read.ret], ["S_rel", read.rel], ["S_ans", read.ans], ["product", read.product]];

@@ -17,8 +17,9 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference import report_charts, report_tables
-from reflectune.inference.evaluation import STAGES, Traces
+from reflectune.inference.evaluation import STAGES
 from reflectune.inference.report_data import browser_data
+from reflectune.inference.scores import Traces
 
 
 def write_report(

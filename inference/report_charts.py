@@ -9,22 +9,25 @@ import numpy as np
 from reflectune.core.types import Question
 from reflectune.inference import curves
 from reflectune.inference.charts import Line, line_chart
-from reflectune.inference.evaluation import Traces, correctness, gate_rows, official
+from reflectune.inference.evaluation import gate_rows
 from reflectune.inference.probes import GOLD, SAME_ARTICLE, attribute_of
 from reflectune.inference.ranking import product
+from reflectune.inference.reflection_metrics import ret_rows, srt_rows
+from reflectune.inference.scores import Traces, correctness, official
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics import gates
 
 
 def charts(questions: Sequence[Question], traces: Traces, gamma: float) -> str:
     """All charts that the traces allow, as HTML."""
-    tuned, probed = traces.get("mr2ag", {}), list(traces.get("relevance", {}).values())
+    gate, ret = gate_rows(questions, traces.get("mr2ag", {})), ret_rows(questions, traces)
     return "".join(
         [
-            _gate(gate_rows(questions, tuned), gamma),
-            _relevance(probed),
+            _gate("The gate against its threshold γ", gate, ("knowledge-based", "visual"), gamma),
+            _gate("RET against its threshold γ", ret, ("the base model is wrong", "it is right"), gamma),
+            _relevance(list(traces.get("relevance", {}).values())),
             _risk(official(questions), traces),
-            _calibration(questions, tuned, probed),
+            _calibration(questions, traces),
         ]
     )
 
@@ -38,19 +41,20 @@ def confidence(trace: Trace) -> float | None:
     return trace.confidence
 
 
-def _gate(rows: Sequence[tuple[float, float]], gamma: float) -> str:
+def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str], gamma: float) -> str:
+    """Rows are (probability, 1 if it should be looked up else 0); `kinds` names the questions of both kinds."""
     if not rows:
         return ""
     values, labels = [value for value, _ in rows], [label == 1 for _, label in rows]
-    knowledge = [value for value, label in zip(values, labels, strict=True) if label]
-    visual = [value for value, label in zip(values, labels, strict=True) if not label]
+    needed = [value for value, label in zip(values, labels, strict=True) if label]
+    needless = [value for value, label in zip(values, labels, strict=True) if not label]
     lines = [
         Line("right decisions", curves.accuracy_at(values, labels)),
-        Line("retrieves: knowledge-based", curves.share_at_least(knowledge)),
-        Line("retrieves: visual", curves.share_at_least(visual)),
+        Line(f"retrieves: {kinds[0]}", curves.share_at_least(needed)),
+        Line(f"retrieves: {kinds[1]}", curves.share_at_least(needless)),
     ]
     return line_chart(
-        "The gate against its threshold γ",
+        title,
         "γ",
         "share of questions",
         [line for line in lines if line.points],
@@ -77,7 +81,7 @@ def _relevance(traces: Sequence[Trace]) -> str:
 
 def _risk(questions: Sequence[Question], traces: Traces) -> str:
     lines = []
-    for name in ("mr2ag", "naive_rag_article", "naive_rag_passages", "oracle_article", "closed_book"):
+    for name in ("mr2ag", "mmkb_rag", "naive_rag_article", "naive_rag_passages", "oracle_article", "closed_book"):
         points = _risk_points(questions, traces.get(name, {}))
         if points:
             lines.append(Line(name, points))
@@ -93,14 +97,21 @@ def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace]) -> 
     return curves.risk_coverage([value for value, _ in found], [right for _, right in found])
 
 
-def _calibration(questions: Sequence[Question], tuned: Mapping[str, Trace], probed: Sequence[Trace]) -> str:
+def _calibration(questions: Sequence[Question], traces: Traces) -> str:
+    tuned, probed = traces.get("mr2ag", {}), traces.get("relevance", {}).values()
     judged = [(p.s_rel, float(p.source == GOLD)) for t in probed for p in t.passages if p.s_rel is not None]
     answered = [
         (p.s_ans, correctness(q, tuned[q.id]))
         for q in official(questions)
         if q.id in tuned and (p := _chosen(tuned[q.id])) is not None and p.s_ans is not None
     ]
-    pairs = {"gate": gate_rows(questions, tuned), "S_rel": judged, "S_ans": answered}
+    pairs = {
+        "gate": gate_rows(questions, tuned),
+        "S_rel": judged,
+        "S_ans": answered,
+        "RET": ret_rows(questions, traces),
+        "SRT": srt_rows(traces.get("reflection", {}).values()),
+    }
     lines, errors = [], []
     for name, found in pairs.items():
         if found:

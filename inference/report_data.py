@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,9 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.evaluation import Traces, correctness, has_truth
+from reflectune.inference.evaluation import TUNED
 from reflectune.inference.ranking import product
+from reflectune.inference.scores import Traces, correctness, has_truth
 from reflectune.inference.trace import PassageTrace, Trace
 
 LONGEST_SIDE = 288
@@ -35,7 +37,7 @@ def browser_data(dataset: Dataset, questions: Sequence[Question], traces: Traces
         `images` (data URIs), `entries`, `passages` and `questions`; the latter refer to the former by position.
     """
     tables = _Tables(dataset)
-    names = sorted(traces, key=lambda name: (name != "mr2ag", name))
+    names = sorted(traces, key=lambda name: (name not in TUNED, name))
     rows = [
         _question(question, {name: traces[name][question.id] for name in names if question.id in traces[name]}, tables)
         for question in questions
@@ -120,7 +122,10 @@ def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables) 
         "famous": question.meta.get("famous") == "yes",
         "entities": list(question.entity_ids),
         "evidence": [f"{evidence.entry_id}#{evidence.section}" for evidence in question.evidence],
-        "traces": {name: _trace(question, trace, tables) for name, trace in traces.items()},
+        "traces": {
+            name: {**_trace(question, trace, tables), "lookup": _should_look_up(name, question, traces)}
+            for name, trace in traces.items()
+        },
     }
 
 
@@ -133,9 +138,21 @@ def _trace(question: Question, trace: Trace, tables: _Tables) -> dict[str, Any]:
         "hits": [[tables.entry(hit.entry_id), _round(hit.score)] for hit in trace.hits],
         "passages": [_passage(passage, tables) for passage in trace.passages],
         "chosen": trace.chosen,
+        "confidence": _round(trace.confidence),
+        "kept": list(trace.kept),
+        "used": list(trace.used),
+        "mct": None if trace.mct is None else dataclasses.asdict(trace.mct),
         "fallback": trace.fallback,
         "error": trace.error,
     }
+
+
+def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace]) -> bool | None:
+    """What a gate should say: in MMKB-RAG whether the base model is wrong by itself; None if that is not known."""
+    if name != "mmkb_rag":
+        return question.requires_retrieval
+    base = traces.get("closed_book")
+    return None if base is None or base.error or not has_truth(question) else correctness(question, base) == 0
 
 
 def _passage(read: PassageTrace, tables: _Tables) -> dict[str, Any]:

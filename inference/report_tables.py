@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Cells = Sequence[str]
@@ -12,7 +12,7 @@ NAMES = {"overall": "overall", "unseen_question": "unseen question", "unseen_ent
 
 
 def scores(metrics: Mapping[str, Any]) -> str:
-    """Official scores of every pipeline by split and type, what mr2ag gains, and the break-downs."""
+    """Official scores of every pipeline by split and type, what the tuned ones gain, and the break-downs."""
     tables = metrics["pipelines"]
     types = sorted({kind for table in tables.values() for kind in table["by_type"]})
     better = metrics["naive_rag_form"]
@@ -53,6 +53,7 @@ def parts(metrics: Mapping[str, Any]) -> str:
             (f"Retrieval, {name.replace('_', ' ')}", "equation 3, exhaustive over the knowledge base", found)
             for name, found in metrics["retrieval"].items()
         ),
+        *(_reflection(metrics["reflection"]) if metrics["reflection"] else ()),
     ]
     cells = [
         [html.escape(name), _score(found), "–" if found is None else str(found["n"]), html.escape(about)]
@@ -61,11 +62,25 @@ def parts(metrics: Mapping[str, Any]) -> str:
     return _table(["decision", "%", "questions", "what is measured"], cells, "", prose=3)
 
 
+def _reflection(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, float] | None]]:
+    """MMKB-RAG's decisions: name, what is measured, score."""
+    for scope, title in {**NAMES, "overall": "all questions"}.items():
+        ret, srt = found["ret"][scope], found["srt"][scope]
+        wrong = "against: the base model's closed-book answer is wrong"
+        yield f"RET, AUROC, {title}", wrong, ret["auroc"]
+        yield f"RET, accuracy, {title}", f"{wrong}; at γ", ret["accuracy"]
+        yield f"RET, calibration error, {title}", f"{wrong}; ten bins, lower is better", ret["calibration_error"]
+        yield f"SRT, first document states an answer, {title}", "where one of its documents does", srt["stating_first"]
+        yield f"Retriever's order, the same, {title}", "the same questions", srt["stating_first_retriever"]
+        yield f"A document states an answer, {title}", "of the question's entity", srt["stating_retrieved"]
+    yield "Looked up by mmkb_rag", "RET at γ, all questions", found["retrieved"]
+
+
 def rankings(metrics: Mapping[str, Any]) -> str:
     """The eight rankings beside Table 5 of the paper, and whether its order holds here."""
     found = metrics["rankings"]
     if not found:
-        return '<p class="note">mr2ag was not run.</p>'
+        return '<p class="note">mr2ag was not run; no other pipeline ranks its answers by products.</p>'
     label = {"full": "ret·rel·ans (the full product)"}
     rows = [
         [

@@ -5,31 +5,49 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.collaborators import open_reader, open_retriever, open_tuned
+from reflectune.inference.collaborators import (
+    open_plain,
+    open_prompted_reader,
+    open_reader,
+    open_retriever,
+    open_tuned,
+)
 from reflectune.inference.config import AnswerConfig
+from reflectune.inference.document_choice import by_relevance
 from reflectune.inference.pipelines import base
-from reflectune.inference.pipelines.mr2ag import MR2AG
+from reflectune.inference.pipelines.build import Parts, answered_by_base, build_pipeline
 from reflectune.inference.ranking import product
 from reflectune.inference.trace import PassageTrace, Trace
 
 
 def answer(config: AnswerConfig) -> Trace:
-    """Answer the config's question with mr2ag."""
+    """Answer the config's question with the pipeline of the checkpoint's scheme.
+
+    Raises:
+        UserError: The image, the checkpoint or the index is bad, or a base model is needed and none is given.
+    """
     image = load_image(config.image)
     knowledge = Dataset(Path(config.dataset)).knowledge
-    retriever = open_retriever(config, knowledge)
-    pipeline = MR2AG(
-        open_reader(config, open_tuned(config)),
-        retriever,
+    tuned = open_tuned(config)
+    name = tuned.renderer.scheme.name if tuned.renderer.scheme else ""  # a fine-tuned model has one
+    with_base = answered_by_base(name, config)
+    if with_base and not config.base_model:
+        raise UserError(
+            f"`base_model` is needed: {config.model} only reflects (answer_model: base); name the plain model that is "
+            "to answer, or set answer_model: tuned"
+        )
+    parts = Parts(
+        config,
         knowledge,
-        top_n=config.top_n,
-        gamma=config.gamma,
-        fallback=config.fallback,
-        lead=config.lead,
+        reader=open_reader(config, tuned),
+        prompted=open_prompted_reader(config, tuned) if name == "mmkb_rag" else None,
+        base=open_reader(config, open_plain(config, config.base_model)) if with_base else None,
+        retriever=open_retriever(config, knowledge),
     )
-    return base.answer(pipeline, config.question, image)
+    return base.answer(build_pipeline(name, parts), config.question, image)
 
 
 def describe(config: AnswerConfig) -> str:
@@ -44,6 +62,8 @@ def explain(trace: Trace) -> str:
     """The decision, the entries, the passages with their scores (best product first), and the answer, as plain text."""
     decision = "look it up" if trace.retrieved else "answer by looking"
     lines = [f"decision: {decision} (gate {_number(trace.gate)})"]
+    if trace.pipeline == "mmkb_rag":
+        return "\n".join([*lines, *_documents(trace), f"answer: {trace.answer or '(none)'}"])
     if trace.hits:
         lines += ["entries:", *(f"  {hit.rank}. {hit.entry_id}  S_ret {hit.score:.3f}" for hit in trace.hits)]
     if trace.passages:
@@ -54,6 +74,25 @@ def explain(trace: Trace) -> str:
         lines.append(f"no passage was judged relevant; fallback: {trace.fallback}")
     lines.append(f"answer: {trace.answer or '(none)'}")
     return "\n".join(lines)
+
+
+def _documents(trace: Trace) -> list[str]:
+    """What MMKB-RAG made of the documents: SRT's order, MCT's reply, and what the answer was read from."""
+    order = list(dict.fromkeys([*trace.kept, *by_relevance([p.s_rel for p in trace.passages])]))
+    order += [place for place in range(len(trace.passages)) if place not in order]
+    lines = ["documents:"] if order else []
+    for place in order:
+        passage, mark = trace.passages[place], "*" if place in trace.used else " "
+        kept = f"kept {trace.kept.index(place) + 1}" if place in trace.kept else "left"
+        lines.append(f"{mark} {kept:<7} S_ret {_number(passage.s_ret)}  [Rel] {_number(passage.s_rel)}")
+        lines.append(_text(passage))
+    if trace.mct is not None:
+        lines.append(f"agreement: {trace.mct.reply}")
+        lines += [f"  malformed ({trace.mct.problem}): the order of SRT holds"] if trace.mct.problem else []
+        lines += [f"  read: the summary “{trace.mct.summary}”"] if trace.mct.merged else []
+    if trace.fallback:
+        lines.append(f"no document was judged relevant; fallback: {trace.fallback}")
+    return lines
 
 
 def _order(passage: PassageTrace) -> tuple[float, float]:
@@ -67,12 +106,16 @@ def _passage(passage: PassageTrace, chosen: bool) -> list[str]:
     total = f"  product {product(scores):.3f}" if scores else ""
     verdict = "relevant" if passage.relevant else "irrelevant"
     told = f" → {passage.answer}" if passage.answer is not None else ""
-    where = f"{passage.passage.title} – {passage.passage.heading}".rstrip("– ")
     return [
         f"{'*' if chosen else ' '} {verdict:<10} S_ret {_number(passage.s_ret)}  S_rel {_number(passage.s_rel)}  "
         f"S_ans {_number(passage.s_ans)}{total}{told}",
-        textwrap.indent(textwrap.shorten(f"{where}: {passage.passage.text}", 160, placeholder=" …"), " " * 4),
+        _text(passage),
     ]
+
+
+def _text(passage: PassageTrace) -> str:
+    where = f"{passage.passage.title} – {passage.passage.heading}".rstrip("– ")
+    return textwrap.indent(textwrap.shorten(f"{where}: {passage.passage.text}", 160, placeholder=" …"), " " * 4)
 
 
 def _number(value: float | None) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reflectune.core.types import Passage
+from reflectune.inference.document_choice import MctTrace
 from reflectune.inference.ranking import Scores
 from reflectune.retrieval.types import Hit
 
@@ -19,11 +20,12 @@ class PassageTrace:
     Attributes:
         passage: The passage, whole.
         s_ret: Retrieval score of its entry, equation 3, in [-1, 1]; None if nothing was retrieved (an oracle).
-        s_rel: p([Relevant]) in the full softmax, equation 6; None if the pipeline does not judge passages.
-        s_irr: p([Irrelevant]) in the same softmax.
+        s_rel: p([Relevant]) in the full softmax, equation 6; in MMKB-RAG Score_SRT, the softmax of two logits (its
+            equation 7). None if the passage was not judged.
+        s_irr: p([Irrelevant]) in the same softmax; in MMKB-RAG 1 - s_rel.
         answer: The answer read from this passage; None if none was.
         s_ans: Geometric mean probability of that answer's tokens and the end token, equation 7.
-        source: Where a diagnosis took the passage from (`gold`, `same_article`, `look_alike:colour`, …).
+        source: What a diagnosis knows of the passage (`gold`, `same_article`, `look_alike:colour`, `stating`, …).
     """
 
     passage: Passage
@@ -55,12 +57,16 @@ class Trace:
         question_id: The question.
         pipeline: The pipeline's name.
         answer: The final answer; "" if the pipeline abstained, failed or gives none.
-        confidence: Equation 7 of an answer that was read from no single passage; None otherwise.
-        gate: P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])); None if the pipeline has no gate.
+        confidence: S_ans, equation 7, of an answer that was read from no single passage; None otherwise.
+        gate: P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])), and Score_RET (equation 4) in MMKB-RAG; None if
+            the pipeline has no gate.
         retrieved: Whether entries were looked up.
         hits: The retrieved entries, best first.
-        passages: The passages read, in the order of reading.
+        passages: The passages read, in the order of reading; in MMKB-RAG all documents, in the retriever's order.
         chosen: Position in `passages` of the one that the answer was taken from; None if there is no single one.
+        kept: MMKB-RAG: positions in `passages` of what SRT kept (or the first k), best first.
+        used: MMKB-RAG: positions in `passages` of what the answer was read from, in the order of reading.
+        mct: MMKB-RAG: the reply to P_MCT; None if there was none.
         fallback: How a question was answered for which nothing was judged relevant; "" if that did not happen.
         seconds: Wall-clock seconds per step, this question's share of its batch.
         tokens: Counts per step, e.g. `{"generated": 4}`.
@@ -76,6 +82,9 @@ class Trace:
     hits: tuple[Hit, ...] = ()
     passages: tuple[PassageTrace, ...] = ()
     chosen: int | None = None
+    kept: tuple[int, ...] = ()
+    used: tuple[int, ...] = ()
+    mct: MctTrace | None = None
     fallback: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     tokens: Mapping[str, int] = field(default_factory=dict)
@@ -96,6 +105,9 @@ def from_row(row: Mapping[str, Any]) -> Trace:
     values = _known(Trace, row)
     values["hits"] = tuple(Hit(**_known(Hit, hit)) for hit in row["hits"])
     values["passages"] = tuple(_passage(record) for record in row["passages"])
+    values.update({name: tuple(row[name]) for name in ("kept", "used") if name in row})
+    if row.get("mct"):
+        values["mct"] = MctTrace(**{**_known(MctTrace, row["mct"]), "keep": tuple(row["mct"]["keep"])})
     return Trace(**values)
 
 

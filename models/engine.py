@@ -287,9 +287,7 @@ class PrefixEngine:
                     read = self._read_branches(state, [rows[i] for i in chosen])
                 yield read.compact(), chosen
 
-    def _decode(
-        self, rows: Rows, forced: Sequence[int], max_new_tokens: int, draw: Draw | None
-    ) -> list[Generation]:
+    def _decode(self, rows: Rows, forced: Sequence[int], max_new_tokens: int, draw: Draw | None) -> list[Generation]:
         """Greedy decoding, or drawing; a row that has ended leaves the batch."""
         if forced:
             rows = self._forward.extend(rows, [forced] * len(rows))[1]

@@ -125,8 +125,8 @@ class Renderer:
 
         Args:
             name: Which prompt.
-            passages: What it is about: one for `srt`, several for `mct` (numbered from 1) and `vqa`; `vqa` without
-                passages is the question alone, as in `plain`.
+            passages: What it is about: one for `srt`, several for `mct` (numbered from 1), `vqa` and `summary`; `vqa`
+                without passages is the question alone, as in `plain`.
         """
         scheme = self._need_scheme("mmkb_rag")
         alone = name == "vqa" and not passages

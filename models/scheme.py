@@ -212,11 +212,13 @@ MMKB_RAG: Final = Scheme(
         "mct": "Documents: {passage} Which documents agree with each other and support the answer? "
         "Give their numbers, then a summary of what they say.",
         "vqa": f"{{passage}} {reading_instruction(multi_answer=False)}",
+        "summary": "{passage} Summarize in one or two short sentences what these documents say about the question.",
     },
 )
 """MMKB-RAG, arXiv 2504.10074, §3.1: P_RET, P_SRT, P_MCT, P_vqa. The paper doesn't print its prompts: these are ours.
 
 P_vqa is what a plain model reads with documents (`plain_turns`), so that it asks a base model as naive RAG does.
+`summary` is what Algorithm 3 asks a model that hasn't learned P_MCT yet.
 """
 
 SCHEMES: Final[Mapping[str, Scheme]] = {scheme.name: scheme for scheme in (MR2AG, MMKB_RAG)}

@@ -10,11 +10,14 @@ from reflectune.core.types import Question
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.closed_book import ClosedBook
+from reflectune.inference.pipelines.documents import DocumentFinder
+from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, Reflection
 from reflectune.inference.pipelines.mr2ag import MR2AG
 from reflectune.inference.pipelines.naive_rag import Form, NaiveRAG
 from reflectune.inference.pipelines.oracle import Oracle
-from reflectune.inference.pipelines.stages import Relevance, Retrieval
+from reflectune.inference.pipelines.stages import ReflectionScores, Relevance, Retrieval
 from reflectune.inference.probes import ProbeBuilder
+from reflectune.inference.prompted_reader import PromptedReader
 from reflectune.inference.reader import Reader
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retriever import Retriever
@@ -27,13 +30,25 @@ RECALL_DEPTH = 5
 
 @dataclass(frozen=True)
 class Parts:
-    """What pipelines are put together from; the pipelines at hand need not use all."""
+    """What pipelines are put together from; the pipelines at hand need not use all.
+
+    Attributes:
+        config: The settings.
+        knowledge: The entries.
+        probes: Where a diagnosis takes passages from; None where nothing is diagnosed.
+        reader: The model that a pipeline's recipe names; for a checkpoint of scheme `mmkb_rag` it is `prompted`.
+        retriever: Finds entries.
+        prompted: See `reader`.
+        base: The base model, where it answers what the tuned model has reflected on.
+    """
 
     config: ReadingConfig
     knowledge: KnowledgeBase
-    probes: ProbeBuilder
+    probes: ProbeBuilder | None = None
     reader: Reader | None = None
     retriever: Retriever | None = None
+    prompted: PromptedReader | None = None
+    base: Reader | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,9 @@ def _with_evidence(question: Question) -> bool:
     return _knowledge_based(question) and bool(question.evidence)
 
 
+DOCUMENTS = ("top_n", "documents")
+REFLECTION = ("ret", "gamma", "srt", "k", "threshold", "mct", "max_reply_tokens", "answer_model")
+
 RECIPES: Mapping[str, Recipe] = {
     "retrieval": Recipe(None, True, _with_entry, ()),
     "closed_book": Recipe("base_model", False, _every, ()),
@@ -78,6 +96,8 @@ RECIPES: Mapping[str, Recipe] = {
     "oracle_passage": Recipe("base_model", False, _with_evidence, ()),
     "mr2ag": Recipe("model", True, _every, ("top_n", "gamma", "fallback")),
     "relevance": Recipe("model", False, _with_evidence, ()),
+    "mmkb_rag": Recipe("model", True, _every, (*DOCUMENTS, *REFLECTION)),
+    "reflection": Recipe("model", True, _knowledge_based, DOCUMENTS),
 }
 """Every pipeline and stage, in the order of running: without a model, with the base model, with the tuned one."""
 
@@ -89,7 +109,14 @@ def stages_for(pipelines: Sequence[str]) -> list[str]:
         wanted.add("retrieval")
     if "mr2ag" in wanted:
         wanted.add("relevance")
+    if "mmkb_rag" in wanted:
+        wanted.add("reflection")
     return [name for name in RECIPES if name in wanted]
+
+
+def answered_by_base(name: str, config: ReadingConfig) -> bool:
+    """Whether a pipeline of the tuned model has the base model answer, so that both are needed at once."""
+    return name == "mmkb_rag" and config.answer_model == "base"
 
 
 def build_pipeline(name: str, parts: Parts) -> Pipeline:
@@ -97,11 +124,13 @@ def build_pipeline(name: str, parts: Parts) -> Pipeline:
     config, knowledge = parts.config, parts.knowledge
     if name == "retrieval":
         return Retrieval(_needed(parts.retriever), max(RECALL_DEPTH, config.top_n))
+    if name in ("mmkb_rag", "reflection"):
+        return _prompted(name, parts)
     reader = _needed(parts.reader)
     if name == "closed_book":
         return ClosedBook(reader)
     if name == "relevance":
-        return Relevance(reader, parts.probes)
+        return Relevance(reader, _needed(parts.probes))
     if name in ("oracle_article", "oracle_passage"):
         return Oracle(reader, knowledge, "article" if name == "oracle_article" else "passage", lead=config.lead)
     retriever = _needed(parts.retriever)
@@ -117,6 +146,23 @@ def build_pipeline(name: str, parts: Parts) -> Pipeline:
         fallback=config.fallback,
         lead=config.lead,
     )
+
+
+def _prompted(name: str, parts: Parts) -> Pipeline:
+    """MMKB-RAG, or the stage that measures its decisions."""
+    config, reader = parts.config, _needed(parts.prompted)
+    finder = DocumentFinder(
+        _needed(parts.retriever),
+        parts.knowledge,
+        top_n=config.top_n,
+        documents=config.documents,
+        lead=config.lead,
+    )
+    if name == "reflection":
+        return ReflectionScores(reader, finder)
+    reflection = Reflection(config.ret, config.gamma, config.srt, int(config.k), config.threshold, config.mct)
+    base = _needed(parts.base) if answered_by_base(name, config) else None
+    return MMKBRAG(reader, finder, reflection, base)
 
 
 def _needed(part: Part | None) -> Part:

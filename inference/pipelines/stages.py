@@ -1,4 +1,4 @@
-"""Two stages that only measure one decision: the retriever alone, and the tuned model's eye for evidence."""
+"""Stages that only measure decisions: the retriever alone, the tuned model's eye for evidence, and RET with SRT."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.probes import GOLD, ProbeBuilder
+from reflectune.inference.pipelines.documents import DocumentFinder
+from reflectune.inference.probes import GOLD, STATING, ProbeBuilder, is_stating
+from reflectune.inference.prompted_reader import PromptedReader
 from reflectune.inference.reader import Reader
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.retriever import Retriever
@@ -70,3 +72,41 @@ class Relevance:
                 trace = dataclasses.replace(trace, answer=answer.text, chosen=0)
             traces.append(dataclasses.replace(trace, passages=tuple(passages)))
         return traces
+
+
+class ReflectionScores:
+    """Score_RET and Score_SRT of MMKB-RAG for every question, whatever RET would decide; nothing is answered."""
+
+    name = "reflection"
+
+    def __init__(self, reader: PromptedReader, finder: DocumentFinder) -> None:
+        """Bind the fine-tuned model, and what finds documents."""
+        self._reader, self._finder = reader, finder
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace per question, in order; a document that states an accepted answer has the source `stating`."""
+        clock = Clock()
+        with clock.step("gate"):
+            opened = self._reader.open(questions, images)
+            gates = self._reader.gates(opened)
+        with clock.step("retrieve"):
+            found = self._finder.find(questions, images)
+        with clock.step("judge"):
+            scores = self._reader.judge(opened, [own.documents for own in found])
+        return [
+            Trace(
+                question.id,
+                self.name,
+                gate=gates[i],
+                retrieved=True,
+                hits=found[i].hits,
+                passages=tuple(_labelled(question, passage) for passage in found[i].traces(scores[i])),
+                seconds=clock.share(len(questions)),
+            )
+            for i, question in enumerate(questions)
+        ]
+
+
+def _labelled(question: Question, passage: PassageTrace) -> PassageTrace:
+    stating = is_stating(question, passage.passage)
+    return dataclasses.replace(passage, source=STATING) if stating else passage

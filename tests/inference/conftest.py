@@ -12,7 +12,7 @@ from reflectune.core.types import Evidence, Passage, Question
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.models.loading import save_checkpoint
 from reflectune.models.miniature.architecture import FAMILIES, Family, build_model, build_processor, train_tokenizer
-from reflectune.models.scheme import MR2AG, reading_instruction
+from reflectune.models.scheme import MMKB_RAG, MR2AG, Scheme, reading_instruction
 from reflectune.models.tokens import add_reflection_tokens
 from reflectune.retrieval.types import Hit
 
@@ -67,14 +67,24 @@ def family(request: pytest.FixtureRequest) -> Family:
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory, family: Family) -> SimpleNamespace:
     """Folders of two tiny random models: `base`, and `tuned`, which has the tokens of mR²AG and a scheme."""
+    return _checkpoints(tmp_path_factory, family, MR2AG)
+
+
+@pytest.fixture(scope="session")
+def prompted(tmp_path_factory: pytest.TempPathFactory, family: Family) -> SimpleNamespace:
+    """The same with the tokens and the scheme of MMKB-RAG."""
+    return _checkpoints(tmp_path_factory, family, MMKB_RAG)
+
+
+def _checkpoints(factory: pytest.TempPathFactory, family: Family, scheme: Scheme) -> SimpleNamespace:
     texts = ["What is it made of? It is made of oak. Title e1: H0.", reading_instruction(multi_answer=False)]
     tokenizer = train_tokenizer(texts * 3, 400, family)
     processor, model = build_processor(family, tokenizer), build_model(family, tokenizer, size="test", seed=1)
-    base, tuned = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("tuned")
+    base, tuned = factory.mktemp("base"), factory.mktemp("tuned")
     model.save_pretrained(base)
     processor.save_pretrained(base)
-    add_reflection_tokens(model, processor, MR2AG, seed=0)
-    save_checkpoint(tuned, model, processor, MR2AG, {"base_model": str(base)})
+    add_reflection_tokens(model, processor, scheme, seed=0)
+    save_checkpoint(tuned, model, processor, scheme, {"base_model": str(base)})
     return SimpleNamespace(base=str(base), tuned=str(tuned), family=family)
 
 

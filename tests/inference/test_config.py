@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.inference.config import AnswerConfig, EvaluateConfig
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+from reflectune.inference.config import AUTO, AnswerConfig, Count, EvaluateConfig
 
 
 @pytest.fixture
@@ -45,6 +47,18 @@ def test_names_stand_for_forms() -> None:
         ({"limit": 0}, "`limit` must be at least 1"),
         ({"dtype": "float8"}, "`dtype` is one of"),
         ({"report_questions": -1}, "`report_questions` must be at least 0"),
+        ({"documents": 0}, "`documents` must be at least 1"),
+        ({"max_reply_tokens": 0}, "`max_reply_tokens` must be at least 1"),
+        ({"threshold": -0.1}, "`threshold` is a probability"),
+        ({"k": -1}, "`k` is auto or a number of documents"),
+        ({"k": [3]}, "`k` is auto or a number of documents"),
+        ({"k": 11}, "`k` can be at most `documents`, 10, found 11"),
+        ({"scheme": "m2rag"}, "`scheme` is one of mr2ag, mmkb_rag"),
+        ({"scheme": "mmkb_rag"}, "mr2ag needs a checkpoint of scheme mr2ag"),
+        ({"pipelines": ["mr2ag", "mmkb_rag"]}, "run them one by one"),
+        ({"pipelines": ["mmkb_rag"], "base_model": ""}, "`base_model` is needed by mmkb_rag"),
+        ({"pipelines": ["mmkb_rag"], "model": ""}, "`model` is needed by mmkb_rag"),
+        ({"pipelines": ["mmkb_rag"], "index": ""}, "`index` is needed by mmkb_rag"),
     ],
 )
 def test_each_problem_is_named(folders, change: dict, words: str) -> None:
@@ -65,3 +79,31 @@ def test_closed_book_needs_neither_index_nor_checkpoint(folders) -> None:
 def test_an_answer_needs_an_image_and_a_question(folders) -> None:
     problems = AnswerConfig(**folders, model="m", question=" ").problems()
     assert problems == ["`image` is needed", "`question` is needed"]
+
+
+def test_the_scheme_is_that_of_the_tuned_pipeline() -> None:
+    assert EvaluateConfig(pipelines=["closed_book", "mmkb_rag"]).scheme == "mmkb_rag"
+    assert EvaluateConfig().scheme == "mr2ag"
+    assert EvaluateConfig(pipelines=["closed_book"]).scheme == ""
+
+
+def test_a_tuned_model_that_answers_itself_needs_no_base_model(folders) -> None:
+    config = EvaluateConfig(**folders, model="m", output="o", pipelines=["mmkb_rag"], answer_model="tuned")
+    assert config.problems() == []
+
+
+@pytest.mark.parametrize(("written", "expected"), [("auto", AUTO), ("5", Count(5)), ("'5'", Count(5))])
+def test_k_is_a_word_or_a_number_in_yaml_and_on_the_command_line(
+    folders, tmp_path: Path, written: str, expected: Count
+) -> None:
+    needed = {**folders, "model": "m", "base_model": "b", "output": "o"}
+    path = tmp_path / "config.yaml"
+    path.write_text("".join(f"{name}: {value}\n" for name, value in needed.items()) + f"k: {written}\nret: false\n")
+    (config,) = parse_config(EvaluateConfig, argv=["--config", str(path)])
+    assert (config.k, str(config.k), config.ret) == (expected, str(expected), False)
+    (config,) = parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "3", "--ret"])
+    assert (config.k, config.ret) == (3, True)
+    (config,) = parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "auto"])
+    assert str(config.k) == "auto"
+    with pytest.raises(UserError, match="many"):
+        parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "many"])

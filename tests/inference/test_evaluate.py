@@ -34,6 +34,14 @@ LOOKS = {
     "e2": {"kind": "cat", "colour": "red"},
 }
 SPLITS = ["val_unseen_question", "val_unseen_entity"]
+MMKB = {
+    "pipelines": ["closed_book", "naive_rag", "mmkb_rag"],
+    "gamma": 0.0,
+    "k": 3,
+    "mct": "rerank",
+    "max_reply_tokens": 6,
+}
+"""Everything is looked up, and three of six documents are kept, so that every step is taken."""
 
 
 @pytest.fixture(scope="session")
@@ -178,6 +186,93 @@ def test_a_data_set_that_says_little_runs_to_the_report(make, encoder, checkpoin
     report = (tmp_path / "out/report.html").read_text()
     assert "not expected to be right" in re.sub(r"\s+", " ", report)
     assert "no evidence" in report
+
+
+def test_mmkb_rag_runs_to_metrics_and_a_report(world, encoder, prompted, tmp_path) -> None:
+    wanted = config(world, encoder, prompted, tmp_path, **MMKB)
+    metrics = experiment.run(wanted)
+    assert {name: len(rows) for name, rows in kept(tmp_path).items()} == {
+        "closed_book.jsonl": 5,
+        "mmkb_rag.jsonl": 5,
+        "naive_rag_article.jsonl": 4,
+        "naive_rag_passages.jsonl": 4,
+        "reflection.jsonl": 4,
+        "retrieval.jsonl": 4,
+    }
+    assert metrics["comparisons"]["mmkb_rag - naive_rag"]["n"] == 4
+    found = metrics["reflection"]
+    assert found["ret"]["overall"]["accuracy"]["n"] == found["srt"]["overall"]["stating_retrieved"]["n"] == 4
+    assert found["mct"]["replies"] == 5
+    for row in kept(tmp_path)["mmkb_rag.jsonl"]:
+        assert all(0 < passage["s_rel"] < 1 for passage in row["passages"])
+        assert len(row["kept"]) == 3
+        assert 0 < row["confidence"] <= 1
+        assert row["mct"]["shown"] == 3
+    for row, own in zip(kept(tmp_path)["reflection.jsonl"], kept(tmp_path)["mmkb_rag.jsonl"], strict=False):
+        assert row["gate"] == pytest.approx(own["gate"], abs=1e-5)  # the same decision, read in another batch
+    report = (tmp_path / "report.html").read_text()
+    assert "RET on, SRT on, k 3, MCT rerank, answers by the base model" in report
+    assert "RET against its threshold" in report or metrics["reflection"]["ret"]["overall"]["auroc"] is None
+    files = {path: path.read_bytes() for path in (tmp_path / "traces").iterdir()}
+    again = experiment.run(wanted)
+    assert {path: path.read_bytes() for path in (tmp_path / "traces").iterdir()} == files
+    assert {**again, "peak_gib": 0} == {**metrics, "peak_gib": 0}
+
+
+def test_a_closed_gate_answers_as_the_base_model_does_alone(world, encoder, prompted, tmp_path) -> None:
+    settings = {**MMKB, "pipelines": ["closed_book", "mmkb_rag"], "gamma": 1.0}
+    experiment.run(config(world, encoder, prompted, tmp_path, **settings))
+    found = kept(tmp_path)
+    answers = {row["id"]: (row["answer"], row["confidence"]) for row in found["closed_book.jsonl"]}
+    assert {row["id"]: (row["answer"], row["confidence"]) for row in found["mmkb_rag.jsonl"]} == answers
+    assert not any(row["retrieved"] for row in found["mmkb_rag.jsonl"])
+
+
+def test_the_tuned_model_can_answer_without_a_base_model(world, encoder, prompted, tmp_path) -> None:
+    settings = {**MMKB, "pipelines": ["mmkb_rag"], "base_model": "", "answer_model": "tuned"}
+    metrics = experiment.run(config(world, encoder, prompted, tmp_path, **settings))
+    assert metrics["pipelines"]["mmkb_rag"]["overall"]["n"] == 4
+    assert metrics["reflection"]["ret"]["overall"]["accuracy"] is None
+    assert "RET is not measured" in (tmp_path / "report.html").read_text()
+    with pytest.raises(UserError, match="other settings"):
+        experiment.run(config(world, encoder, prompted, tmp_path, **{**settings, "k": 2}))
+
+
+def test_another_base_model_does_not_mix(world, encoder, prompted, tmp_path) -> None:
+    settings = {**MMKB, "pipelines": ["mmkb_rag"]}
+    experiment.run(config(world, encoder, prompted, tmp_path, **settings))
+    other = tmp_path / "other"
+    shutil.copytree(prompted.base, other)
+    (other / "config.json").write_text((other / "config.json").read_text() + "\n")
+    with pytest.raises(UserError, match="other settings"):
+        experiment.run(config(world, encoder, prompted, tmp_path, **{**settings, "base_model": str(other)}))
+
+
+def test_a_checkpoint_of_another_scheme_is_refused(world, encoder, checkpoints, tmp_path) -> None:
+    with pytest.raises(UserError, match="trained with scheme mr2ag, but mmkb_rag is asked for"):
+        experiment.run(config(world, encoder, checkpoints, tmp_path, **{**MMKB, "pipelines": ["mmkb_rag"]}))
+
+
+def test_a_single_question_is_answered_by_the_pipeline_of_the_checkpoint(world, encoder, prompted) -> None:
+    settings = {
+        "dataset": str(world),
+        "index": str(world / "index"),
+        "encoder": encoder,
+        "model": prompted.tuned,
+        "image": str(world / "images/e1.png"),
+        "question": "What does it eat?",
+        "gamma": 0.0,
+        "k": 2,
+        "max_new_tokens": 4,
+        "device": "cpu",
+    }
+    trace = single.answer(AnswerConfig(**settings, base_model=prompted.base))
+    assert (trace.pipeline, len(trace.passages), len(trace.kept)) == ("mmkb_rag", 6, 2)
+    text = single.explain(trace)
+    assert text.startswith("decision: look it up")
+    assert text.count("kept ") == 2
+    with pytest.raises(UserError, match="`base_model` is needed"):
+        single.answer(AnswerConfig(**settings))
 
 
 def test_a_single_question_is_answered(world, encoder, checkpoints) -> None:

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from reflectune.inference.evaluation import evaluate, official
+from reflectune.inference.evaluation import evaluate
 from reflectune.inference.ranking import RANKINGS
+from reflectune.inference.scores import official
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"
 
@@ -186,6 +187,39 @@ def test_the_better_naive_form_is_reported_and_compared(make) -> None:
     assert "mr2ag - closed_book" not in metrics["comparisons"]
 
 
+@pytest.mark.parametrize("tuned", ["mr2ag", "mmkb_rag"])
+def test_each_tuned_pipeline_is_compared_with_the_baselines_question_by_question(make, tuned: str) -> None:
+    questions = [make.question(i) for i in range(4)]
+    metrics = run(
+        questions,
+        {
+            "closed_book": [make.trace(i, "closed_book", "fir") for i in range(4)],
+            "naive_rag_article": [make.trace(i, "naive_rag_article", "oak" if i < 1 else "fir") for i in range(4)],
+            tuned: [make.trace(i, tuned, "oak" if i < 3 else "fir") for i in range(4)],
+        },
+    )
+    found = metrics["comparisons"]
+    assert list(found) == [f"{tuned} - naive_rag", f"{tuned} - closed_book"]
+    assert [score["value"] for score in found.values()] == pytest.approx([0.5, 0.75])
+    assert found[f"{tuned} - naive_rag"]["low"] <= 0.5 <= found[f"{tuned} - naive_rag"]["high"]
+
+
+def test_mmkb_rags_stage_is_no_pipeline(make) -> None:
+    questions = [make.question(0), make.question(1, requires_retrieval=False)]
+    metrics = run(
+        questions,
+        {
+            "mmkb_rag": [make.trace(0, "mmkb_rag", gate=0.9), make.trace(1, "mmkb_rag", gate=0.1)],
+            "reflection": [make.trace(0, "reflection", "", gate=0.9)],
+        },
+    )
+    assert list(metrics["pipelines"]) == ["mmkb_rag"]
+    assert metrics["visual"]["tuned"]["value"] == 1.0
+    assert metrics["rankings"] is None
+    assert metrics["gate"] == {"accuracy": None, "auroc": None}  # RET's label is another one
+    assert metrics["reflection"]["mct"]["replies"] == 0
+
+
 def test_answers_from_gold_come_from_the_tuned_and_the_base_model(make) -> None:
     questions = [make.question(0, evidence=make.evidence()), make.question(1, evidence=make.evidence())]
     metrics = run(
@@ -201,9 +235,18 @@ def test_answers_from_gold_come_from_the_tuned_and_the_base_model(make) -> None:
 
 def test_metrics_have_the_agreed_layout(make) -> None:
     metrics = run([make.question(0)], {"mr2ag": [make.trace(0, gate=0.9)]})
-    assert {"pipelines", "gate", "relevance", "answer", "visual", "retrieval", "rankings", "famous", "coverage"} <= set(
-        metrics
-    )
+    assert {
+        "pipelines",
+        "gate",
+        "relevance",
+        "answer",
+        "visual",
+        "retrieval",
+        "rankings",
+        "reflection",
+        "famous",
+        "coverage",
+    } <= set(metrics)
     assert set(metrics["pipelines"]["mr2ag"]) == {"overall", "unseen_question", "unseen_entity", "by_type"}
     assert set(metrics["gate"]) == {"accuracy", "auroc"}
     assert set(metrics["relevance"]) == {"within_article", "look_alikes", "by_attribute"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.inference import experiment
 from reflectune.inference.config import EvaluateConfig
+from reflectune.inference.pipelines.build import RECIPES
 
 
 @pytest.fixture
@@ -53,6 +55,17 @@ def test_each_pipeline_takes_the_questions_that_it_can_answer(make) -> None:
     }
 
 
+def test_mmkb_rag_brings_the_stage_that_measures_its_decisions(make) -> None:
+    known, visual = make.question(0, entity_ids=("e1",)), make.question(1, requires_retrieval=False)
+    planned = experiment.plan(EvaluateConfig(pipelines=["closed_book", "mmkb_rag"]), [known, visual])
+    assert {name: [q.id for q in own] for name, own in planned.items()} == {
+        "retrieval": ["q000"],
+        "closed_book": ["q000", "q001"],
+        "mmkb_rag": ["q000", "q001"],
+        "reflection": ["q000"],
+    }
+
+
 def test_what_has_no_question_is_left_out(make) -> None:
     config = EvaluateConfig(pipelines=["mr2ag", "oracle"])
     assert list(experiment.plan(config, [make.question(0)])) == ["mr2ag"]
@@ -67,3 +80,9 @@ def test_minutes_add_up_over_questions_and_steps(make) -> None:
         "closed_book": {"q000": make.trace(0, seconds={"answer": 6.0})},
     }
     assert experiment.minutes(traces) == {"evaluate": 2.1, "evaluate/mr2ag": 2.0, "evaluate/closed_book": 0.1}
+
+
+def test_every_setting_of_mmkb_rag_is_part_of_what_its_traces_depend_on() -> None:
+    own = {f.name for f in dataclasses.fields(EvaluateConfig) if f.metadata["help"].startswith("mmkb_rag:")}
+    assert len(own) == 8
+    assert own | {"top_n", "gamma"} == set(RECIPES["mmkb_rag"].settings)

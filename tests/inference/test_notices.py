@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from reflectune.inference.document_choice import MctTrace
 from reflectune.inference.evaluation import evaluate
 from reflectune.inference.notices import ModelFacts, notices
 
@@ -45,3 +46,22 @@ def test_questions_without_truth_are_counted(make) -> None:
     unknown = [questions[0], questions[1].__class__(id="q001", image="i", text="t", split="val_unseen_entity")]
     traces = {"closed_book": {"q000": make.trace(0), "q001": make.trace(1)}}
     assert "1 questions have no known answer" in told(unknown, traces, {}, [LARGE])
+
+
+def test_what_is_missing_from_mmkb_rags_measurements_is_said(make) -> None:
+    replies = [MctTrace("x", 2, problem="no_numbers"), MctTrace("x", 2, problem="no_numbers"), MctTrace("1.", 2)]
+    traces = {
+        "mmkb_rag": {f"q00{i}": make.trace(i, "mmkb_rag", mct=mct) for i, mct in enumerate(replies)},
+        "reflection": {"q000": make.trace(0, "reflection", "", gate=0.9, passages=(make.read(),))},
+    }
+    questions = [make.question(i) for i in range(3)]
+    text = told(questions, traces, {}, [LARGE])
+    assert "RET is not measured" in text
+    assert "SRT's order is not measured" in text
+    assert "2 of 3 replies of MCT were malformed (2 no numbers)" in text
+    traces["closed_book"] = {"q000": make.trace(0, "closed_book")}
+    traces["reflection"]["q000"] = make.trace(0, "reflection", "", gate=0.9, passages=(make.read(source="stating"),))
+    traces["mmkb_rag"] = {"q002": traces["mmkb_rag"]["q002"]}
+    text = told(questions, traces, {}, [LARGE])
+    assert "not measured" not in text
+    assert "malformed" not in text

@@ -8,7 +8,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Section
-from reflectune.inference.probes import ProbeBuilder, attribute_of, gold_passages
+from reflectune.inference.probes import ProbeBuilder, attribute_of, gold_passages, is_stating
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 LOOKS = {
@@ -99,3 +99,12 @@ def test_attribute_of() -> None:
     assert attribute_of("look_alike:colour") == "colour"
     assert attribute_of("look_alike:several") == "several"
     assert attribute_of("same_article") is None
+
+
+def test_a_document_states_the_answer_if_it_is_of_the_entity_and_holds_it(make) -> None:
+    own, other = make.question(0, entity_ids=("e1",)), make.question(1, evidence=make.evidence("e1"))
+    for question in (own, other):
+        assert is_stating(question, make.passage("e1", text="It is made of oak."))
+        assert not is_stating(question, make.passage("e1", text="It is made of pine."))
+        assert not is_stating(question, make.passage("e2", text="It is made of oak."))
+    assert not is_stating(make.question(2), make.passage("e1", text="It is made of oak."))  # whose entity is not known

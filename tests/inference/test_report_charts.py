@@ -29,5 +29,21 @@ def test_every_chart_that_the_traces_allow_is_drawn(make) -> None:
         assert title in drawn
 
 
+def test_mmkb_rags_charts_are_drawn_from_its_stage(make) -> None:
+    questions = [make.question(0), make.question(1)]
+    passages = (make.read(rel=0.9, source="stating"), make.read(section=1, rel=0.1))
+    traces = {
+        "closed_book": {"q000": make.trace(0, "closed_book", "fir"), "q001": make.trace(1, "closed_book")},
+        "mmkb_rag": {f"q00{i}": make.trace(i, "mmkb_rag", confidence=0.5) for i in range(2)},
+        "reflection": {
+            f"q00{i}": make.trace(i, "reflection", "", gate=0.9 - 0.8 * i, passages=passages) for i in range(2)
+        },
+    }
+    drawn = charts(questions, traces, gamma=0.5)
+    assert drawn.count("<figure") == 3
+    assert "RET against its threshold" in drawn
+    assert "RET 0.100, SRT 0.100" in drawn  # calibration errors: every probability is 0.1 from its outcome
+
+
 def test_without_traces_there_are_no_charts(make) -> None:
     assert charts([make.question(0)], {}, gamma=0.5) == ""

@@ -58,3 +58,25 @@ def test_what_was_not_measured_is_a_dash(metrics) -> None:
 def test_facts_are_escaped() -> None:
     assert "&lt;b&gt;" in report_tables.facts({"data set": "<b>"})
     assert "<b>" not in report_tables.facts({"data set": "<b>"})
+
+
+def test_mmkb_rags_decisions_stand_in_the_table(make) -> None:
+    questions = [make.question(0), make.question(1)]
+    passages = (make.read(rel=0.2), make.read(section=1, rel=0.9, source="stating"))
+    traces = {
+        "closed_book": {"q000": make.trace(0, "closed_book", "fir"), "q001": make.trace(1, "closed_book")},
+        "reflection": {
+            "q000": make.trace(0, "reflection", "", gate=0.9, passages=passages),
+            "q001": make.trace(1, "reflection", "", gate=0.1),
+        },
+        "mmkb_rag": {f"q00{i}": make.trace(i, "mmkb_rag") for i in range(2)},
+    }
+    table = report_tables.parts(evaluate(questions, traces, gamma=0.5, seed=0))
+    assert "RET, AUROC, unseen entity</th><td>100.0<span" in table
+    assert "RET, AUROC, unseen question</th><td>–</td>" in table
+    assert "SRT, first document states an answer, all questions</th><td>100.0<span" in table
+    assert "Retriever&#x27;s order, the same, all questions</th><td>0.0<span" in table
+
+
+def test_without_mmkb_rag_its_decisions_are_not_listed(metrics) -> None:
+    assert "RET, AUROC" not in report_tables.parts(metrics)

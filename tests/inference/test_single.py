@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from reflectune.inference.document_choice import MctTrace
 from reflectune.inference.single import explain
 
 
@@ -32,3 +33,27 @@ def test_a_fallback_is_said(make) -> None:
 def test_a_question_answered_by_looking(make) -> None:
     trace = dataclasses.replace(make.trace(0, answer="red"), gate=0.02)
     assert explain(trace) == "decision: answer by looking (gate 0.020)\nanswer: red"
+
+
+def test_mmkb_rags_documents_come_in_the_order_of_srt(make) -> None:
+    passages = (make.read("e1", rel=0.2), make.read("e2", rel=0.9), make.read("e3", rel=0.7), make.read("e4", rel=0.1))
+    mct = MctTrace("2.", 3, keep=(2,))
+    trace = make.trace(0, "mmkb_rag", gate=0.93, retrieved=True, passages=passages, kept=(1, 2, 0), used=(2,), mct=mct)
+    text = explain(trace)
+    order = [text.index(f"Title {entry}") for entry in ("e2", "e3", "e1", "e4")]
+    assert order == sorted(order)
+    assert [line[:8] for line in text.splitlines() if "[Rel]" in line] == [
+        "  kept 1",
+        "* kept 2",
+        "  kept 3",
+        "  left  ",
+    ]
+    assert "agreement: 2." in text
+    assert text.endswith("answer: oak")
+
+
+def test_a_malformed_reply_is_said(make) -> None:
+    mct = MctTrace("x", 2, problem="no_numbers")
+    passages = (make.read("e1", rel=0.9), make.read("e2", rel=0.8))
+    trace = make.trace(0, "mmkb_rag", retrieved=True, passages=passages, kept=(0, 1), used=(0, 1), mct=mct)
+    assert "malformed (no_numbers): the order of SRT holds" in explain(trace)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.types import Passage
+from reflectune.inference.document_choice import PROBLEMS, MctTrace
 from reflectune.inference.ranking import Scores
 from reflectune.inference.trace import PassageTrace, Trace, by_question, from_row, to_row
 from reflectune.retrieval.types import Hit
@@ -31,6 +32,17 @@ hits = st.builds(
     kb=text,
     parts=st.dictionaries(text, st.floats(-1, 1), max_size=2),
 )
+places = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+replies = st.builds(
+    MctTrace,
+    reply=text,
+    shown=st.integers(0, 9),
+    finished=st.booleans(),
+    keep=places,
+    summary=text,
+    problem=st.sampled_from(("", *PROBLEMS)),
+    merged=st.booleans(),
+)
 traces = st.builds(
     Trace,
     question_id=text,
@@ -42,6 +54,9 @@ traces = st.builds(
     hits=st.lists(hits, max_size=2).map(tuple),
     passages=st.lists(passages, max_size=2).map(tuple),
     chosen=st.none() | st.integers(0, 9),
+    kept=places,
+    used=places,
+    mct=st.none() | replies,
     fallback=text,
     seconds=st.dictionaries(text, st.floats(0, 1), max_size=2),
     tokens=st.dictionaries(text, st.integers(0, 9), max_size=2),
@@ -52,6 +67,13 @@ traces = st.builds(
 @given(traces)
 def test_a_trace_comes_back_from_json_as_it_was(trace: Trace) -> None:
     assert from_row(json.loads(json.dumps({"id": trace.question_id, **to_row(trace)}))) == trace
+
+
+def test_a_row_of_an_older_run_is_still_read() -> None:
+    row = to_row(Trace("q", "mr2ag", answer="oak"))
+    for name in ("kept", "used", "mct"):
+        del row[name]
+    assert from_row(row) == Trace("q", "mr2ag", answer="oak")
 
 
 def test_a_passage_is_relevant_when_its_token_is_the_more_probable() -> None:

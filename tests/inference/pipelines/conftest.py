@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Entry, Passage, Question, Section
+from reflectune.inference.prompted_reader import Reply
 from reflectune.inference.reader import Answer, Judged, Opened
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.types import Hit
@@ -69,6 +70,56 @@ class ScriptedReader:
         return Answer(text, score, tokens=2)
 
 
+class ScriptedPromptedReader:
+    """MMKB-RAG's tuned model, as scripted; records what it was asked.
+
+    Args:
+        gates: Score_RET by question id.
+        relevance: Score_SRT by passage id; 0.1 if not listed, None for one that is too long.
+        reply: What it replies to P_MCT, whatever the documents.
+        shown: The most documents that P_MCT holds.
+    """
+
+    def __init__(
+        self,
+        gates: Mapping[str, float] | None = None,
+        relevance: Mapping[str, float | None] | None = None,
+        reply: str = "",
+        shown: int = 100,
+        room: int = 100,
+    ) -> None:
+        self._gates, self._relevance, self._reply = gates or {}, relevance or {}, reply
+        self._shown, self._room = shown, room
+        self.judged: list[list[str]] = []
+        self.agreed: list[list[str]] = []
+        self.contexts: dict[str, list[str]] = {}
+
+    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
+        return Opened(questions, prefixes=None, lengths=[1] * len(questions))
+
+    def gates(self, opened: Opened) -> list[float]:
+        return [self._gates[question.id] for question in opened.questions]
+
+    def judge(self, opened: Opened, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
+        self.judged += [[passage.id for passage in own] for own in documents if own]
+        return [[self._relevance.get(passage.id, 0.1) for passage in own] for own in documents]
+
+    def agree(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Reply]:
+        self.agreed += [[passage.id for passage in own] for own in documents.values()]
+        return {
+            i: Reply(f"{self._reply} [Rel]", self._reply, min(len(own), self._shown), tokens=7, finished=True)
+            for i, own in documents.items()
+        }
+
+    def answer(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Answer]:
+        answers = {}
+        for i, own in documents.items():
+            kept = own[: self._room]
+            self.contexts[opened.questions[i].id] = [passage.text for passage in kept]
+            answers[i] = Answer(f"tuned from {len(kept)}", 0.6, tokens=3, passages_read=len(kept))
+        return answers
+
+
 class FixedRetriever:
     """Finds the same entries for every image, with these scores."""
 
@@ -106,6 +157,7 @@ def scripted() -> SimpleNamespace:
     """The scripted collaborators, and images for n questions."""
     return SimpleNamespace(
         reader=ScriptedReader,
+        prompted=ScriptedPromptedReader,
         retriever=FixedRetriever,
         images=lambda count: [Image.new("RGB", (4, 4)) for _ in range(count)],
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from reflectune.inference.pipelines.stages import Relevance, Retrieval
+from reflectune.inference.pipelines.documents import DocumentFinder
+from reflectune.inference.pipelines.stages import ReflectionScores, Relevance, Retrieval
 from reflectune.inference.probes import ProbeBuilder
 
 
@@ -22,3 +23,15 @@ def test_relevance_judges_gold_and_the_rest_and_answers_from_gold(make, scripted
     assert (good.answer, good.chosen, good.passages[0].s_ans) == ("mice", 0, 0.8)
     assert (bare.answer, bare.passages, bare.chosen) == ("", (), None)
     assert reader.answered == ["a#1.0"]  # gold is answered from whether it was judged relevant or not
+
+
+def test_reflection_scores_every_question_whatever_ret_says(make, scripted, knowledge) -> None:
+    reader = scripted.prompted(gates={"q000": 0.1, "q001": 0.9}, relevance={"b#1.0": 0.8, "a#0.0": None})
+    finder = DocumentFinder(scripted.retriever({"a": 0.8, "b": 0.4}), knowledge, lead="none")
+    questions = [make.question(0, answer="b", entity_ids=("b",)), make.question(1, answer="b", entity_ids=("a",))]
+    first, second = ReflectionScores(reader, finder).run(questions, scripted.images(2))
+    assert (first.pipeline, first.gate, second.gate) == ("reflection", 0.1, 0.9)
+    assert [p.s_rel for p in first.passages] == [None, 0.1, 0.1, 0.8]
+    assert [p.source for p in first.passages] == ["", "", "stating", "stating"]
+    assert [p.source for p in second.passages] == ["", "", "", ""]  # they hold the answer, but of another entity
+    assert (first.answer, reader.contexts) == ("", {})

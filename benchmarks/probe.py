@@ -1,0 +1,126 @@
+"""Probing with the shared prefix against a loop of `generate`, on models of a given size.
+
+    python benchmarks/probe.py --output benchmarks/probe.md
+    python benchmarks/probe.py --device cuda --size 7b --dtype bfloat16      # on a GPU
+
+Questions with an image of 576 tokens, each asked without a document and with K. Both sides run in one process, on the
+same weights and threads, and must give the same answers. The loop is one `model.generate` per question and document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from geometry import SIZES, build, engine_of, passages, plain_inputs, question
+from transformers import PreTrainedModel
+
+from reflectune.models.rendering import Rendered
+
+ALONE = 6
+"""Tokens from the question to the cue."""
+
+Asked = list[tuple[Rendered, list[list[int]]]]
+
+
+def ask(model: PreTrainedModel, arguments: argparse.Namespace) -> Asked:
+    """Questions, each with the branch that has no document and those that have one."""
+    found = []
+    for seed in range(arguments.questions):
+        documents = passages(model, arguments.documents, arguments.tokens, seed=100 + seed)
+        alone = passages(model, 1, ALONE, seed=200 + seed)
+        found.append((question(model, seed=seed), [*alone, *documents]))
+    return found
+
+
+@torch.no_grad()
+def loop(model: PreTrainedModel, asked: Asked, new_tokens: int) -> list[list[int]]:
+    """Answers from one `generate` per question and document, as peers do."""
+    found = []
+    for prefix, branches in asked:
+        for branch in branches:
+            inputs = plain_inputs(model, prefix, branch)
+            out: Any = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+            found.append(out[0, inputs["input_ids"].shape[1] :].tolist())
+    return found
+
+
+def probed(model: PreTrainedModel, asked: Asked, arguments: argparse.Namespace) -> list[list[int]]:
+    """Answers from the engine, as `Prober` asks it: batches of questions, all branches of one on top of its prefix."""
+    engine = engine_of(model, arguments.token_budget)
+    found = []
+    for start in range(0, len(asked), arguments.batch_questions):
+        batch = asked[start : start + arguments.batch_questions]
+        state = engine.branch(engine.read([prefix for prefix, _ in batch]), [branches for _, branches in batch])
+        rows = [(q, k) for q, (_, branches) in enumerate(batch) for k in range(len(branches))]
+        found += [own.token_ids for own in engine.generate(state, rows, max_new_tokens=arguments.new_tokens)]
+    return found
+
+
+def timed(run: Callable[[], Any], device: str) -> tuple[float, Any]:
+    """Seconds of a call, and what it returned."""
+    _wait(device)
+    start = time.perf_counter()
+    result = run()
+    _wait(device)
+    return time.perf_counter() - start, result
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def measure(family: str, arguments: argparse.Namespace) -> str:
+    """A family's row of the table."""
+    model = build(family, SIZES[arguments.size], dtype=getattr(torch, arguments.dtype), device=arguments.device)
+    asked = ask(model, arguments)
+    warm = [(asked[0][0], asked[0][1][:2])]
+    loop(model, warm, 2)
+    probed(model, warm, arguments)
+    ours, found = timed(lambda: probed(model, asked, arguments), arguments.device)
+    theirs, expected = timed(lambda: loop(model, asked, arguments.new_tokens), arguments.device)
+    same = sum(one == other for one, other in zip(found, expected, strict=True))
+    return (
+        f"| {family}, {model.num_parameters() / 1e6:.0f} M | {theirs:.2f} s | {ours:.2f} s | {theirs / ours:.1f} × "
+        f"| {same} of {len(expected)} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", default=["llava", "qwen2_vl"])
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--questions", type=int, default=4)
+    parser.add_argument("--documents", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=120, help="of a document with its instruction")
+    parser.add_argument("--new_tokens", type=int, default=8, help="of an answer")
+    parser.add_argument("--batch_questions", type=int, default=4)
+    parser.add_argument("--token_budget", type=int, default=4096)
+    parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    lines = [
+        f"{arguments.questions} questions, each without a document and with {arguments.documents} of "
+        f"{arguments.tokens} tokens; answers of {arguments.new_tokens} tokens.",
+        "",
+        "| model | one `generate` each | shared prefix | ratio | answers equal |",
+        "|---|---|---|---|---|",
+        *(measure(family, arguments) for family in arguments.families),
+    ]
+    print("\n".join(lines))
+    if arguments.output:
+        where = "one GPU" if arguments.device.startswith("cuda") else f"{arguments.threads} CPU thread(s)"
+        head = f"# Probing\n\n`python benchmarks/probe.py`, {where}, {arguments.dtype}, both sides in one run.\n\n"
+        arguments.output.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Probe a target model: `accelerate launch data_builders/probe.py --config configs/….yaml [--dry_run]`, or `python -m`.
+
+Asks a split's questions without any document and with each retrieved one, judges the answers by the data set's metric,
+and keeps them; `derive_labels` makes MMKB-RAG's training data of them. Goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+from reflectune.data_builders.probing.config import ProbeConfig
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, then probe."""
+    (config,) = parse_config(ProbeConfig)
+    from accelerate import PartialState  # slow to import: after the config is right
+
+    from reflectune.data_builders.probing.run import run
+
+    run(config)
+    PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Probing: what a model answers by itself and from each document, and whether that is right."""

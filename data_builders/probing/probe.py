@@ -1,0 +1,164 @@
+"""Asks a model each question by itself and with each retrieved document, all on top of one reading of its prefix."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.annotators.string import canonical_answer
+from reflectune.data_builders.probing.asking import Asking
+from reflectune.data_builders.probing.correctness import Correctness
+from reflectune.data_builders.probing.documents import Document, shorten
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
+from reflectune.data_builders.probing.summaries import add_sentences, add_words
+from reflectune.data_builders.probing.values import finite_sum
+from reflectune.models.engine import Branches, Generation, PrefixEngine
+from reflectune.models.rendering import Rendered
+from reflectune.models.sampling import Sampling
+
+Row = tuple[int, int]
+"""A question's place in its batch, and a branch: 0 without a document, k with the k-th."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A question as the model reads it.
+
+    Attributes:
+        question: The question.
+        prefix: Image and question.
+        documents: What the model's context holds of its documents, best first.
+        branches: Token ids of the prompts: without a document, then with each.
+        gold: The accepted answer that is scored, or "".
+        gold_ids: Its token ids.
+        left_out: Documents of which not one sentence fits.
+    """
+
+    question: Question
+    prefix: Rendered
+    documents: list[Document]
+    branches: list[list[int]]
+    gold: str
+    gold_ids: list[int]
+    left_out: int
+
+    @property
+    def length(self) -> int:
+        """Tokens to read."""
+        return len(self.prefix.ids) + sum(map(len, self.branches))
+
+
+class Prober:
+    """Makes probes with one model.
+
+    Image and question are read once; the prompt without a document, those with one document each, and the answers that
+    go on from them share that reading.
+
+    Args:
+        engine: Of the model that is probed, loaded with MMKB-RAG's scheme: a base model, a checkpoint or an adapter.
+        correctness: What an answer is worth.
+        asking: How it is asked.
+    """
+
+    def __init__(self, engine: PrefixEngine, correctness: Correctness, asking: Asking) -> None:
+        self._engine, self._renderer = engine, engine.renderer
+        self._correctness, self._asking = correctness, asking
+
+    def prepare(self, question: Question, image: Image.Image, documents: Sequence[Document]) -> Ready:
+        """Render a question; documents that the context doesn't hold are cut at a sentence, never their instruction.
+
+        Raises:
+            UserError: The question alone is too long for the model, or can't be scored.
+        """
+        self._correctness("?", question)
+        prefix = self._renderer.question_prefix(question.text, image)
+        alone = self._renderer.prompt_branch("vqa")
+        gold = canonical_answer(question) if self._asking.gold else ""
+        gold_ids = self._renderer.reply_ids(gold) if gold else []
+        room = self._engine.max_length - len(prefix.ids) - max(self._asking.max_new_tokens, len(gold_ids))
+        if len(alone) > room:
+            raise UserError(
+                f"question {question.id} is too long: with an answer it takes more than the {self._engine.max_length} "
+                "tokens that the model reads; shorten or leave out the question, or lower `max_new_tokens`"
+            )
+        prompt = functools.cache(lambda passage: self._renderer.prompt_branch("vqa", [passage]))
+        fitted = [shorten(own, room, lambda passage: len(prompt(passage))) for own in documents]
+        kept = [own for own in fitted if own is not None]
+        branches = [alone, *(prompt(own.passage) for own in kept)]
+        return Ready(question, prefix, kept, branches, gold, gold_ids, len(documents) - len(kept))
+
+    def probe(self, batch: Sequence[Ready]) -> list[Probe]:
+        """One probe per question, in order."""
+        prefixes = self._engine.read([ready.prefix for ready in batch])
+        state = self._engine.branch(prefixes, [ready.branches for ready in batch])
+        replies = self._replies(state, batch)
+        scores = self._scores(state, batch)
+        probes = [
+            Probe(
+                question_id=ready.question.id,
+                replies=tuple(replies[q, 0]),
+                documents=tuple(
+                    DocumentProbe(
+                        own.passage, own.score, own.rank, tuple(replies[q, k]), scores.get((q, k)), cut=own.cut
+                    )
+                    for k, own in enumerate(ready.documents, start=1)
+                ),
+                left_out=ready.left_out,
+                gold=ready.gold,
+                gold_log_prob=scores.get((q, 0)),
+            )
+            for q, ready in enumerate(batch)
+        ]
+        if self._asking.summary == "sentences":
+            return add_sentences(self._engine, prefixes, probes, [ready.gold_ids for ready in batch])
+        if self._asking.summary == "words":
+            lengths = [len(ready.prefix.ids) for ready in batch]
+            return add_words(self._engine, prefixes, probes, lengths, self._asking.max_summary_tokens)
+        return probes
+
+    def _replies(self, state: Branches, batch: Sequence[Ready]) -> dict[Row, list[Reply]]:
+        """The greedy answer of each (question, branch), then the drawn ones."""
+        asking = self._asking
+        rows = _rows(batch)
+        found = self._engine.generate(state, rows, max_new_tokens=asking.max_new_tokens)
+        replies = {row: [self._reply(own, batch[row[0]])] for row, own in zip(rows, found, strict=True)}
+        if asking.samples:
+            drawn = [(row, number) for row in rows for number in range(asking.samples)]
+            seeds = [_seed(asking.seed, batch[q], k, number) for (q, k), number in drawn]
+            again = self._engine.generate(
+                state,
+                [row for row, _ in drawn],
+                max_new_tokens=asking.max_new_tokens,
+                sampling=Sampling(asking.temperature, seeds),
+            )
+            for (row, _), own in zip(drawn, again, strict=True):
+                replies[row].append(self._reply(own, batch[row[0]]))
+        return replies
+
+    def _reply(self, generation: Generation, ready: Ready) -> Reply:
+        scheme = self._renderer.scheme
+        text = scheme.strip(generation.text) if scheme else " ".join(generation.text.split())
+        return Reply(text, self._correctness(text, ready.question), finite_sum(generation.log_probs))
+
+    def _scores(self, state: Branches, batch: Sequence[Ready]) -> dict[Row, float | None]:
+        """Log-probability of the accepted answer after each (question, branch); questions without one are left out."""
+        rows = [(q, k) for q, k in _rows(batch) if batch[q].gold_ids]
+        found = self._engine.score(state, rows, [batch[q].gold_ids for q, _ in rows])
+        return {row: finite_sum(log_probs) for row, log_probs in zip(rows, found, strict=True)}
+
+
+def _rows(batch: Sequence[Ready]) -> list[Row]:
+    return [(q, k) for q, ready in enumerate(batch) for k in range(len(ready.branches))]
+
+
+def _seed(seed: int, ready: Ready, branch: int, number: int) -> int:
+    """A seed that depends on the question, the document and the draw alone; below 2 ** 63."""
+    passage = ready.documents[branch - 1].passage.id if branch else ""
+    name = "\0".join([str(seed), ready.question.id, passage, str(number)])
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1

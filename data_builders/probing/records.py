@@ -1,0 +1,175 @@
+"""Probes: a question's answers with and without each document, kept as Parquet so that labels can be derived anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Passage
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer of the model.
+
+    Attributes:
+        text: The answer; "" if the model said nothing.
+        correctness: What it is worth by the data set's metric, in [0, 1].
+        log_prob: Log-probability of the whole answer in nats, its end token included; None if it isn't a finite number:
+            such a reply says nothing about the model, and no label is derived from it.
+    """
+
+    text: str
+    correctness: float
+    log_prob: float | None
+
+
+@dataclass(frozen=True)
+class DocumentProbe:
+    """What became of a question's answer when the model read one document.
+
+    Attributes:
+        passage: The document, as the model read it.
+        score: The retriever's, of the document's entry (S_ret).
+        rank: Its place among the question's documents, 1 for the best.
+        replies: The greedy answer, and after it the drawn ones, if any were asked for.
+        gold_log_prob: Log-probability in nats of the accepted answer that is scored, end token included, with this
+            document; None if there is no such answer or the number isn't finite.
+        sentence: The document's sentence from which the model finds the accepted answer most probable, if the greedy
+            answer is right and `summary` was `sentences`; else "".
+        cut: Whether the model's context didn't hold all of its sentences; those that it held are in `passage`.
+    """
+
+    passage: Passage
+    score: float
+    rank: int
+    replies: tuple[Reply, ...]
+    gold_log_prob: float | None = None
+    sentence: str = ""
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question's answers.
+
+    Attributes:
+        question_id: The question's id.
+        replies: Without any document: the greedy answer, and after it the drawn ones, if any were asked for.
+        documents: With each document, best first.
+        left_out: Documents of which the model's context, beside the question and an answer, held no sentence.
+        gold: The answer that is scored: the question's first accepted one, or "" if there is none.
+        gold_log_prob: Its log-probability in nats, end token included, without a document; None as above.
+        summary: The model's own words on several documents, if `summary` was `words`; else "".
+        summarised: The ids of those documents, best first.
+        problem: Why the question could not be asked; it then has no replies. "" for all others.
+    """
+
+    question_id: str
+    replies: tuple[Reply, ...] = ()
+    documents: tuple[DocumentProbe, ...] = ()
+    left_out: int = 0
+    gold: str = ""
+    gold_log_prob: float | None = None
+    summary: str = ""
+    summarised: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def greedy_correctness(replies: tuple[Reply, ...]) -> float | None:
+    """What the greedy answer is worth, in [0, 1]; None if there is none, or it can't be judged."""
+    return _mean_correctness(replies[:1])
+
+
+def drawn_rate(replies: tuple[Reply, ...]) -> float | None:
+    """Rate of correctness over the drawn answers, or over the greedy one where none were drawn; None as above."""
+    return _mean_correctness(replies[1:] or replies)
+
+
+def _mean_correctness(replies: tuple[Reply, ...]) -> float | None:
+    """Mean correctness of those replies whose log-probability is a finite number; None if there is none."""
+    values = [reply.correctness for reply in replies if reply.log_prob is not None]
+    return sum(values) / len(values) if values else None
+
+
+_REPLY = pa.struct([("text", pa.string()), ("correctness", pa.float64()), ("log_prob", pa.float64())])
+_PASSAGE = pa.struct(
+    [
+        ("entry_id", pa.string()),
+        ("section", pa.int32()),
+        ("index", pa.int32()),
+        ("title", pa.string()),
+        ("lead", pa.string()),
+        ("heading", pa.string()),
+        ("text", pa.string()),
+    ]
+)
+_DOCUMENT = pa.struct(
+    [
+        ("passage", _PASSAGE),
+        ("score", pa.float64()),
+        ("rank", pa.int32()),
+        ("replies", pa.list_(_REPLY)),
+        ("gold_log_prob", pa.float64()),
+        ("sentence", pa.string()),
+        ("cut", pa.bool_()),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("question_id", pa.string()),
+        ("replies", pa.list_(_REPLY)),
+        ("documents", pa.list_(_DOCUMENT)),
+        ("left_out", pa.int32()),
+        ("gold", pa.string()),
+        ("gold_log_prob", pa.float64()),
+        ("summary", pa.string()),
+        ("summarised", pa.list_(pa.string())),
+        ("problem", pa.string()),
+    ]
+)
+"""Columns of a Parquet file of `Probe`s."""
+
+
+def to_row(probe: Probe) -> dict[str, Any]:
+    """A probe as plain values, for JSON and Parquet."""
+    return dataclasses.asdict(probe)
+
+
+def from_row(row: dict[str, Any]) -> Probe:
+    """A probe from the plain values of `to_row`."""
+    documents = tuple(
+        DocumentProbe(**{**own, "passage": Passage(**own["passage"]), "replies": _replies(own["replies"])})
+        for own in row["documents"]
+    )
+    values = {name: row[name] for name in SCHEMA.names}
+    made = {"replies": _replies(row["replies"]), "documents": documents, "summarised": tuple(row["summarised"])}
+    return Probe(**{**values, **made})
+
+
+def stream_probe_file(path: Path) -> Iterator[Probe]:
+    """The probes of one Parquet file, in order, some hundreds of them in memory at a time.
+
+    Raises:
+        UserError: The file is missing, damaged, or lacks a column.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=512, columns=SCHEMA.names):
+                for row in batch.to_pylist():
+                    yield from_row(row)
+    except FileNotFoundError as error:
+        raise UserError(f"a file of probes is missing: {path}; copy it again, or probe again") from error
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise UserError(f"{path} is no readable file of probes: {error}; copy it again, or probe again") from error
+
+
+def _replies(rows: list[dict[str, Any]]) -> tuple[Reply, ...]:
+    return tuple(Reply(**row) for row in rows)

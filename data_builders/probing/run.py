@@ -1,0 +1,115 @@
+"""Probes a data set with a model: questions shared out in windows, answered in fixed batches, kept as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from accelerate import PartialState
+from tqdm import tqdm
+
+from reflectune.core.hashing import file_fingerprint
+from reflectune.core.types import Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.label_statistics import probe_statistics, probe_table
+from reflectune.data_builders.labels import Rule
+from reflectune.data_builders.probing.config import SCHEME, ProbeConfig
+from reflectune.data_builders.probing.questions import select_questions, windows
+from reflectune.data_builders.probing.store import ProbeLog, seal, stream_probes
+from reflectune.data_builders.probing.work import Work
+from reflectune.models.loading import Loaded, load
+from reflectune.retrieval.encoders import load_encoder
+from reflectune.retrieval.index import load_index
+from reflectune.retrieval.retriever import EntryRetriever
+
+_DECIDES: Final = (
+    *("split", "top_n", "documents", "lead", "metric", "max_new_tokens", "samples", "temperature", "gold", "summary"),
+    *("max_summary_tokens", "visual", "seed", "window", "batch_questions", "token_budget", "dtype"),
+)
+"""Settings that decide what is found. `limit` is not one: a higher one adds to the same questions."""
+
+_PATIENCE: Final = timedelta(days=30)
+"""How long a process waits for the others: hours lie between those that finish first and last."""
+
+
+def run(config: ProbeConfig) -> None:
+    """Probe as the config says; a dry run shows one prompt and writes nothing.
+
+    Questions are cut into windows; those with something left to do are shared out among the processes. Within a window
+    questions are sorted by length and cut into batches; a batch is always run whole and in the same company, so that
+    an interrupted run, or one on another number of processes, finds the same. When all are done the first process
+    sorts the probes into Parquet files.
+
+    Raises:
+        UserError: A question is bad (and `on_error` is stop), or the folder holds probes of other settings.
+    """
+    state = PartialState(cpu=not torch.cuda.is_available(), timeout=_PATIENCE)
+    device = str(state.device) if config.device == "auto" else config.device
+    dataset = Dataset(Path(config.dataset))
+    questions = select_questions(dataset, config.split, visual=config.visual, limit=config.limit, seed=config.seed)
+    loaded = load(config.model, scheme=SCHEME, dtype=config.dtype, device=device)
+    encoder = load_encoder(config.encoder, device=device)
+    retriever = EntryRetriever(load_index(Path(config.index), dataset.knowledge, encoder), encoder)
+    work = Work(dataset, retriever, loaded, config)
+    if config.dry_run:
+        if state.is_main_process:
+            print(describe(work, questions, config))
+        return
+    with ProbeLog(config.output, settings(config, dataset, loaded), state.process_index) as log:
+        state.wait_for_everyone()  # all have read the logs before one of them writes
+        every = windows(questions, config.window)
+        todo = [window for window in every if any(question.id not in log.done for question in window)]
+        mine = todo[state.process_index :: state.num_processes]
+        answer(work, mine, log, hidden=None if state.is_main_process else True)
+    state.wait_for_everyone()
+    if state.is_main_process:
+        count = seal(config.output, about(config, dataset, loaded))
+        print(f"{count:,} questions probed: {config.output}")
+        print(probe_table(probe_statistics(stream_probes(config.output), Rule())))
+    state.wait_for_everyone()
+
+
+def answer(work: Work, mine: Sequence[Sequence[Question]], log: ProbeLog, hidden: bool | None = None) -> None:
+    """Probe those batches of some windows that are not in the log yet, and put them there; `hidden` hides the bar."""
+    with tqdm(total=sum(map(len, mine)), desc="probing", unit="question", disable=hidden) as progress:
+        for window in mine:
+            ready, bad = work.prepare(window)
+            log.append_new(bad)
+            progress.update(len(bad))
+            for batch in work.batches(ready):
+                if any(own.question.id not in log.done for own in batch):
+                    log.append_new(work.probe(batch))
+                progress.update(len(batch))
+
+
+def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded) -> dict[str, Any]:
+    """Everything that determines a probe, by name."""
+    return {
+        "model": loaded.fingerprint,
+        "prompts": loaded.renderer.fingerprint,
+        "dataset": dataset.fingerprint,
+        "knowledge": dataset.knowledge.fingerprint,
+        "index": file_fingerprint(Path(config.index, "manifest.json")),
+        **{name: getattr(config, name) for name in _DECIDES},
+    }
+
+
+def about(config: ProbeConfig, dataset: Dataset, loaded: Loaded) -> dict[str, Any]:
+    """What to remember of probes beside what determines them."""
+    name = str(dataset.manifest.get("name", dataset.root.resolve().name))
+    return {"model": loaded.name, "dataset": name, "encoder": config.encoder, "limit": config.limit}
+
+
+def describe(work: Work, questions: Sequence[Question], config: ProbeConfig) -> str:
+    """How much there is to ask, and what the model would read of the first question."""
+    ready, bad = work.prepare(questions[:1])
+    lines = [
+        f"{len(questions):,} questions of {config.split} in {config.dataset}, each alone and with up to "
+        f"{config.documents} documents",
+        *(f"{probe.question_id} can't be asked: {probe.problem}" for probe in bad),
+        *(text for own in ready for text in [f"{own.question.id}:", *work.shown(own)]),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,227 @@
+"""A folder of probes that survives `kill -9`: logs while questions are answered, sorted Parquet when all are.
+
+Each process appends to its own log. `seal` merges logs and earlier Parquet into parts of a new generation, and then
+writes the manifest, which alone decides what counts: whatever a crash leaves beside it is taken up or thrown away.
+"""
+
+from __future__ import annotations
+
+import heapq
+import io
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reflectune.core.durable import RowLog, read_json, read_rows, write_atomically, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.data_builders.probing.records import SCHEMA, Probe, from_row, stream_probe_file, to_row
+
+MANIFEST = "probes.json"
+SETTINGS = "settings.json"
+_SHARD = 2048
+"""Questions of a Parquet file."""
+
+
+class ProbeLog:
+    """One process's way into a folder of probes: what is answered already, and where to put what is new.
+
+    Args:
+        folder: Where the probes are.
+        settings: Everything that determines a probe (model, prompts, knowledge base, metric, decoding), by name.
+        process: Number of this process; each has its own log.
+
+    Raises:
+        UserError: The folder was begun with other settings; the message says which.
+
+    Example:
+        >>> with ProbeLog("probes", {"model": "8f3a…", "metric": "infoseek"}) as log:
+        ...     for question in questions:
+        ...         if question.id not in log.done:
+        ...             log.append(probe(question))
+        >>> seal("probes")
+    """
+
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any], process: int = 0) -> None:
+        folder = Path(folder)
+        _check_settings(folder, settings)
+        answered = {row["id"] for path in _logs(folder) for row in read_rows(path)} | _sealed_ids(folder)
+        self._log = RowLog(folder / f"log-{process:03d}.jsonl", fingerprint(settings))
+        self.done: set[str] = answered | self._log.done
+
+    def append(self, probe: Probe) -> None:
+        """Push one question's probe to the disk."""
+        self._log.append(probe.question_id, to_row(probe))
+        self.done.add(probe.question_id)
+
+    def append_new(self, probes: Iterable[Probe]) -> None:
+        """Push those probes to the disk whose questions aren't answered yet."""
+        for probe in probes:
+            if probe.question_id not in self.done:
+                self.append(probe)
+
+    def close(self) -> None:
+        """Close the log. Probes are on the disk already."""
+        self._log.close()
+
+    def __enter__(self) -> ProbeLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def seal(folder: str | Path, about: Mapping[str, Any] | None = None, shard_size: int = _SHARD) -> int:
+    """Turn all logs into Parquet files sorted by question id, and return the number of questions.
+
+    To be called by one process, after all have closed their logs. The files depend on the probes alone: not on the
+    number of processes, the order of answering, or interruptions.
+
+    Args:
+        folder: Where the probes are.
+        about: What to remember of them without its deciding anything, such as the model's name.
+        shard_size: Questions of a Parquet file.
+    """
+    folder = Path(folder)
+    known = _sealed_ids(folder)
+    fresh = [place for place in sorted(_log_places(folder)) if place[0] not in known]
+    if fresh or not (folder / MANIFEST).is_file():
+        sealed = (probe for path in _parts(folder) for probe in stream_probe_file(path))
+        _write_generation(folder, heapq.merge(sealed, _once(fresh), key=_id), dict(about or {}), shard_size)
+    kept = set(_parts(folder))
+    for path in [*_logs(folder), *folder.glob("part-*.parquet")]:
+        if path not in kept:
+            path.unlink()
+    return int(_manifest(folder)["questions"])
+
+
+def stream_probes(folder: str | Path) -> Iterator[Probe]:
+    """The sealed probes of a folder, sorted by question id.
+
+    Raises:
+        UserError: The folder holds none, is not sealed yet, or a file of it is missing or damaged.
+    """
+    folder = Path(folder)
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder} holds no finished probes; let data_builders/probe.py run to its end")
+    for path in _parts(folder):
+        yield from stream_probe_file(path)
+
+
+def read_settings(folder: str | Path) -> dict[str, Any]:
+    """What determined the probes of a folder, and under `about` what else was remembered of them.
+
+    Raises:
+        UserError: The folder holds no finished probes.
+    """
+    folder = Path(folder)
+    settings: dict[str, Any] = read_json(folder / SETTINGS, "the settings of the probes")
+    return {**settings, "about": _manifest(folder).get("about", {})}
+
+
+def probes_fingerprint(folder: str | Path) -> str:
+    """A hash of the sealed probes themselves."""
+    return file_fingerprint(*_parts(Path(folder)))
+
+
+def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings down, or compare them with those that the folder was begun with."""
+    path = folder / SETTINGS
+    plain = json.loads(json.dumps(dict(settings)))
+    if not path.is_file():
+        if _logs(folder) or (folder / MANIFEST).is_file():
+            raise UserError(f"{path} is missing, so that it can't be told whether the probes fit; restore it")
+        write_json(path, plain)
+        return
+    known = read_json(path, "the settings of the probes")
+    changed = [name for name in sorted({*known, *plain}) if known.get(name) != plain.get(name)]
+    if changed:
+        lines = [f"`{name}` was {known.get(name)!r}, is now {plain.get(name)!r}" for name in changed]
+        raise UserError(
+            f"{folder} was begun with other settings: {'; '.join(lines)}; choose another output folder, or restore them"
+        )
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    if not (folder / MANIFEST).is_file():
+        return {"generation": 0, "questions": 0, "parts": []}
+    manifest: dict[str, Any] = read_json(folder / MANIFEST, "the manifest of the probes")
+    return manifest
+
+
+def _parts(folder: Path) -> list[Path]:
+    return [folder / name for name in _manifest(folder)["parts"]]
+
+
+def _logs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("log-*.jsonl"))
+
+
+def _sealed_ids(folder: Path) -> set[str]:
+    found: set[str] = set()
+    for path in _parts(folder):
+        try:
+            found.update(pq.read_table(path, columns=["question_id"])["question_id"].to_pylist())
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path} is no readable file of probes: {error}; copy it again, or probe again") from error
+    return found
+
+
+Place = tuple[str, Path, int]
+"""A question's id, the log that it is in, and where its line begins."""
+
+
+def _log_places(folder: Path) -> Iterator[Place]:
+    """Where each whole row of the logs begins, so that sorting holds ids and not documents."""
+    for path in _logs(folder):
+        with path.open("rb") as file:
+            offset = len(file.readline())  # the header
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield json.loads(line)["id"], path, offset
+                offset += len(line)
+
+
+def _once(places: Iterable[Place]) -> Iterator[Probe]:
+    """The probes at sorted places, each question once."""
+    last = None
+    for question_id, path, offset in places:
+        if question_id != last:
+            with path.open("rb") as file:
+                file.seek(offset)
+                yield from_row(json.loads(file.readline()))
+        last = question_id
+
+
+def _id(probe: Probe) -> str:
+    return probe.question_id
+
+
+def _shards(probes: Iterator[Probe], size: int) -> Iterator[list[Probe]]:
+    while shard := list(itertools.islice(probes, size)):
+        yield shard
+
+
+def _write_generation(folder: Path, probes: Iterator[Probe], about: dict[str, Any], shard_size: int) -> None:
+    """Write new Parquet files, and then the manifest that makes them count."""
+    generation = _manifest(folder)["generation"] + 1
+    names, rows = [], 0
+    for number, shard in enumerate(_shards(probes, shard_size)):
+        names.append(f"part-{generation:03d}-{number:05d}.parquet")
+        _write_part(folder / names[-1], shard)
+        rows += len(shard)
+    write_json(folder / MANIFEST, {"generation": generation, "questions": rows, "parts": names, "about": about})
+
+
+def _write_part(path: Path, probes: list[Probe]) -> None:
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([to_row(probe) for probe in probes], schema=SCHEMA), buffer, compression="zstd")
+    write_atomically(path, buffer.getvalue())

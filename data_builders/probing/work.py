@@ -1,0 +1,111 @@
+"""One process's work of probing: questions opened, retrieved for and rendered in windows, and probed in batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Final, TypeVar
+
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.types import Passage, Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.probing.config import ProbeConfig
+from reflectune.data_builders.probing.correctness import find_metric
+from reflectune.data_builders.probing.documents import find_documents
+from reflectune.data_builders.probing.memory import Halving
+from reflectune.data_builders.probing.probe import Prober, Ready
+from reflectune.data_builders.probing.records import Probe
+from reflectune.models.engine import PrefixEngine
+from reflectune.models.loading import Loaded
+from reflectune.retrieval.passages import split_passages
+from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.types import Hit
+
+Made = TypeVar("Made")
+
+_CPU_BUDGET: Final = 4_096
+_ACCELERATOR_BUDGET: Final = 65_536
+"""Tokens of a forward pass to begin with: small ones stay in a CPU's cache, an accelerator gains from large ones."""
+
+
+class Work:
+    """Prepares windows of questions and probes them, batch by batch.
+
+    Args:
+        dataset: Images and knowledge base.
+        retriever: Finds entries.
+        loaded: The target model.
+        config: How to ask.
+    """
+
+    def __init__(self, dataset: Dataset, retriever: Retriever, loaded: Loaded, config: ProbeConfig) -> None:
+        self._dataset, self._retriever, self._loaded, self._config = dataset, retriever, loaded, config
+        self._passages: Callable[[str], list[Passage]] = lru_cache(maxsize=8192)(self._split)
+        correctness, asking = find_metric(config.metric), config.asking()
+        started = _CPU_BUDGET if loaded.model.device.type == "cpu" else _ACCELERATOR_BUDGET
+        self._probers = Halving(
+            lambda budget: Prober(PrefixEngine(loaded, budget), correctness, asking),
+            config.token_budget or started,
+            fixed=config.token_budget is not None,
+        )
+
+    def prepare(self, questions: Sequence[Question]) -> tuple[list[Ready], list[Probe]]:
+        """Open, retrieve for and render questions: those that can be asked, and the others, each with its problem.
+
+        Raises:
+            UserError: One can't be asked, and `on_error` is stop.
+        """
+        bad: list[Probe] = []
+        opened = [(q, image) for q in questions if (image := self._try(bad, q, partial(self._open, q)))]
+        found = self._retriever.search([image for _, image in opened], self._config.top_n) if opened else []
+        ready = [
+            made
+            for (q, image), hits in zip(opened, found, strict=True)
+            if (made := self._try(bad, q, partial(self._render, q, image, hits)))
+        ]
+        return ready, bad
+
+    def batches(self, ready: Sequence[Ready]) -> Iterator[Sequence[Ready]]:
+        """Questions of similar length together."""
+        ordered = sorted(ready, key=lambda own: (own.length, own.question.id))
+        size = self._config.batch_questions
+        return (ordered[start : start + size] for start in range(0, len(ordered), size))
+
+    def probe(self, batch: Sequence[Ready]) -> list[Probe]:
+        """Probe one batch, in as small forward passes as the memory asks for."""
+        return self._probers.run(lambda prober: prober.probe(batch))
+
+    def shown(self, ready: Ready) -> list[str]:
+        """What the model reads without a document and with the best one, the image's placeholders counted."""
+        renderer = self._loaded.renderer
+        token = renderer.processor.image_token
+        texts = [renderer.decode([*ready.prefix.ids, *own]) for own in ready.branches[:2]]
+        return [re.sub(rf"(?:{re.escape(token)}\s*)+", f"{token} × {text.count(token)}\n", text) for text in texts]
+
+    def _try(self, bad: list[Probe], question: Question, make: Callable[[], Made]) -> Made | None:
+        """What can be made of a question; a bad row is an error, or is listed, as the config says."""
+        try:
+            return make()
+        except UserError as error:
+            if self._config.on_error == "stop":
+                advice = "mend the row, or leave such rows out with `on_error: skip`"
+                raise UserError(f"question {question.id} of {self._dataset.root}: {error}; {advice}") from error
+            bad.append(Probe(question.id, problem=str(error)))
+            return None
+
+    def _open(self, question: Question) -> Image.Image:
+        for name, value in (("text", question.text), ("image", question.image)):
+            if not value.strip():
+                raise UserError(f"it has no {name}")
+        return load_image(question.image, root=self._dataset.root)
+
+    def _render(self, question: Question, image: Image.Image, hits: Sequence[Hit]) -> Ready:
+        documents = find_documents(question.text, hits, self._passages, self._config.documents)
+        return self._probers.tool.prepare(question, image, documents)
+
+    def _split(self, entry_id: str) -> list[Passage]:
+        return split_passages(self._dataset.knowledge.get(entry_id), lead=self._config.lead)

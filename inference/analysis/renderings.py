@@ -1,0 +1,69 @@
+"""A renderer that renders a prompt once, however many grid points ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+from PIL import Image
+
+from reflectune.core.types import Passage, PromptName
+from reflectune.models.rendering import Rendered, Renderer
+
+Value = TypeVar("Value")
+
+
+class RememberingRenderer(Renderer):
+    """Renders as the renderer it is made from, and keeps what it rendered until `forget`.
+
+    Images are told apart by identity: a grid point must be given the same objects as the one before.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        """Take over a renderer's scheme, processor and tokens."""
+        vars(self).update(vars(renderer))
+        self._kept: dict[Hashable, Any] = {}
+        self._images: dict[int, Image.Image] = {}
+
+    def forget(self) -> None:
+        """Drop everything that was rendered."""
+        self._kept.clear()
+        self._images.clear()
+
+    def prefix(self, question: str, image: Image.Image) -> Rendered:
+        """As `Renderer.prefix`."""
+        key = ("prefix", question, self._name(image))
+        return self._once(key, lambda: super(RememberingRenderer, self).prefix(question, image))
+
+    def plain(
+        self, question: str, image: Image.Image, passages: Sequence[Passage] = (), multi_answer: bool = False
+    ) -> Rendered:
+        """As `Renderer.plain`."""
+        key = ("plain", question, self._name(image), tuple(passages), multi_answer)
+        return self._once(key, lambda: super(RememberingRenderer, self).plain(question, image, passages, multi_answer))
+
+    def passage_branch(self, passage: Passage, multi_answer: bool = False) -> list[int]:
+        """As `Renderer.passage_branch`."""
+        key = ("passage_branch", passage, multi_answer)
+        return self._once(key, lambda: super(RememberingRenderer, self).passage_branch(passage, multi_answer))
+
+    def question_prefix(self, question: str, image: Image.Image) -> Rendered:
+        """As `Renderer.question_prefix`."""
+        key = ("question_prefix", question, self._name(image))
+        return self._once(key, lambda: super(RememberingRenderer, self).question_prefix(question, image))
+
+    def prompt_branch(self, name: PromptName, passages: Sequence[Passage] = ()) -> list[int]:
+        """As `Renderer.prompt_branch`."""
+        key = ("prompt_branch", name, tuple(passages))
+        return self._once(key, lambda: super(RememberingRenderer, self).prompt_branch(name, passages))
+
+    def _name(self, image: Image.Image) -> int:
+        """A number for an image, which stays its own because the image is kept."""
+        self._images[id(image)] = image
+        return id(image)
+
+    def _once(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        if key not in self._kept:
+            self._kept[key] = make()
+        found: Value = self._kept[key]
+        return found

@@ -1,0 +1,116 @@
+"""The settings of `tables.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from reflectune.inference.config import ReadingConfig
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class TablesConfig:
+    """Print a paper's ablation tables in miniature, over several seeds, with a verdict on each of its claims."""
+
+    paper: Literal["mr2ag", "mmkb_rag"] = field(default="mr2ag", metadata=_help("whose tables"))
+    base_model: str = field(default="miniature/llava", metadata=_help("the model to fine-tune"))
+    method: Literal["full", "lora"] = field(default="full", metadata=_help("train all weights, or adapters"))
+    epochs: float | None = field(default=None, metadata=_help("of training; those of the recipe if unset"))
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata=_help("one training of each setting per seed"))
+    output: str = field(default="", metadata=_help("folder for everything that is built, tables.json and tables.md"))
+    runs: list[str] = field(
+        default_factory=list,
+        metadata=_help("mr2ag: finished quick starts (world, index, checkpoint), one per seed; others are made"),
+    )
+    world: str = field(default="", metadata=_help("mmkb_rag: a finished world; made if unset"))
+    index: str = field(default="", metadata=_help("mmkb_rag: its finished index; made if unset"))
+    probes: str = field(default="", metadata=_help("mmkb_rag: finished probes of the base model; made if unset"))
+    probe_limit: int | None = field(default=None, metadata=_help("mmkb_rag: training questions to probe"))
+    rule: Literal["paper", "margin"] = field(default="paper", metadata=_help("mmkb_rag: the rule of the own labels"))
+    srt_balance: float | None = field(default=3.0, metadata=_help("mmkb_rag: most [NoRel] per [Rel]"))
+    sizes: list[float] = field(
+        default_factory=lambda: [1.0, 0.5, 0.25, 0.1, 0.02],
+        metadata=_help("mmkb_rag: shares of the SRT labels in Table 5, 1.0 first"),
+    )
+    equal_at: float = field(
+        default=1.0, metadata=_help("mmkb_rag: of `sizes`, the one at which the external labeller is compared")
+    )
+    least_steps: int = field(
+        default=150, metadata=_help("mmkb_rag: a training on few labels takes at least so many steps")
+    )
+    splits: list[str] = field(
+        default_factory=lambda: ["val_unseen_question", "val_unseen_entity"], metadata=_help("splits to answer")
+    )
+    limit: int | None = field(default=None, metadata=_help("questions per split, drawn by seed; all if unset"))
+    encoder: str = field(default="miniature/clip", metadata=_help("the index's encoder"))
+    top_n: int = field(default=5, metadata=_help("entries to retrieve for a question"))
+    documents: int = field(default=20, metadata=_help("mmkb_rag: passages of the entries to take"))
+    k: list[int] = field(
+        default_factory=lambda: [1, 5, 10, 15, 20], metadata=_help("mmkb_rag: documents to keep, beside `auto`")
+    )
+    mct: Literal["filter", "merge", "rerank"] = field(
+        default="merge", metadata=_help("mmkb_rag: what MCT does in Table 2; the paper's best on InfoSeek is merge")
+    )
+    answer_model: Literal["base", "tuned"] = field(default="base", metadata=_help("mmkb_rag: who answers"))
+    gamma: float = field(default=0.5, metadata=_help("the gate's threshold"))
+    max_new_tokens: int = field(default=16, metadata=_help("longest answer, in tokens"))
+    max_reply_tokens: int = field(default=64, metadata=_help("mmkb_rag: longest reply of MCT, in tokens"))
+    token_budget: int = field(default=2048, metadata=_help("most tokens in one forward pass"))
+    batch_questions: int = field(default=8, metadata=_help("questions kept in memory together"))
+    device: str = field(default="cpu", metadata=_help("cpu, cuda or auto"))
+    seed: int = field(default=0, metadata=_help("seed of mmkb_rag's world, of drawing questions, and of intervals"))
+    dry_run: bool = field(default=False, metadata=_help("say what would be done, and stop"))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = [] if self.output else ["`output` is needed: a folder for what is built and for the tables"]
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            issues.append(f"`seeds` should be different numbers, at least one; found {self.seeds}")
+        if len(self.runs) > len(self.seeds):
+            issues.append(f"`runs` has {len(self.runs)} folders for {len(self.seeds)} seeds; give at most one per seed")
+        for folder in self.runs:
+            if not Path(folder, "checkpoint", "scheme.json").is_file():
+                issues.append(f"`runs`: {folder} has no finished checkpoint (checkpoint/scheme.json)")
+        if bool(self.index or self.probes) and not self.world:
+            issues.append("`world` is needed beside `index` and `probes`: they belong to it")
+        if self.paper == "mmkb_rag":
+            issues += self._mmkb_problems()
+        if self.limit is not None and self.limit < 1:
+            issues.append(f"`limit` must be at least 1, or unset for all questions; found {self.limit}")
+        return issues
+
+    def reading(self, world: Path, index: Path, checkpoint: Path) -> ReadingConfig:
+        """The settings that points start from."""
+        return ReadingConfig(
+            dataset=str(world),
+            index=str(index),
+            encoder=self.encoder,
+            model=str(checkpoint),
+            base_model=self.base_model,
+            scheme=self.paper,
+            top_n=self.top_n,
+            gamma=self.gamma,
+            documents=self.documents,
+            answer_model=self.answer_model,
+            max_new_tokens=self.max_new_tokens,
+            max_reply_tokens=self.max_reply_tokens,
+            token_budget=self.token_budget,
+            device=self.device,
+        )
+
+    def _mmkb_problems(self) -> list[str]:
+        issues = []
+        if not self.sizes or self.sizes[0] != 1.0 or any(not 0 < size <= 1 for size in self.sizes):
+            issues.append(f"`sizes` should be shares above 0 and at most 1, 1.0 first; found {self.sizes}")
+        elif self.equal_at not in self.sizes:
+            issues.append(f"`equal_at` should be one of `sizes`, found {self.equal_at}")
+        if any(not 1 <= k <= self.documents for k in self.k):
+            issues.append(f"`k` should be numbers from 1 to `documents`, {self.documents}; found {self.k}")
+        if self.least_steps < 1:
+            issues.append(f"`least_steps` must be at least 1, found {self.least_steps}")
+        return issues

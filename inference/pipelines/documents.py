@@ -1,0 +1,66 @@
+"""The documents of a question in MMKB-RAG: which passages of the retrieved entries the model is asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+
+from reflectune.core.types import Passage, Question
+from reflectune.inference.trace import PassageTrace
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.passages import Lead, split_passages
+from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.types import Hit
+from reflectune.retrieval.words import best_by_words
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was retrieved for a question: entries, best first, and documents in the retriever's order."""
+
+    hits: tuple[Hit, ...] = ()
+    documents: tuple[Passage, ...] = ()
+
+    def traces(self, scores: Sequence[float | None]) -> tuple[PassageTrace, ...]:
+        """The documents with S_ret of their entries (equation 3 of mR²AG) and these scores of SRT, in order."""
+        s_ret = {hit.entry_id: hit.score for hit in self.hits}
+        return tuple(
+            PassageTrace(document, s_ret=s_ret[document.entry_id], s_rel=s, s_irr=None if s is None else 1.0 - s)
+            for document, s in zip(self.documents, scores, strict=True)
+        )
+
+
+class DocumentFinder:
+    """Finds documents: the best passages by words (BM25) among those of the entries that look most like the image.
+
+    Args:
+        retriever: Finds entries for an image; equation 3 of mR²AG.
+        knowledge: The entries.
+        top_n: Entries to retrieve.
+        documents: Passages of them to take; k of MMKB-RAG's equation 6.
+        lead: What stands before each passage.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        knowledge: KnowledgeBase,
+        *,
+        top_n: int = 5,
+        documents: int = 10,
+        lead: Lead = "first_sentence",
+    ) -> None:
+        self._retriever, self._knowledge = retriever, knowledge
+        self._top_n, self._documents, self._lead = top_n, documents, lead
+
+    def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Found]:
+        """What is found for each question, in order."""
+        hits = self._retriever.search(images, self._top_n) if questions else []
+        return [self._best(question, own) for question, own in zip(questions, hits, strict=True)]
+
+    def _best(self, question: Question, hits: Sequence[Hit]) -> Found:
+        entries = [self._knowledge.get(hit.entry_id) for hit in hits]
+        passages = [passage for entry in entries for passage in split_passages(entry, lead=self._lead)]
+        return Found(tuple(hits), tuple(best_by_words(question.text, passages, self._documents)))

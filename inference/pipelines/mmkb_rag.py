@@ -1,0 +1,179 @@
+"""MMKB-RAG (arXiv 2504.10074, §3.1): look it up or not, re-rank documents, agree on some of them, and answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+
+from reflectune.core.types import Passage, Question
+from reflectune.inference.document_choice import Mct, MctTrace, apply_mct, keep_first, keep_relevant, read_mct
+from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.documents import DocumentFinder, Found
+from reflectune.inference.prompted_reader import PromptedReader
+from reflectune.inference.reader import Answer, Opened, Reader
+from reflectune.inference.trace import Trace
+
+
+@dataclass(frozen=True)
+class Reflection:
+    """Which of the three decisions are made, and how.
+
+    Attributes:
+        ret: RET: whether to look something up; without it everything is looked up.
+        gamma: Look it up if Score_RET is above this (equation 3).
+        srt: SRT: re-rank the documents by Score_SRT; without it the retriever's order stays.
+        k: How many documents to keep; 0 is `auto`: those whose score is at least `threshold`, and at least one.
+        threshold: See `k`.
+        mct: MCT, if two documents or more were kept: `filter` answers from those that it names, `merge` from its
+            summary alone, `rerank` from those that it names and then the others, `none` leaves it out.
+    """
+
+    ret: bool = True
+    gamma: float = 0.5
+    srt: bool = True
+    k: int = 0
+    threshold: float = 0.5
+    mct: Mct = "filter"
+
+
+class MMKBRAG:
+    """RET, SRT and MCT by the tuned model, each on or off, and an answer by the base model or the tuned one.
+
+    All that the tuned model reads of a question shares its vision pass and its prefix. A malformed reply to P_MCT
+    leaves SRT's order as it is, and the trace names what is wrong with it.
+    """
+
+    name = "mmkb_rag"
+
+    def __init__(
+        self,
+        reader: PromptedReader,
+        finder: DocumentFinder,
+        reflection: Reflection | None = None,
+        base: Reader | None = None,
+    ) -> None:
+        """Bind the collaborators.
+
+        Args:
+            reader: The fine-tuned model, with its scheme.
+            finder: Finds documents.
+            reflection: Which decisions are made; the defaults if None.
+            base: The model that answers, plainly; None: the tuned one answers.
+        """
+        self._reader, self._finder, self._base = reader, finder, base
+        self._reflection = reflection or Reflection()
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace per question, in order; each step works on the questions that still need it."""
+        clock, how = Clock(), self._reflection
+        with clock.step("gate"):
+            opened = self._reader.open(questions, images)
+            gates = self._reader.gates(opened) if how.ret else [None] * len(questions)
+        rows = [i for i, gate in enumerate(gates) if gate is None or gate > how.gamma]
+        with clock.step("retrieve"):
+            made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
+        found = dict(zip(rows, made, strict=True))
+        with clock.step("judge"):
+            scores = self._judge(opened, found)
+        traces = [
+            self._looked_up(question, gates[i], found[i], scores[i])
+            if i in found
+            else Trace(question.id, self.name, gate=gates[i])
+            for i, question in enumerate(questions)
+        ]
+        with clock.step("agree"):
+            traces = self._agree(opened, traces)
+        with clock.step("answer"):
+            contexts = {i: _context(trace) for i, trace in enumerate(traces)}
+            answers = self._answer(opened, images, contexts)
+        seconds = clock.share(len(questions))
+        return [
+            dataclasses.replace(_answered(trace, answers[i], len(contexts[i])), seconds=seconds)
+            for i, trace in enumerate(traces)
+        ]
+
+    def _judge(self, opened: Opened, found: Mapping[int, Found]) -> list[list[float | None]]:
+        """Score_SRT of the documents of each question; all None without SRT."""
+        documents = [found[i].documents if i in found else () for i in range(len(opened.questions))]
+        if self._reflection.srt:
+            return self._reader.judge(opened, documents)
+        return [[None] * len(own) for own in documents]
+
+    def _looked_up(self, question: Question, gate: float | None, found: Found, scores: Sequence[float | None]) -> Trace:
+        """The trace of a question after SRT."""
+        how, below = self._reflection, False
+        if how.srt:
+            kept, below = keep_relevant(scores, how.k, how.threshold)
+        else:
+            kept = keep_first(len(found.documents), how.k)
+        left_out = sum(score is None for score in scores) if how.srt else 0
+        return Trace(
+            question.id,
+            self.name,
+            gate=gate,
+            retrieved=True,
+            hits=found.hits,
+            passages=found.traces(scores),
+            kept=tuple(kept),
+            used=tuple(kept),
+            fallback="best_relevance" if below else "",
+            tokens={"passages_judged": len(scores) - left_out if how.srt else 0, "passages_left_out": left_out},
+        )
+
+    def _agree(self, opened: Opened, traces: Sequence[Trace]) -> list[Trace]:
+        """The traces after MCT, which is asked about questions that kept two documents or more."""
+        how = self._reflection.mct
+        asked = {i: [t.passages[k].passage for k in t.kept] for i, t in enumerate(traces) if len(t.kept) >= 2}
+        replies = self._reader.agree(opened, asked) if how != "none" else {}
+        found = list(traces)
+        for i, reply in replies.items():
+            read = read_mct(reply.text, reply.shown, how)
+            made = dataclasses.replace(read, reply=reply.raw, finished=reply.finished)
+            used, mct = apply_mct(traces[i].kept, made, how)
+            tokens = {**traces[i].tokens, "mct_generated": reply.tokens}
+            found[i] = dataclasses.replace(traces[i], used=tuple(used), mct=mct, tokens=tokens)
+        return found
+
+    def _answer(
+        self, opened: Opened, images: Sequence[Image.Image], contexts: Mapping[int, Sequence[Passage]]
+    ) -> Mapping[int, Answer]:
+        if self._base is None:
+            return self._reader.answer(opened, contexts)
+        made = self._base.answer_plainly(opened.questions, images, [contexts[i] for i in range(len(images))])
+        return dict(enumerate(made))
+
+
+def _context(trace: Trace) -> list[Passage]:
+    """What the answer is to be read from: documents, or the summary as one; nothing for a closed-book answer."""
+    if trace.mct is not None and trace.mct.merged:
+        return [_summary(trace.mct)]
+    return [trace.passages[k].passage for k in trace.used]
+
+
+def _summary(mct: MctTrace) -> Passage:
+    return Passage(entry_id="", section=0, index=0, title="", lead="", heading="", text=mct.summary)
+
+
+def _answered(trace: Trace, answer: Answer, given: int) -> Trace:
+    """The trace with its answer, and with how much of its context the answering model could hold."""
+    read = answer.passages_read
+    mct = trace.mct
+    if mct is not None and mct.merged and not read:
+        mct = dataclasses.replace(mct, merged=False)
+    return dataclasses.replace(
+        trace,
+        answer=answer.text,
+        confidence=answer.score,
+        used=trace.used[:read],
+        mct=mct,
+        fallback="closed_book" if trace.retrieved and not read else trace.fallback,
+        tokens={
+            **trace.tokens,
+            "generated": answer.tokens,
+            "passages_read": read,
+            "passages_not_read": given - read,
+        },
+    )

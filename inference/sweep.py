@@ -1,0 +1,41 @@
+"""Answer questions at every point of a grid of settings: `python -m reflectune.inference.sweep --config …`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+from reflectune.inference.analysis.sweep_config import SweepConfig
+
+
+@entry_point
+def main() -> None:
+    """Read the config, run all points over one set of forward passes, and print their scores."""
+    (config,) = parse_config(SweepConfig)
+    from reflectune.inference.analysis import sweep_run  # slow to import, so only once the config is known to be right
+
+    if config.dry_run:
+        print(sweep_run.describe(config))
+        return
+    print(summary(sweep_run.run(config)))
+    print(f"plots: {Path(config.output, 'sweep.html')}")
+
+
+def summary(found: dict[str, Any]) -> str:
+    """Accuracy, retrieval rate and passages read of each point, and what the points cost."""
+    width = max(len(point["name"]) for point in found["points"])
+    lines = [f"{'point':{width}}  accuracy in %          retrieved  passages"]
+    for point in found["points"]:
+        score = point["accuracy"]
+        told = f"{100 * score['value']:5.1f} ({100 * score['low']:.1f} to {100 * score['high']:.1f})" if score else "–"
+        lines.append(f"{point['name']:{width}}  {told:22} {point['retrieval_rate']:9.3f} {point['passages_read']:9.1f}")
+    passes = found["forward_passes"]
+    return "\n".join(
+        [*lines, f"forward passes: {passes['made']} made, {passes['saved']} saved of {passes['asked']} asked"]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Print a paper's ablation tables in miniature, with verdicts: `python -m reflectune.inference.tables --config …`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+from reflectune.inference.analysis.tables_config import TablesConfig
+
+
+@entry_point
+def main() -> None:
+    """Read the config, build and answer what isn't finished, and print the tables."""
+    (config,) = parse_config(TablesConfig)
+    from reflectune.inference.analysis import tables_run  # slow to import, so only once the config is known to be right
+
+    if config.dry_run:
+        print(tables_run.describe(config))
+        return
+    print(tables_run.show(tables_run.run(config)))
+    print(f"tables: {Path(config.output, 'tables.md')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A tiny world with an index and the miniature that reads it, for tests of probing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.probing.config import ProbeConfig
+from reflectune.data_builders.world.build import build_world
+from reflectune.models.loading import Loaded, load
+from reflectune.retrieval.encoders import load_encoder
+from reflectune.retrieval.index import build_index
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("probed") / "world"
+    build_world(folder, size="tiny", seed=0)
+    build_index(Dataset(folder).knowledge, load_encoder("miniature/clip"), folder / "index")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llava() -> Loaded:
+    return load("miniature/llava", scheme="mmkb_rag")
+
+
+@pytest.fixture
+def config(world: Path, tmp_path: Path) -> Callable[..., ProbeConfig]:
+    def make(output: str = "probes", **more: Any) -> ProbeConfig:
+        values = {
+            "dataset": str(world),
+            "index": str(world / "index"),
+            "model": "miniature/llava",
+            "output": str(tmp_path / output),
+            "documents": 3,
+            "max_new_tokens": 8,
+            "summary": "sentences",
+            "limit": 12,
+            "window": 4,
+            "batch_questions": 2,
+            "device": "cpu",
+            **more,
+        }
+        made = ProbeConfig(**values)
+        assert made.problems() == []
+        return made
+
+    return make

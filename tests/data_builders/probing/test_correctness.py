@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.probing.correctness import METRICS, find_metric
+
+OAK = Question("q", "i", "What?", ("oak", "oak wood"))
+TALL = Question("q", "i", "How tall?", ("50 m",), range=(45.0, 55.0), answer_type="numerical")
+FOUR = Question("q", "i", "What?", ("oak", "oak", "oak", "elm", "elm", "ash", "ash", "ash", "ash", "fir"))
+
+
+@pytest.mark.parametrize(
+    ("metric", "question", "answer", "worth"),
+    [
+        ("infoseek", OAK, "Oak.", 1.0),
+        ("infoseek", OAK, "elm", 0.0),
+        ("infoseek", TALL, "52 m", 1.0),
+        ("infoseek", TALL, "60", 0.0),
+        ("evqa_exact", OAK, "oak wood", 1.0),
+        ("evqa_exact", OAK, "wood of oak", 0.0),
+        ("vqa", FOUR, "fir", 0.3),
+        ("vqa", FOUR, "ash", 1.0),
+    ],
+)
+def test_answers_are_worth_what_the_official_metric_says(
+    metric: str, question: Question, answer: str, worth: float
+) -> None:
+    assert find_metric(metric)(answer, question) == pytest.approx(worth, abs=0.01)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("answer", ["", "  "])
+def test_an_empty_answer_is_wrong(metric: str, answer: str) -> None:
+    around_zero = Question("q", "i", "How cold?", ("0",), range=(-1.0, 1.0), answer_type="numerical")
+    assert find_metric(metric)(answer, around_zero) == 0.0
+
+
+def test_a_question_that_cannot_be_scored_is_named() -> None:
+    with pytest.raises(UserError, match="question q is numerical but has no range"):
+        find_metric("infoseek")("1", Question("q", "i", "How tall?", ("50 m",), answer_type="numerical"))
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(UserError, match="choose one of infoseek, evqa_exact, vqa"):
+        find_metric("bleu")

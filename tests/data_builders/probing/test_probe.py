@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.types import Passage, Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.label_statistics import probe_statistics
+from reflectune.data_builders.labels import Rule, ret_label, srt_labels
+from reflectune.data_builders.probing.asking import Asking
+from reflectune.data_builders.probing.correctness import find_metric
+from reflectune.data_builders.probing.documents import Document
+from reflectune.data_builders.probing.probe import Prober
+from reflectune.data_builders.probing.records import Probe
+from reflectune.models.engine import PrefixEngine
+from reflectune.models.loading import Loaded
+from reflectune.retrieval.passages import split_passages
+
+SHORT = Asking(max_new_tokens=8)
+
+
+def prober(loaded: Loaded, asking: Asking = SHORT, budget: int = 4096) -> Prober:
+    return Prober(PrefixEngine(loaded, budget), find_metric("infoseek"), asking)
+
+
+@pytest.fixture(scope="module")
+def questions(world: Path) -> list[tuple[Question, Image.Image, list[Document]]]:
+    """Knowledge-based questions with the passages of their own entity, and a visual one with none."""
+    dataset = Dataset(world)
+    every = dataset.questions("train")
+    unknown = [q for q in every if q.requires_retrieval and q.meta["famous"] == "no"]  # the base doesn't know them
+    chosen = [*unknown[:7], every[0], *[q for q in every if not q.requires_retrieval][:1]]
+    found = []
+    for question in chosen:
+        own = split_passages(dataset.knowledge.get(question.entity_ids[0]), lead="first_sentence")
+        documents = [Document(passage, 0.5, rank) for rank, passage in enumerate(own, start=1)]
+        image = load_image(question.image, root=world)
+        found.append((question, image, documents if question.requires_retrieval else []))
+    return found
+
+
+def probes(loaded: Loaded, questions: list, asking: Asking = SHORT, budget: int = 4096) -> list[Probe]:
+    own = prober(loaded, asking, budget)
+    return own.probe([own.prepare(*each) for each in questions])
+
+
+def test_every_answer_is_that_of_the_whole_prompt_read_alone(llava: Loaded, questions: list) -> None:
+    """The engine's plain prompt is what `Renderer.plain` writes, so naive RAG reads the same."""
+    engine = PrefixEngine(llava)
+    for (question, image, documents), probe in zip(questions, probes(llava, questions), strict=True):
+        contexts = [[], *([own.passage] for own in documents)]
+        whole = engine.read([llava.renderer.plain(question.text, image, context) for context in contexts])
+        found = engine.generate(whole, [(k, 0) for k in range(len(contexts))], max_new_tokens=8)
+        replies = [probe.replies[0], *(own.replies[0] for own in probe.documents)]
+        assert [reply.text for reply in replies] == [llava.renderer.scheme.strip(own.text) for own in found]
+        assert [reply.log_prob for reply in replies] == pytest.approx([sum(own.log_probs) for own in found], abs=1e-4)
+        gold = [llava.renderer.reply_ids(question.answers[0])] * len(contexts)
+        scored = engine.score(whole, [(k, 0) for k in range(len(contexts))], gold)
+        logs = [probe.gold_log_prob, *(own.gold_log_prob for own in probe.documents)]
+        assert logs == pytest.approx([sum(own) for own in scored], abs=1e-3)
+
+
+def test_the_miniature_reads_its_documents(llava: Loaded, questions: list) -> None:
+    made = probes(llava, questions)
+    assert sum(any(label.relevant for label in srt_labels(probe, Rule())) for probe in made) >= 4
+    assert made[-1].documents == ()
+    assert ret_label(made[-1], Rule()) is not None
+
+
+@pytest.mark.parametrize("summary", ["none", "sentences", "words"])
+def test_company_order_and_budget_do_not_matter(llava: Loaded, questions: list, summary: str) -> None:
+    asking = Asking(max_new_tokens=8, samples=2, summary=summary, max_summary_tokens=8)
+    together = probes(llava, questions, asking)
+    backwards = probes(llava, questions[::-1], asking, budget=200)[::-1]
+    for one, other in zip(together, backwards, strict=True):
+        assert one.summary == other.summary
+        for own, again in [(one, other), *zip(one.documents, other.documents, strict=True)]:
+            assert [reply.text for reply in own.replies] == [reply.text for reply in again.replies]
+            assert own.gold_log_prob == pytest.approx(again.gold_log_prob, abs=1e-3)
+        assert [own.sentence for own in one.documents] == [own.sentence for own in other.documents]
+
+
+def test_answers_are_drawn_beside_the_greedy_one_by_the_questions_seed(llava: Loaded, questions: list) -> None:
+    drawn = Asking(max_new_tokens=8, samples=3, temperature=2.0)
+    plain, made = probes(llava, questions), probes(llava, questions, drawn)
+    other = probes(llava, questions, dataclasses.replace(drawn, seed=1))
+
+    assert [len(probe.replies) for probe in made] == [4] * len(questions)
+    assert [probe.replies[0].text for probe in made] == [probe.replies[0].text for probe in plain]
+    assert len({reply.text for reply in made[0].replies}) > 1
+    assert [probe.replies for probe in made] != [probe.replies for probe in other]
+
+
+def test_a_document_that_does_not_fit_is_cut_at_a_sentence_or_left_out(llava: Loaded, questions: list) -> None:
+    question, image, _ = questions[0]
+    long = "It was built in 1874. " + "Guides like to tell the story. " * 40
+    endless = "word " * 400
+    documents = [
+        Document(Passage("e", 0, k, "T", "", "H", text), 0.5, k + 1) for k, text in enumerate([long, endless, "Oak."])
+    ]
+    engine = PrefixEngine(llava)
+    engine.max_length = 200
+    own = Prober(engine, find_metric("infoseek"), SHORT)
+    ready = own.prepare(question, image, documents)
+    (probe,) = own.probe([ready])
+
+    assert [own.cut for own in probe.documents] == [True, False]
+    assert [own.rank for own in probe.documents] == [1, 3]
+    assert probe.left_out == 1
+    assert probe.documents[0].passage.text.startswith("It was built in 1874. Guides")
+    assert probe.documents[0].passage.text.endswith("story.")
+    room = engine.max_length - len(ready.prefix.ids) - 8
+    assert room - 20 < len(ready.branches[1]) <= room
+    end = llava.renderer.prompt_branch("vqa", [documents[2].passage])[-10:]
+    assert ready.branches[1][-10:] == end  # the instruction is whole
+    numbers = probe_statistics([probe], Rule())
+    assert (numbers["cut"], numbers["left_out"]) == (1, 1)
+
+
+def test_a_question_that_does_not_fit_alone_is_refused(llava: Loaded, questions: list) -> None:
+    question, image, _ = questions[0]
+    with pytest.raises(UserError, match="is too long: with an answer"):
+        prober(llava).prepare(dataclasses.replace(question, text="why " * 5000), image, [])
+    with pytest.raises(UserError, match="has no answers"):
+        prober(llava).prepare(dataclasses.replace(question, answers=(), answer_type="string"), image, [])
+
+
+def test_broken_numbers_are_kept_as_none_and_label_nothing(llava: Loaded, questions: list) -> None:
+    broken = dataclasses.replace(llava, model=copy.deepcopy(llava.model))
+    with torch.no_grad():
+        broken.model.get_output_embeddings().weight.fill_(math.nan)
+    made = probes(broken, questions[:2], Asking(max_new_tokens=3, samples=1, summary="words"))
+
+    for probe in made:
+        assert [reply.log_prob for reply in probe.replies] == [None, None]
+        assert probe.gold_log_prob is None
+        assert ret_label(probe, Rule()) is None
+        assert all(srt_labels(probe, Rule(name)) == [] for name in ("paper", "rate", "margin"))
+    assert probe_statistics(made, Rule())["changes"] == {"unclear": sum(len(p.documents) for p in made)}
+
+
+def test_without_a_gold_answer_nothing_is_scored(llava: Loaded, questions: list) -> None:
+    made = probes(llava, questions, Asking(max_new_tokens=8, gold=False))
+
+    assert all(probe.gold_log_prob is None and probe.gold == "" for probe in made)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Passage
+from reflectune.data_builders.probing.records import (
+    SCHEMA,
+    DocumentProbe,
+    Probe,
+    Reply,
+    drawn_rate,
+    from_row,
+    greedy_correctness,
+    stream_probe_file,
+    to_row,
+)
+
+numbers = st.floats(-1e3, 0) | st.none()
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+replies = st.lists(st.builds(Reply, texts, st.floats(0, 1), numbers), max_size=3).map(tuple)
+small = st.integers(0, 99)
+passages = st.builds(Passage, texts, small, small, texts, texts, texts, texts)
+documents = st.builds(DocumentProbe, passages, st.floats(-1, 1), small, replies, numbers, texts, st.booleans())
+probes = st.builds(
+    Probe,
+    texts,
+    replies,
+    st.lists(documents, max_size=3).map(tuple),
+    small,
+    texts,
+    numbers,
+    texts,
+    st.lists(texts, max_size=2).map(tuple),
+    texts,
+)
+
+
+@given(st.lists(probes, max_size=3))
+def test_a_probe_comes_back_from_json_and_parquet(made: list[Probe]) -> None:
+    assert [from_row(json.loads(json.dumps(to_row(probe)))) for probe in made] == made
+    table = pa.Table.from_pylist([to_row(probe) for probe in made], schema=SCHEMA)
+    assert [from_row(row) for row in table.to_pylist()] == made
+
+
+def test_only_the_greedy_answer_counts_or_only_the_drawn_ones() -> None:
+    right, wrong, broken = Reply("x", 1.0, -1.0), Reply("y", 0.0, -1.0), Reply("x", 1.0, None)
+
+    assert greedy_correctness((right, wrong, wrong)) == 1.0
+    assert drawn_rate((wrong, right, wrong, broken)) == 0.5
+    assert drawn_rate((right,)) == 1.0
+    assert greedy_correctness((broken, right)) is drawn_rate(()) is None
+
+
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1 no")
+    pq.write_table(pa.table({"question_id": ["q"]}), tmp_path / "other.parquet")
+    for name, message in (("none", "is missing"), ("damaged", "no readable file"), ("other", "no readable file")):
+        with pytest.raises(UserError, match=f"(?s){message}") as caught:
+            list(stream_probe_file(tmp_path / f"{name}.parquet"))
+        assert f"{name}.parquet" in str(caught.value)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.data_builders.label_statistics import probe_statistics
+from reflectune.data_builders.labels import Rule
+from reflectune.data_builders.probing.config import ProbeConfig
+from reflectune.data_builders.probing.run import run
+from reflectune.data_builders.probing.store import read_settings, stream_probes
+
+REPOSITORY = Path(__file__).parents[3]
+Make = Callable[..., ProbeConfig]
+
+
+def content(folder: str | Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@pytest.fixture(scope="session")
+def straight(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Probes of twelve questions, made without interruption by one process."""
+    folder = tmp_path_factory.mktemp("straight")
+    run(ProbeConfig(**{**SETTINGS, "dataset": str(world), "index": str(world / "index"), "output": str(folder)}))
+    return folder
+
+
+SETTINGS = {
+    "model": "miniature/llava",
+    "documents": 3,
+    "max_new_tokens": 8,
+    "summary": "sentences",
+    "limit": 12,
+    "window": 4,
+    "batch_questions": 2,
+    "device": "cpu",
+}
+
+
+def test_every_question_is_probed_with_its_documents(straight: Path, world: Path) -> None:
+    probes = list(stream_probes(straight))
+
+    assert len(probes) == 12
+    assert [probe.question_id for probe in probes] == sorted(probe.question_id for probe in probes)
+    assert all([own.rank for own in probe.documents] == [1, 2, 3] for probe in probes)
+    assert all(probe.gold and probe.gold_log_prob is not None for probe in probes)
+    assert {path.suffix for path in straight.iterdir()} == {".json", ".parquet"}
+    assert read_settings(straight)["about"] == {
+        "model": "miniature/llava",
+        "dataset": Dataset(world).manifest["name"],
+        "encoder": "miniature/clip",
+        "limit": 12,
+    }
+
+
+def test_what_is_there_is_not_probed_again(straight: Path, config: Make, capsys: pytest.CaptureFixture) -> None:
+    again = config("again")
+    shutil.copytree(straight, again.output)
+    run(again)
+
+    assert content(again.output) == content(straight)
+    assert "12 questions probed" in capsys.readouterr().out
+
+
+def test_a_higher_limit_adds_questions(straight: Path, config: Make) -> None:
+    more = config("more", limit=16)
+    shutil.copytree(straight, more.output)
+    run(more)
+    before = {probe.question_id: probe for probe in stream_probes(straight)}
+    after = {probe.question_id: probe for probe in stream_probes(more.output)}
+
+    assert len(after) == 16
+    assert {key: after[key] for key in before} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"metric": "evqa_exact"}, "`metric` was 'infoseek', is now 'evqa_exact'"),
+        ({"max_new_tokens": 9}, "`max_new_tokens` was 8, is now 9"),
+        ({"documents": 2}, "`documents`"),
+        ({"seed": 1}, "`seed`"),
+        ({"model": "miniature/qwen2_vl"}, "`model`"),
+        ({"samples": 2}, "`samples`"),
+    ],
+    ids=str,
+)
+def test_other_settings_are_refused(straight: Path, config: Make, changes: dict[str, object], said: str) -> None:
+    changed = config("changed", **changes)
+    shutil.copytree(straight, changed.output)
+    with pytest.raises(UserError, match="begun with other settings") as caught:
+        run(changed)
+    assert said in str(caught.value)
+    assert content(changed.output) == content(straight)
+
+
+def test_a_changed_knowledge_base_is_refused(straight: Path, config: Make, world: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "world"
+    shutil.copytree(world, copied)
+    manifest = json.loads((copied / "dataset.json").read_text())
+    (copied / "dataset.json").write_text(json.dumps({**manifest, "fingerprint": "another"}))
+    changed = config("changed", dataset=str(copied))
+    shutil.copytree(straight, changed.output)
+    with pytest.raises(UserError, match="`dataset` was"):
+        run(changed)
+
+
+def test_a_dry_run_shows_prompts_and_writes_nothing(config: Make, capsys: pytest.CaptureFixture) -> None:
+    wanted = config("dry", dry_run=True)
+    run(wanted)
+    said = capsys.readouterr().out
+
+    assert "12 questions of train" in said
+    assert "<image> × 16" in said
+    assert "Based on the retrieved document" in said
+    assert not Path(wanted.output).exists()
+
+
+def test_bad_questions_stop_or_are_listed(config: Make, world: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "world"
+    shutil.copytree(world, broken)
+    questions = Dataset(broken).questions("train")[:5]
+    bad = [{"image": "images/none.png"}, {"image": ""}, {"text": " "}, {"answers": (), "answer_type": "string"}]
+    made = [dataclasses.replace(q, **changes) for q, changes in zip(questions, [*bad, {}], strict=True)]
+    write_questions(broken, "train", made)
+    with pytest.raises(UserError, match=r"on_error: skip"):
+        run(config("stopped", dataset=str(broken)))
+    skipping = config("skipped", dataset=str(broken), on_error="skip")
+    run(skipping)
+    problems = {probe.question_id: probe.problem for probe in stream_probes(skipping.output)}
+
+    assert [bool(problems[q.id]) for q in made] == [True, True, True, True, False]
+    for question, said in zip(made, ("image not found", "no image", "no text", "no answers", ""), strict=True):
+        assert said in problems[question.id]
+    numbers = probe_statistics(stream_probes(skipping.output), Rule())
+    assert (numbers["questions"], numbers["bad"], len(numbers["bad_questions"])) == (5, 4, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_runs_end_as_one_that_was_not(straight: Path, config: Make, processes: int) -> None:
+    """`kill -9` as soon as rows appear, twice; with two processes the second start has one, the last two again."""
+    wanted = config("killed")
+    for rows, count in ((1, processes), (5, 1)):
+        kill_after(rows, wanted, count)
+    subprocess.run(command(wanted, processes), check=True, capture_output=True, env=environment())
+
+    assert content(wanted.output) == content(straight)
+
+
+def kill_after(rows: int, wanted: ProbeConfig, processes: int) -> None:
+    """Start probing and kill the launcher and its processes once so many rows are on the disk."""
+    process = subprocess.Popen(
+        command(wanted, processes),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+    )
+    deadline = time.monotonic() + 120
+    while sum(log.read_bytes().count(b"\n") - 1 for log in Path(wanted.output).glob("log-*.jsonl")) < rows:
+        assert process.poll() is None, "it ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    for each in [process, *psutil.Process(process.pid).children(recursive=True)]:
+        each.kill()
+    process.wait()
+
+
+def command(wanted: ProbeConfig, processes: int) -> list[str]:
+    default = ProbeConfig()
+    values = {name: value for name, value in dataclasses.asdict(wanted).items() if value != getattr(default, name)}
+    flags = [part for name, value in values.items() for part in (f"--{name}", str(value))]
+    if processes == 1:
+        return [sys.executable, "-m", "reflectune.data_builders.probe", *flags]
+    accelerate = str(Path(sys.executable).with_name("accelerate"))
+    launch = str(REPOSITORY / "configs/accelerate/cpu_2_processes.yaml")
+    options = ("--config_file", launch, "--main_process_port", "0")
+    return [accelerate, "launch", *options, str(REPOSITORY / "data_builders/probe.py"), *flags]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reflectune.core.errors import UserError
+from reflectune.data_builders.probing import store
+from reflectune.data_builders.probing.records import Probe, Reply
+from reflectune.data_builders.probing.store import MANIFEST, ProbeLog, read_settings, seal, stream_probes
+
+SETTINGS = {"model": "m", "metric": "infoseek", "documents": 10}
+
+
+def probe(number: int, text: str = "answer") -> Probe:
+    return Probe(f"q{number:03d}", (Reply(text, 1.0, -0.5),))
+
+
+def fill(folder: Path, numbers: range | list[int], process: int = 0) -> None:
+    with ProbeLog(folder, SETTINGS, process) as log:
+        log.append_new(probe(number) for number in numbers)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.permutations(range(9)), st.integers(1, 3), st.lists(st.integers(0, 40), max_size=4))
+def test_order_processes_and_interruptions_leave_the_same_files(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int], processes: int, cuts: list[int]
+) -> None:
+    straight, other = tmp_path_factory.mktemp("straight"), tmp_path_factory.mktemp("other")
+    fill(straight, range(9))
+    seal(straight, shard_size=4)
+    for process in range(processes):
+        mine = order[process::processes]
+        for cut in cuts:
+            fill(other, mine[: len(mine) // 2], process)
+            path = other / f"log-{process:03d}.jsonl"
+            path.write_bytes(path.read_bytes()[: -cut or None])  # killed in the middle of a row
+        fill(other, mine, process)
+    assert seal(other, shard_size=4) == 9
+
+    assert content(other) == content(straight)
+    assert [own.question_id for own in stream_probes(other)] == [f"q{number:03d}" for number in range(9)]
+
+
+def test_what_is_answered_is_known_from_every_log_and_from_sealed_files(tmp_path: Path) -> None:
+    fill(tmp_path, [1, 2])
+    seal(tmp_path)
+    fill(tmp_path, [3], process=1)
+    with ProbeLog(tmp_path, SETTINGS, 0) as log:
+        assert log.done == {"q001", "q002", "q003"}
+
+
+def test_a_second_seal_changes_nothing_and_more_probes_join(tmp_path: Path) -> None:
+    fill(tmp_path, [1, 5])
+    seal(tmp_path, {"model": "name"})
+    before = content(tmp_path)
+    seal(tmp_path)
+    assert content(tmp_path) == before
+    fill(tmp_path, [3])
+    assert seal(tmp_path) == 3
+    assert [own.question_id for own in stream_probes(tmp_path)] == ["q001", "q003", "q005"]
+    assert len(list(tmp_path.glob("part-*"))) == 1
+
+
+def test_a_crash_while_sealing_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, range(4))
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "write_json", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            seal(tmp_path, shard_size=2)
+    assert not (tmp_path / MANIFEST).exists()
+    assert seal(tmp_path, shard_size=2) == 4
+    assert [own.question_id for own in stream_probes(tmp_path)] == ["q000", "q001", "q002", "q003"]
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_log_that_outlived_its_sealing_counts_once(tmp_path: Path) -> None:
+    fill(tmp_path, [1, 2])
+    log = (tmp_path / "log-000.jsonl").read_bytes()
+    seal(tmp_path)
+    (tmp_path / "log-000.jsonl").write_bytes(log)  # killed before it was deleted
+    assert seal(tmp_path) == 2
+    assert not list(tmp_path.glob("log-*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"metric": "vqa"}, "`metric` was 'infoseek', is now 'vqa'"), ({"new": 1}, "`new` was None, is now 1")],
+)
+def test_other_settings_are_refused_and_named(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    fill(tmp_path, [1])
+    with pytest.raises(UserError, match="begun with other settings") as caught:
+        ProbeLog(tmp_path, {**SETTINGS, **changes})
+    assert said in str(caught.value)
+    assert "model" not in str(caught.value)
+
+
+def test_without_its_settings_a_folder_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path, [1])
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(UserError, match=r"settings\.json is missing"):
+        ProbeLog(tmp_path, SETTINGS)
+
+
+def test_unfinished_probes_are_not_read(tmp_path: Path) -> None:
+    fill(tmp_path, [1])
+    with pytest.raises(UserError, match="holds no finished probes"):
+        list(stream_probes(tmp_path))
+    seal(tmp_path, {"model": "name"})
+    assert read_settings(tmp_path) == {**SETTINGS, "about": {"model": "name"}}
+
+
+def test_a_missing_or_damaged_part_is_named(tmp_path: Path) -> None:
+    fill(tmp_path, [1])
+    seal(tmp_path)
+    (part,) = tmp_path.glob("part-*.parquet")
+    part.write_bytes(b"no")
+    with pytest.raises(UserError, match="no readable file of probes"):
+        ProbeLog(tmp_path, SETTINGS)
+    part.unlink()
+    with pytest.raises(UserError, match="is missing"):
+        list(stream_probes(tmp_path))

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from reflectune.core.images import load_image
+from reflectune.core.types import Passage, Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.labels import Rule, srt_labels
+from reflectune.data_builders.probing.asking import Asking
+from reflectune.data_builders.probing.correctness import find_metric
+from reflectune.data_builders.probing.documents import Document
+from reflectune.data_builders.probing.probe import Prober
+from reflectune.data_builders.probing.records import Probe
+from reflectune.models.engine import PrefixEngine
+from reflectune.models.loading import Loaded
+from reflectune.retrieval.passages import split_passages
+
+ELSEWHERE = "Guides like to tell the story."
+
+
+@pytest.fixture(scope="module")
+def probe(llava: Loaded, world: Path):
+    """Probes a question with its entity's own passages twice, each with a sentence before it that says nothing."""
+    dataset = Dataset(world)
+
+    def make(question: Question, asking: Asking) -> Probe:
+        own = split_passages(dataset.knowledge.get(question.entity_ids[0]), lead="first_sentence")
+        passages = [dataclasses.replace(p, text=f"{ELSEWHERE} {p.text}") for p in own]
+        passages += [Passage(p.entry_id, p.section, 9, p.title, p.lead, p.heading, p.text) for p in passages]
+        prober = Prober(PrefixEngine(llava), find_metric("infoseek"), asking)
+        documents = [Document(passage, 0.5, rank) for rank, passage in enumerate(passages, start=1)]
+        image = load_image(question.image, root=world)
+        return prober.probe([prober.prepare(question, image, documents)])[0]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def several(probe, world: Path) -> Question:
+    """A question that two documents turn from wrong to right."""
+    for question in Dataset(world).questions("train"):
+        if question.requires_retrieval:
+            labels = srt_labels(probe(question, Asking(max_new_tokens=8)), Rule())
+            if sum(label.relevant for label in labels) > 1:
+                return question
+    raise AssertionError("the miniature answers no such question from its documents")
+
+
+def test_the_sentence_that_tells_the_answer_is_chosen(probe, several: Question) -> None:
+    found = probe(several, Asking(max_new_tokens=8, summary="sentences"))
+    right = [own for own in found.documents if own.replies[0].correctness == 1]
+
+    assert len(right) >= 2
+    assert all(own.sentence and own.sentence in own.passage.text for own in right)
+    assert sum(own.sentence != ELSEWHERE for own in right) >= 2
+    assert all(own.sentence == "" for own in found.documents if own.replies[0].correctness == 0)
+    assert found.summary == ""
+
+
+def test_the_models_own_words_are_about_the_documents_that_help(probe, several: Question) -> None:
+    found = probe(several, Asking(max_new_tokens=8, summary="words", max_summary_tokens=6))
+    relevant = [label.document.passage.id for label in srt_labels(found, Rule()) if label.relevant]
+
+    assert found.summarised == tuple(relevant)
+    assert all(own.sentence == "" for own in found.documents)
+
+
+def test_summaries_change_no_answer(probe, several: Question) -> None:
+    plain = probe(several, Asking(max_new_tokens=8))
+    for summary in ("words", "sentences"):
+        made = probe(several, Asking(max_new_tokens=8, summary=summary, max_summary_tokens=6))
+        bare = tuple(dataclasses.replace(own, sentence="") for own in made.documents)
+        assert dataclasses.replace(made, summary="", summarised=(), documents=bare) == plain

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+from reflectune.core.types import Passage, PromptedBranch, Question
+from reflectune.data_builders.dataset import read_questions, write_questions
+from reflectune.data_builders.derive_config import DeriveConfig
+from reflectune.data_builders.derive_run import read_rel_scores, run
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
+from reflectune.data_builders.probing.store import ProbeLog, seal
+from reflectune.data_builders.reflection_data import Manifest, read_manifest, read_prompted, write_manifest
+from reflectune.models.mct import read_reply
+
+SETTINGS = {
+    "model": "m123",
+    "prompts": "p123",
+    "knowledge": "k123",
+    "dataset": "d123",
+    "metric": "infoseek",
+    "seed": 7,
+    "split": "train",
+    "summary": "sentences",
+}
+ATTACK = "<script>alert(1)</script>"
+
+
+def said(right: bool, *more: bool, text: str = "") -> tuple[Reply, ...]:
+    return tuple(Reply(text or ("oak" if own else "elm"), float(own), -1.0) for own in (right, *more))
+
+
+def document(number: int, right: bool, text: str = "It is made of elm.", gold: float = -5.0) -> DocumentProbe:
+    passage = Passage(f"e{number % 2}", 0, number, "Title", "A lead.", "Nature", text)
+    return DocumentProbe(passage, 0.9 - number / 10, number, said(right), gold, text if right else "")
+
+
+STATED = "It is made of oak."
+PROBES = [
+    Probe("known", said(True), (document(1, True, STATED), document(2, False)), gold="oak", gold_log_prob=-1.0),
+    Probe(
+        "looked_up",
+        said(False),
+        (document(1, True, STATED), document(2, True, f"Oak was used. {ATTACK}"), document(3, False)),
+        gold="oak",
+        gold_log_prob=-9.0,
+    ),
+    Probe("lost", said(False), (document(2, False),), gold="oak", gold_log_prob=-9.0),
+    Probe("alone", said(False)),
+    Probe("bad", problem="image not found"),
+]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., DeriveConfig]:
+    """Five probed questions about one image."""
+    world, probes = tmp_path / "world", tmp_path / "probes"
+    world.mkdir()
+    (world / "dataset.json").write_text(json.dumps({"name": "w", "fingerprint": "d123"}))
+    Image.new("RGB", (40, 30), "red").save(world / "a.png")
+    asked = [
+        Question(p.question_id, "a.png", "What is it made of?", ("oak",), split="train", entity_ids=("e1",))
+        for p in PROBES
+    ]
+    write_questions(world, "train", asked)
+    with ProbeLog(probes, SETTINGS) as log:
+        log.append_new(PROBES)
+    seal(probes, {"model": "some/model", "dataset": "w"})
+
+    def make(output: str = "out", **more: Any) -> DeriveConfig:
+        made = DeriveConfig(dataset=str(world), probes=str(probes), output=str(tmp_path / output), **more)
+        assert made.problems() == []
+        return made
+
+    return make
+
+
+def branches(config: DeriveConfig) -> dict[str, list[PromptedBranch]]:
+    run(config)
+    return {own.id: list(own.branches) for own in read_prompted(Path(config.output, "train.parquet"))}
+
+
+def told(branch: PromptedBranch) -> tuple[str, str]:
+    return branch.prompt, branch.role or branch.reply
+
+
+def test_the_three_tasks_hang_from_their_question(config: Callable[..., DeriveConfig]) -> None:
+    found = branches(config())
+
+    assert {key: [told(own)[0] for own in own] for key, own in found.items()} == {
+        "alone": ["ret"],
+        "known": ["ret", "srt"],
+        "looked_up": ["ret", "srt", "srt", "mct"],
+        "lost": ["ret"],
+    }
+    assert told(found["known"][0]) == ("ret", "no_retrieve")
+    assert told(found["known"][1]) == ("srt", "irrelevant")
+    assert told(found["looked_up"][0]) == ("ret", "retrieve")
+    assert [told(own) for own in found["looked_up"][1:3]] == [("srt", "relevant")] * 2
+    mct = found["looked_up"][3]
+    reply = read_reply(mct.reply, len(mct.documents))
+    assert [mct.documents[number - 1] for number in reply.keep] == [own.passage for own in PROBES[1].documents[:2]]
+    assert reply.summary == f"{STATED} Oak was used. {ATTACK}"
+    assert len(mct.documents) == 3  # one irrelevant one where two are asked for
+
+
+def test_a_shared_model_learns_to_answer_too(config: Callable[..., DeriveConfig]) -> None:
+    found = branches(config(answer_model="shared"))
+    answers = {key: own[-1] for key, own in found.items() if own[-1].prompt == "vqa"}
+
+    assert {key: (len(own.documents), own.reply) for key, own in answers.items()} == {
+        "known": (0, "oak"),
+        "looked_up": (2, "oak"),
+    }
+
+
+def test_an_external_labeller_labels_all_documents_in_the_same_form(config: Callable[..., DeriveConfig]) -> None:
+    found = branches(config(labeller="string"))
+
+    roles = {key: [own.role for own in own if own.prompt == "srt"] for key, own in found.items()}
+    assert roles["known"] == ["relevant", "irrelevant"]
+    assert roles["looked_up"] == ["relevant", "relevant", "irrelevant"]
+    assert [own[0].role for own in found.values()] == ["retrieve", "no_retrieve", "retrieve", "retrieve"]
+
+
+def test_documents_of_visual_questions_can_be_left_unlabelled(config: Callable[..., DeriveConfig]) -> None:
+    wanted = config(srt_visual=False)
+    known = next(q for q in read_questions(wanted.dataset, "train") if q.id == "known")
+    others = [q for q in read_questions(wanted.dataset, "train") if q.id != "known"]
+    write_questions(wanted.dataset, "train", [dataclasses.replace(known, requires_retrieval=False), *others])
+    found = branches(wanted)
+
+    assert [own.prompt for own in found["known"]] == ["ret"]
+    assert [own.prompt for own in found["looked_up"]] == ["ret", "srt", "srt", "mct"]
+
+
+def test_folder_and_numbers_say_what_was_done(config: Callable[..., DeriveConfig]) -> None:
+    wanted = config()
+    text, output = run(wanted), Path(wanted.output)
+    numbers = json.loads((output / "statistics.json").read_text())["train"]
+
+    assert read_manifest(output) == Manifest("mmkb_rag", Path(wanted.dataset), read_manifest(output).fingerprints)
+    assert numbers["derived"]["ret"] == {"examples": 4, "[Ret]": 3, "[NoRet]": 1}
+    assert numbers["derived"]["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 2}
+    assert numbers["derived"]["mct"]["with_fewer_than_wanted"] == 1
+    assert numbers["probes"]["bad_questions"] == [{"id": "bad", "problem": "image not found"}]
+    assert numbers["truth"]["table"]["[Rel]"] == {"states": 1, "states_not": 1}
+    assert "RET 4 of 4: [Ret] 3, [NoRet] 1" in text
+    assert "precision 50.0 %" in text
+
+
+def test_the_card_names_model_knowledge_metric_and_seed(config: Callable[..., DeriveConfig]) -> None:
+    wanted = config()
+    run(wanted)
+    _, front, body = Path(wanted.output, "README.md").read_text().split("---\n", 2)
+    made = yaml.safe_load(front)
+
+    assert made["configs"][0]["data_files"] == [{"split": "train", "path": "train.parquet"}]
+    assert made["reflectune"]["target_model"] == "some/model"
+    for value in ("m123", "k123", "infoseek", 7, "paper"):
+        assert value in made["reflectune"].values()
+    assert "[NoRet] 1" in body
+
+
+def test_the_page_shows_answers_and_escapes_what_documents_say(config: Callable[..., DeriveConfig]) -> None:
+    wanted = config()
+    run(wanted)
+    page = Path(wanted.output, "proofread_train.html").read_text()
+
+    assert page.count("<article>") == 4
+    assert page.count('class="label relevant"') == 2
+    assert page.count('class="label irrelevant"') == 1
+    assert "alone: <b>elm</b> (0 right)" in page
+    assert "It is made of <mark>oak</mark>." in page
+    assert ATTACK not in page
+    run(config("without", proofread=0))
+    assert not Path(config("without").output, "proofread_train.html").exists()
+
+
+def test_the_same_settings_give_the_same_files(config: Callable[..., DeriveConfig]) -> None:
+    first, again, other = config("first"), config("again"), config("other", tau=0.0)
+    for each in (first, again, other):
+        run(each)
+    for name in ("train.parquet", "reflection.json", "statistics.json", "README.md", "proofread_train.html"):
+        assert Path(first.output, name).read_bytes() == Path(again.output, name).read_bytes()
+    assert read_manifest(first.output).fingerprints != read_manifest(other.output).fingerprints
+
+
+def test_balance_and_limits_are_taken_and_told(config: Callable[..., DeriveConfig]) -> None:
+    found = branches(config(ret_balance=1, srt_balance=1, mct_limit=1))
+    every = [told(own) for hung in found.values() for own in hung]
+
+    assert every.count(("ret", "retrieve")) == every.count(("ret", "no_retrieve")) == 1
+    assert every.count(("srt", "relevant")) == every.count(("srt", "irrelevant")) == 1
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_trained_scores_order_the_reply(config: Callable[..., DeriveConfig], tmp_path: Path, suffix: str) -> None:
+    rows = [
+        {"question_id": "looked_up", "passage_id": own.passage.id, "score": own.rank / 10}
+        for own in PROBES[1].documents
+    ]
+    path = tmp_path / f"scores.{suffix}"
+    if suffix == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    mct = branches(config(rel_scores=str(path)))["looked_up"][-1]
+    kept = [mct.documents[number - 1].index for number in read_reply(mct.reply, len(mct.documents)).keep]
+
+    assert kept == [2, 1]
+
+
+def test_unreadable_scores_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "scores.jsonl"
+    path.write_text('{"question_id": "q", "score": 0.5}\n')
+    with pytest.raises(UserError, match="question_id, passage_id and score"):
+        read_rel_scores(path)
+
+
+def test_other_data_is_refused(config: Callable[..., DeriveConfig], tmp_path: Path) -> None:
+    wanted = config()
+    manifest = Path(wanted.dataset, "dataset.json")
+    manifest.write_text(json.dumps({"name": "v", "fingerprint": "else"}))
+    with pytest.raises(UserError, match="was probed on the data set w"):
+        run(wanted)
+    manifest.write_text(json.dumps({"name": "w", "fingerprint": "d123"}))
+    write_manifest(wanted.output, Manifest("mr2ag", Path(wanted.dataset), {}))
+    with pytest.raises(UserError, match="holds data for the scheme mr2ag"):
+        run(wanted)
+
+
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
+    argv = ["--probes", str(tmp_path), "--tau", "100", "--right_from", "0", "--srt_balance", "0.5", "--rel_scores", "x"]
+    with pytest.raises(UserError) as caught:
+        parse_config(DeriveConfig, argv=argv)
+    for part in ("`output` is", "no probes.json", "`tau` is a", "`right_from` must", "balance must", "`rel_scores`"):
+        assert part in str(caught.value)
+
+
+def test_what_is_shown_does_not_decide_what_is_derived(config: Callable[..., DeriveConfig]) -> None:
+    one = config()
+    assert dataclasses.replace(one, output="x", proofread=3).what_decides() == one.what_decides()
+    assert dataclasses.replace(one, answer_model="shared").what_decides() != one.what_decides()
+
+
+def test_no_model_library_is_needed() -> None:
+    code = "import sys, reflectune.data_builders.derive_run; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

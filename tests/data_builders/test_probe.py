@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+from reflectune.data_builders.probing.asking import Asking
+from reflectune.data_builders.probing.config import ProbeConfig
+
+
+def folders(tmp_path: Path) -> list[str]:
+    for name, marker in (("world", "dataset.json"), ("index", "manifest.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / marker).write_text("{}")
+    return ["--dataset", f"{tmp_path}/world", "--index", f"{tmp_path}/index", "--output", "o", "--model", "m"]
+
+
+def test_a_config_says_how_to_ask(tmp_path: Path) -> None:
+    argv = [*folders(tmp_path), "--samples", "4", "--temperature", "0.7", "--gold", "false", "--summary", "none"]
+    (config,) = parse_config(ProbeConfig, argv=argv)
+
+    assert config.asking() == Asking(samples=4, temperature=0.7, gold=False, summary="none")
+    assert config.token_budget is None
+
+
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
+    argv = ["--dataset", str(tmp_path), "--documents", "0", "--samples", "-1", "--temperature", "0", "--metric", "bleu"]
+    with pytest.raises(UserError) as caught:
+        parse_config(ProbeConfig, argv=[*argv, "--summary", "sentences", "--gold", "false", "--dtype", "int8"])
+
+    for part in (
+        "`model` is needed",
+        "has no dataset.json",
+        "`documents` must be at least 1, found 0",
+        "`samples` must be at least 0, found -1",
+        "`temperature` must be above 0",
+        "`metric` is one of infoseek, evqa_exact, vqa; found `bleu`",
+        "`summary: sentences` needs `gold: true`",
+        "`dtype` is one of",
+    ):
+        assert part in str(caught.value)

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from reflectune.inference.pipelines.base import answer
+from reflectune.inference.pipelines.documents import DocumentFinder
+from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, Reflection
+from reflectune.inference.trace import from_row, to_row
+
+# The question's words are in all four documents alike, so the retriever's order is that of the entries.
+ORDER = ["a#0.0", "a#1.0", "b#0.0", "b#1.0"]
+RELEVANCE = {"a#0.0": 0.2, "a#1.0": 0.7, "b#0.0": 0.9, "b#1.0": 0.6}
+
+
+def build(scripted, knowledge, reader, base=None, documents=10, **settings):
+    retriever = scripted.retriever({"a": 0.8, "b": 0.4})
+    finder = DocumentFinder(retriever, knowledge, top_n=2, documents=documents, lead="none")
+    return MMKBRAG(reader, finder, Reflection(**settings), base), retriever
+
+
+def run(make, scripted, knowledge, reader, **settings):
+    pipeline, _ = build(scripted, knowledge, reader, **settings)
+    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+    return trace
+
+
+def read(trace) -> list[str]:
+    """Ids of what the answer was read from."""
+    return [trace.passages[place].passage.id for place in trace.used]
+
+
+@pytest.mark.parametrize(("gate", "retrieves"), [(0.49, False), (0.5, False), (0.51, True)])
+def test_ret_retrieves_above_gamma_and_else_answers_closed_book(
+    make, scripted, knowledge, gate: float, retrieves: bool
+) -> None:
+    reader = scripted.prompted(gates={"q000": gate}, relevance=RELEVANCE)
+    pipeline, retriever = build(scripted, knowledge, reader, gamma=0.5, mct="none")
+    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+    assert trace.retrieved is retrieves
+    assert retriever.searched == int(retrieves)
+    assert bool(trace.hits) is bool(trace.passages) is bool(trace.kept) is retrieves
+    assert bool(reader.contexts["q000"]) is retrieves
+    assert (trace.gate, trace.fallback) == (gate, "")
+
+
+def test_only_questions_that_need_it_go_on_and_traces_keep_their_order(make, scripted, knowledge) -> None:
+    reader = scripted.prompted(gates={"q000": 0.1, "q001": 0.9, "q002": 0.2}, relevance=RELEVANCE, reply="1.")
+    pipeline, retriever = build(scripted, knowledge, reader)
+    traces = pipeline.run([make.question(i) for i in range(3)], scripted.images(3))
+    assert [trace.question_id for trace in traces] == ["q000", "q001", "q002"]
+    assert retriever.searched == 1
+    assert reader.judged == [ORDER]
+    assert reader.agreed == [["b#0.0", "a#1.0", "b#1.0"]]
+    assert reader.contexts == {"q000": [], "q001": ["Founded by b."], "q002": []}
+    assert [trace.answer for trace in traces] == ["tuned from 0", "tuned from 1", "tuned from 0"]
+
+
+def test_without_ret_everything_is_looked_up_and_there_is_no_gate(make, scripted, knowledge) -> None:
+    trace = run(make, scripted, knowledge, scripted.prompted(relevance=RELEVANCE), ret=False, mct="none")
+    assert trace.retrieved
+    assert trace.gate is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"k": 0, "threshold": 0.5}, ["b#0.0", "a#1.0", "b#1.0"]),
+        ({"k": 0, "threshold": 0.7}, ["b#0.0", "a#1.0"]),
+        ({"k": 2}, ["b#0.0", "a#1.0"]),
+        ({"k": 4}, ["b#0.0", "a#1.0", "b#1.0", "a#0.0"]),
+        ({"srt": False, "k": 3}, ORDER[:3]),
+        ({"srt": False, "k": 0}, ORDER),
+    ],
+)
+def test_srt_orders_and_k_keeps(make, scripted, knowledge, settings: dict, expected: list[str]) -> None:
+    reader = scripted.prompted(relevance=RELEVANCE)
+    trace = run(make, scripted, knowledge, reader, ret=False, mct="none", **settings)
+    assert [p.passage.id for p in trace.passages] == ORDER
+    assert read(trace) == expected
+    assert [p.s_ret for p in trace.passages] == [0.8, 0.8, 0.4, 0.4]
+    judged = settings.get("srt", True)
+    assert [p.s_rel for p in trace.passages] == ([0.2, 0.7, 0.9, 0.6] if judged else [None] * 4)
+    assert bool(reader.judged) is judged
+
+
+def test_the_best_document_is_kept_though_none_reaches_the_threshold(make, scripted, knowledge) -> None:
+    trace = run(make, scripted, knowledge, scripted.prompted(relevance={"b#1.0": 0.4}), ret=False)
+    assert read(trace) == ["b#1.0"]
+    assert trace.fallback == "best_relevance"
+    assert trace.mct is None  # one document cannot agree with another
+
+
+@pytest.mark.parametrize(
+    ("mct", "reply", "expected"),
+    [
+        ("filter", "3, 1. It eats b.", ["b#1.0", "b#0.0"]),
+        ("rerank", "3. It eats b.", ["b#1.0", "b#0.0", "a#1.0"]),
+        ("merge", "3, 1. It eats b.", []),
+    ],
+)
+def test_mct_filters_reranks_or_merges_what_srt_kept(
+    make, scripted, knowledge, mct: str, reply: str, expected: list[str]
+) -> None:
+    reader = scripted.prompted(relevance=RELEVANCE, reply=reply)
+    trace = run(make, scripted, knowledge, reader, ret=False, mct=mct)
+    assert reader.agreed == [["b#0.0", "a#1.0", "b#1.0"]]
+    assert read(trace) == expected
+    assert trace.kept == (2, 1, 3)
+    assert (trace.mct.reply, trace.mct.summary, trace.mct.problem) == (f"{reply} [Rel]", "It eats b.", "")
+    assert trace.mct.merged is (mct == "merge")
+    assert len(reader.contexts["q000"]) == max(1, len(expected))
+    if mct == "merge":
+        assert reader.contexts["q000"] == ["It eats b."]
+    assert trace.tokens["mct_generated"] == 7
+
+
+@pytest.mark.parametrize(
+    ("reply", "mct", "problem"),
+    [
+        ("the owl eats b", "filter", "no_numbers"),
+        ("", "filter", "no_numbers"),
+        ("4, 1. It eats b.", "rerank", "out_of_range"),
+        ("0. It eats b.", "merge", "out_of_range"),
+        ("1, 1. It eats b.", "filter", "repeated"),
+        ("2, 1.", "merge", "empty_summary"),
+    ],
+)
+def test_a_malformed_reply_leaves_srts_order_and_is_named(
+    make, scripted, knowledge, reply: str, mct: str, problem: str
+) -> None:
+    reader = scripted.prompted(relevance=RELEVANCE, reply=reply)
+    trace = run(make, scripted, knowledge, reader, ret=False, mct=mct)
+    assert trace.mct.problem == problem
+    assert read(trace) == ["b#0.0", "a#1.0", "b#1.0"]
+    assert not trace.mct.merged
+    assert len(reader.contexts["q000"]) == 3
+
+
+def test_an_empty_summary_matters_only_where_it_is_read(make, scripted, knowledge) -> None:
+    trace = run(make, scripted, knowledge, scripted.prompted(relevance=RELEVANCE, reply="2, 1."), ret=False)
+    assert trace.mct.problem == ""
+    assert read(trace) == ["a#1.0", "b#0.0"]
+
+
+def test_mct_off_is_not_asked(make, scripted, knowledge) -> None:
+    reader = scripted.prompted(relevance=RELEVANCE, reply="1.")
+    trace = run(make, scripted, knowledge, reader, ret=False, mct="none")
+    assert (trace.mct, reader.agreed) == (None, [])
+
+
+def test_the_base_model_answers_what_the_tuned_one_has_chosen(make, scripted, knowledge) -> None:
+    reader = scripted.prompted(gates={"q000": 0.9, "q001": 0.1}, relevance=RELEVANCE, reply="2.")
+    base = scripted.reader(answers={"plain": ("oak", 0.7)})
+    pipeline, _ = build(scripted, knowledge, reader, base=base)
+    looked_up, direct = pipeline.run([make.question(0), make.question(1)], scripted.images(2))
+    assert base.contexts == [["a#1.0"], []]
+    assert reader.contexts == {}
+    assert (looked_up.answer, looked_up.confidence) == (direct.answer, direct.confidence) == ("oak", 0.7)
+    assert looked_up.tokens["passages_read"] == 1
+
+
+def test_what_the_answering_model_cannot_hold_is_not_said_to_be_read(make, scripted, knowledge) -> None:
+    trace = run(make, scripted, knowledge, scripted.prompted(relevance=RELEVANCE, room=1), ret=False, mct="none")
+    assert read(trace) == ["b#0.0"]
+    assert (trace.tokens["passages_read"], trace.tokens["passages_not_read"]) == (1, 2)
+    nothing = run(make, scripted, knowledge, scripted.prompted(relevance=RELEVANCE, room=0), ret=False, mct="none")
+    assert (nothing.used, nothing.fallback) == ((), "closed_book")
+
+
+def test_a_document_that_is_too_long_to_judge_is_left_out_and_counted(make, scripted, knowledge) -> None:
+    reader = scripted.prompted(relevance={**RELEVANCE, "b#0.0": None})
+    trace = run(make, scripted, knowledge, reader, ret=False, mct="none", k=4)
+    assert read(trace) == ["a#1.0", "b#1.0", "a#0.0"]
+    assert (trace.tokens["passages_judged"], trace.tokens["passages_left_out"]) == (3, 1)
+
+
+def test_no_document_at_all_is_answered_closed_book_and_said(make, scripted, knowledge) -> None:
+    finder = DocumentFinder(scripted.retriever({"empty": 0.9}), knowledge)
+    reader = scripted.prompted()
+    (trace,) = MMKBRAG(reader, finder, Reflection(ret=False)).run([make.question(0)], scripted.images(1))
+    assert trace.retrieved
+    assert (trace.passages, trace.kept, trace.used, trace.mct) == ((), (), (), None)
+    assert trace.fallback == "closed_book"
+    assert reader.contexts == {"q000": []}
+
+
+def test_only_the_best_documents_by_words_are_asked_about(make, scripted, knowledge) -> None:
+    reader = scripted.prompted()
+    pipeline, _ = build(scripted, knowledge, reader, documents=2, ret=False)
+    pipeline.run([make.question(0, text="What does the owl eat?")], scripted.images(1))
+    assert reader.judged == [["a#1.0", "b#1.0"]]
+
+
+def test_every_score_comes_back_from_the_trace_file(make, scripted, knowledge) -> None:
+    for mct, reply in (("filter", "2, 1. Both."), ("merge", "2. Both."), ("rerank", "9.")):
+        reader = scripted.prompted(gates={"q000": 0.9}, relevance=RELEVANCE, reply=reply)
+        trace = run(make, scripted, knowledge, reader, mct=mct)
+        assert from_row(json.loads(json.dumps({"id": "q000", **to_row(trace)}))) == trace
+        assert set(trace.seconds) == {"gate", "retrieve", "judge", "agree", "answer"}
+
+
+def test_a_single_question_is_answered_in_one_call(make, scripted, knowledge) -> None:
+    reader = scripted.prompted(gates={"question": 0.9}, relevance=RELEVANCE, reply="1.")
+    pipeline, _ = build(scripted, knowledge, reader)
+    trace = answer(pipeline, "What does the owl eat?", scripted.images(1)[0])
+    assert trace.answer == "tuned from 1"
