@@ -11,7 +11,7 @@ import numpy as np
 from reflectune.core.types import Question
 from reflectune.inference.document_choice import PROBLEMS, by_relevance
 from reflectune.inference.probes import STATING
-from reflectune.inference.scores import Score, Traces, correctness, mean, official, score_rows
+from reflectune.inference.scores import Score, Traces, correctness, mean, official, score_rows, visual
 from reflectune.inference.trace import Trace
 from reflectune.metrics import gates, infoseek
 
@@ -34,7 +34,8 @@ def reflection(questions: Sequence[Question], traces: Traces, *, gamma: float, s
 
     Returns:
         `ret`, by scope: `auroc`, `accuracy` and `calibration_error` of Score_RET (equation 4 of arXiv 2504.10074)
-        against "the base model's closed-book answer is wrong", and the share `base_wrong`. `srt`, by scope:
+        against "the base model's closed-book answer is wrong", and the share `base_wrong`, over all questions that the
+        gate decides on; `ret_knowledge` is the same over the knowledge-based ones alone. `srt`, by scope:
         `stating_retrieved`, the share of questions with a stating document among their documents, and of these the
         share where the first one is stating, by SRT (`stating_first`) and in the retriever's order
         (`stating_first_retriever`). `retrieved`: the share of the pipeline's questions that were looked up. `mct`: how
@@ -42,11 +43,13 @@ def reflection(questions: Sequence[Question], traces: Traces, *, gamma: float, s
     """
     if not {"mmkb_rag", "reflection"} & set(traces):
         return None
-    asked, judged = official(questions), traces.get("reflection", {})
-    known = [q for q in asked if q.id in judged and not judged[q.id].error]
+    judged = {key: trace for key, trace in traces.get("reflection", {}).items() if not trace.error}
+    known = [q for q in official(questions) if q.id in judged]
+    every = [*known, *(q for q in visual(questions) if q.id in judged)]
     answered = [trace for trace in traces.get("mmkb_rag", {}).values() if not trace.error]
     return {
-        "ret": _by_scope(known, lambda own: _ret(ret_rows(own, traces), gamma, seed)),
+        "ret": _by_scope(every, lambda own: _ret(ret_rows(own, traces), gamma, seed)),
+        "ret_knowledge": _by_scope(known, lambda own: _ret(ret_rows(own, traces), gamma, seed)),
         "srt": _by_scope(known, lambda own: _srt([judged[q.id] for q in own], seed)),
         "retrieved": mean([float(trace.retrieved) for trace in answered], seed),
         "mct": _mct(answered),
@@ -56,7 +59,8 @@ def reflection(questions: Sequence[Question], traces: Traces, *, gamma: float, s
 def ret_rows(questions: Iterable[Question], traces: Traces) -> list[tuple[float, float]]:
     """(Score_RET, 1 if the base model's closed-book answer is wrong else 0) of questions for which both are known."""
     judged, base = traces.get("reflection", {}), traces.get("closed_book", {})
-    both = [q for q in official(questions) if q.id in judged and q.id in base]
+    asked = [*official(questions), *visual(questions)]
+    both = [q for q in asked if q.id in judged and q.id in base]
     found = [(judged[q.id].gate, 1.0 - correctness(q, base[q.id])) for q in both if not base[q.id].error]
     return [(gate, wrong) for gate, wrong in found if gate is not None]
 

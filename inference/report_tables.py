@@ -65,9 +65,10 @@ def parts(metrics: Mapping[str, Any]) -> str:
 def _reflection(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, float] | None]]:
     """MMKB-RAG's decisions: name, what is measured, score."""
     for scope, title in {**NAMES, "overall": "all questions"}.items():
-        ret, srt = found["ret"][scope], found["srt"][scope]
+        ret, known, srt = (found[name][scope] for name in ("ret", "ret_knowledge", "srt"))
         wrong = "against: the base model's closed-book answer is wrong"
         yield f"RET, AUROC, {title}", wrong, ret["auroc"]
+        yield f"RET, AUROC, {title}, knowledge-based", f"{wrong}; without the visual ones", known["auroc"]
         yield f"RET, accuracy, {title}", f"{wrong}; at γ", ret["accuracy"]
         yield f"RET, calibration error, {title}", f"{wrong}; ten bins, lower is better", ret["calibration_error"]
         yield f"SRT, first document states an answer, {title}", "where one of its documents does", srt["stating_first"]

@@ -97,7 +97,7 @@ RECIPES: Mapping[str, Recipe] = {
     "mr2ag": Recipe("model", True, _every, ("top_n", "gamma", "fallback")),
     "relevance": Recipe("model", False, _with_evidence, ()),
     "mmkb_rag": Recipe("model", True, _every, (*DOCUMENTS, *REFLECTION)),
-    "reflection": Recipe("model", True, _knowledge_based, DOCUMENTS),
+    "reflection": Recipe("model", True, _every, DOCUMENTS),
 }
 """Every pipeline and stage, in the order of running: without a model, with the base model, with the tuned one."""
 

@@ -196,12 +196,12 @@ def test_mmkb_rag_runs_to_metrics_and_a_report(world, encoder, prompted, tmp_pat
         "mmkb_rag.jsonl": 5,
         "naive_rag_article.jsonl": 4,
         "naive_rag_passages.jsonl": 4,
-        "reflection.jsonl": 4,
+        "reflection.jsonl": 5,
         "retrieval.jsonl": 4,
     }
     assert metrics["comparisons"]["mmkb_rag - naive_rag"]["n"] == 4
     found = metrics["reflection"]
-    assert found["ret"]["overall"]["accuracy"]["n"] == found["srt"]["overall"]["stating_retrieved"]["n"] == 4
+    assert found["ret_knowledge"]["overall"]["accuracy"]["n"] == found["srt"]["overall"]["stating_retrieved"]["n"] == 4
     assert found["mct"]["replies"] == 5
     for row in kept(tmp_path)["mmkb_rag.jsonl"]:
         assert all(0 < passage["s_rel"] < 1 for passage in row["passages"])

@@ -54,10 +54,13 @@ def test_a_question_that_failed_says_nothing_about_the_base_model(make, ret) -> 
     assert run(questions, {**traces, "closed_book": failed})["ret"]["overall"]["accuracy"]["n"] == 3
 
 
-def test_visual_questions_stand_outside(make, ret) -> None:
+def test_the_gate_decides_on_visual_questions_too_and_is_measured_without_them_beside(make, ret) -> None:
     questions, traces = ret
     questions = [make.question(0, UE, requires_retrieval=False), *questions[1:]]
-    assert run(questions, traces)["ret"]["overall"]["accuracy"]["n"] == 3
+    found = run(questions, traces)
+    assert found["ret"]["overall"]["accuracy"]["n"] == 4
+    assert found["ret_knowledge"]["overall"]["accuracy"]["n"] == 3
+    assert found["srt"]["overall"]["stating_retrieved"]["n"] == 3
 
 
 def test_srt_ranks_where_there_is_something_to_rank(make) -> None:

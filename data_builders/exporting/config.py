@@ -1,0 +1,62 @@
+"""The settings of `export.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from reflectune.data_builders.reflection_data import MANIFEST
+from reflectune.models.scheme import SCHEMES
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class ExportConfig:
+    """Write reflection data in another tool's layout (`--to`), or read TRL's chat data as ours (`--from`)."""
+
+    data: str = field(default="", metadata=_help("with `to`: reflection data; with `from`: chat data; folder or file"))
+    output: str = field(default="", metadata=_help("folder to write into"))
+    to: Literal["", "trl", "llamafactory", "ms-swift", "llava"] = field(
+        default="", metadata=_help("whose layout to write")
+    )
+    from_format: Literal["", "trl"] = field(default="", metadata=_help("whose layout to read; written as `--from`"))
+    split: str = field(default="train", metadata=_help("which split; it names the files"))
+    scheme: str = field(
+        default="", metadata=_help("mr2ag or mmkb_rag; the one in the data's manifest if unset, and mr2ag with `from`")
+    )
+    image_root: str = field(
+        default="", metadata=_help("folder of the images; the manifest's, or the data's own folder, if unset")
+    )
+    images: Literal["absolute", "copy"] = field(
+        default="absolute", metadata=_help("name images by absolute path, or copy them into `output`")
+    )
+    on_error: Literal["stop", "skip"] = field(
+        default="stop", metadata=_help("a bad row: write nothing, or leave it out and list it in rejected.jsonl")
+    )
+    dry_run: bool = field(default=False, metadata=_help("check every row, show one, and write nothing"))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = [f"`{name}` is needed" for name in ("data", "output", "split") if not getattr(self, name)]
+        if bool(self.to) == bool(self.from_format):
+            issues.append("give either `--to trl|llamafactory|ms-swift|llava` or `--from trl`")
+        if self.scheme and self.scheme not in SCHEMES:
+            issues.append(f"`scheme` is one of {', '.join(SCHEMES)}; found `{self.scheme}`")
+        if self.data and not Path(self.data).exists():
+            issues.append(f"`data`: {self.data} does not exist")
+        elif self.to and self.data and not Path(self.folder(), MANIFEST).is_file():
+            missing = [name for name in ("scheme", "image_root") if not getattr(self, name)]
+            issues += [f"`{name}` is needed: there is no {MANIFEST} beside the data" for name in missing]
+        if self.image_root and not Path(self.image_root).is_dir():
+            issues.append(f"`image_root`: {self.image_root} is not a folder")
+        if self.output and self.data and Path(self.output).resolve() == Path(self.folder()).resolve():
+            issues.append("`output` must be another folder than that of `data`")
+        return issues
+
+    def folder(self) -> Path:
+        """The folder of the data."""
+        return Path(self.data).parent if Path(self.data).is_file() else Path(self.data)

@@ -1,0 +1,205 @@
+"""Reads TRL's chat data back as reflection data, where its conversations are of our form."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from reflectune.core.durable import write_atomically
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint
+from reflectune.core.types import Branch, PromptedBranch, PromptedExample, ReflectionExample, TrainingExample
+from reflectune.data_builders.exporting.bad_rows import BadRows
+from reflectune.data_builders.exporting.config import ExportConfig
+from reflectune.data_builders.exporting.conversations import Conversation, conversation, find_file, raw_rows
+from reflectune.data_builders.exporting.images import FOLDER, ImagePlacer
+from reflectune.data_builders.exporting.recognise import Piece, recognise
+from reflectune.data_builders.exporting.run import Summary
+from reflectune.data_builders.exporting.writers import open_writer
+from reflectune.data_builders.reflection_data import (
+    MANIFEST,
+    PROMPTED_SCHEMA,
+    SCHEMA,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from reflectune.models.scheme import MMKB_RAG, MR2AG, Scheme, find_scheme
+
+
+@dataclass
+class Group:
+    """The rows of one question, as they come."""
+
+    id: str
+    named: bool
+    image: str
+    question: str
+    where: str
+    pieces: list[Piece] = field(default_factory=list)
+
+
+def import_trl(config: ExportConfig) -> Summary:
+    """Write a split of reflection data from TRL's chat data.
+
+    Raises:
+        UserError: A row is not of our form, or the output holds data of another scheme.
+    """
+    scheme = find_scheme(config.scheme or MR2AG.name)
+    path, output = find_file(Path(config.data), config.split), Path(config.output)
+    earlier = _earlier_fingerprints(output, scheme)
+    root = Path(config.image_root) if config.image_root else path.parent
+    images = _Images(ImagePlacer(root, config.images, output, write=not config.dry_run), output, not config.dry_run)
+    bad = BadRows(path, config.on_error)
+    schema = PROMPTED_SCHEMA if scheme.name == MMKB_RAG.name else SCHEMA
+    file = output / f"{config.split}.parquet"
+    count = rows = 0
+    sample: dict[str, object] = {}
+    with nullcontext() if config.dry_run else open_writer(file, schema) as writer:
+        for group in _groups(path, scheme, images, bad):
+            try:
+                example = dataclasses.asdict(_example(group, scheme, config.split))
+            except UserError as error:
+                bad.add(group.where, str(error))
+                continue
+            count, rows, sample = count + 1, rows + len(group.pieces), sample or example
+            if writer:
+                writer.write(example)
+        bad.settle(output, write=not config.dry_run)
+        if not count:
+            raise UserError(f"{path} holds no row of our form")
+    if not config.dry_run:
+        prints = {**earlier, config.split: file_fingerprint(file)}
+        write_manifest(output, Manifest(scheme.name, output, prints))
+    return Summary(count, rows, images.count, bad.count, 0, sample)
+
+
+class _Images:
+    """Says how the data names an image: a path as `ImagePlacer` does; bytes become a file of the output's."""
+
+    def __init__(self, placer: ImagePlacer, output: Path, write: bool) -> None:
+        self._placer, self._output, self._write = placer, output, write
+        self._held: set[str] = set()
+
+    @property
+    def count(self) -> int:
+        return self._placer.count + len(self._held)
+
+    def __call__(self, image: str | bytes) -> str:
+        if isinstance(image, str):
+            return self._placer(image)
+        try:
+            with Image.open(io.BytesIO(image)) as opened:
+                suffix = (opened.format or "png").lower()
+        except (UnidentifiedImageError, OSError) as error:
+            raise UserError(f"the bytes of its image can't be read: {error}") from error
+        name = f"{FOLDER}/{hashlib.sha256(image).hexdigest()[:16]}.{suffix}"
+        if self._write and name not in self._held:
+            write_atomically(self._output / name, image)
+        self._held.add(name)
+        return name
+
+
+def _groups(path: Path, scheme: Scheme, images: _Images, bad: BadRows) -> Iterator[Group]:
+    """The rows, those of one question together; they stand one after the other."""
+    group: Group | None = None
+    seen: set[str] = set()
+    for number, raw in enumerate(raw_rows(path), start=1):
+        where = f"row {number}"
+        try:
+            row = conversation(raw)
+            image = images(row.image)
+            known = row.question or (group.question if group and _may_belong(row, image, group) else "")
+            piece = _recognised(row, scheme, known)
+            goes_on = group is not None and _belongs(row, image, piece, group)
+            if not goes_on and row.id in seen:
+                raise UserError(f"the question `{row.id}` comes again; put its rows one after the other")
+        except UserError as error:
+            bad.add(where, str(error))
+            continue
+        if group is None or not goes_on:
+            if group is not None:
+                yield group
+            group = Group(row.id or f"{path.stem}-{number:06d}", bool(row.id), image, piece.question, where)
+            seen |= {row.id} if row.id else set()
+        group.pieces.append(piece)
+    if group is not None:
+        yield group
+
+
+def _recognised(row: Conversation, scheme: Scheme, known: str) -> Piece:
+    """What a row says; a guess at its question that doesn't fit is dropped, a column's is not."""
+    try:
+        piece = recognise(row, scheme, known)
+    except UserError:
+        if row.question or not known:
+            raise
+        return recognise(row, scheme)
+    if row.question and piece.question != row.question:
+        raise UserError(f"the first turn should begin with the column `question`, {row.question!r}")
+    return piece
+
+
+def _may_belong(row: Conversation, image: str, group: Group) -> bool:
+    if row.id or group.named:
+        return row.id == group.id
+    return image == group.image and row.turns[0].startswith(group.question)
+
+
+def _belongs(row: Conversation, image: str, piece: Piece, group: Group) -> bool:
+    """Whether a row goes on with the question before it; only an id can tell a question that is asked twice.
+
+    Raises:
+        UserError: Its id says so, and its image or question says otherwise.
+    """
+    if row.id or group.named:
+        if row.id == group.id and (image, piece.question) != (group.image, group.question):
+            raise UserError(f"the rows of `{row.id}` have different images or questions")
+        return row.id == group.id
+    starts_again = piece.kind in ("gate", "look") or any(own.kind == "look" for own in group.pieces)
+    other_kind = any(own.kind == "read" and own.multi_answer != piece.multi_answer for own in group.pieces)
+    return (image, piece.question) == (group.image, group.question) and not starts_again and not other_kind
+
+
+def _example(group: Group, scheme: Scheme, split: str) -> TrainingExample:
+    """The training example that a question's rows make.
+
+    Raises:
+        UserError: They contradict each other, or a passage is missing.
+    """
+    pieces = group.pieces
+    if scheme.name == MMKB_RAG.name:
+        tasks = tuple(piece.branch for piece in pieces if isinstance(piece.branch, PromptedBranch))
+        return PromptedExample(group.id, group.image, group.question, tasks, split)
+    looks = [piece for piece in pieces if piece.kind == "look"]
+    if looks and len(pieces) > 1:
+        raise UserError(f"`{group.id}` is answered by looking, and has {len(pieces)} rows; it can have one")
+    if looks:
+        return ReflectionExample(group.id, group.image, group.question, False, looks[0].answer, source=split)
+    branches = tuple(piece.branch for piece in pieces if isinstance(piece.branch, Branch))
+    if not branches:
+        raise UserError(f"`{group.id}` is to be looked up; after it should come a row for each passage")
+    kinds = {piece.multi_answer for piece in pieces if piece.kind == "read"}
+    if len(kinds) > 1:
+        raise UserError(f"`{group.id}`: some rows ask for one answer and some for several")
+    if sum(piece.kind == "gate" for piece in pieces) > 1:
+        raise UserError(f"`{group.id}` has more than one row that ends with {scheme.tokens['retrieve']}")
+    return ReflectionExample(
+        group.id, group.image, group.question, True, branches=branches, multi_answer=kinds.pop(), source=split
+    )
+
+
+def _earlier_fingerprints(output: Path, scheme: Scheme) -> dict[str, str]:
+    if not (output / MANIFEST).is_file():
+        return {}
+    manifest = read_manifest(output)
+    if manifest.scheme != scheme.name or manifest.image_root != output.resolve():
+        raise UserError(f"`output`: {output} holds other reflection data ({manifest.scheme}); choose another folder")
+    return manifest.fingerprints

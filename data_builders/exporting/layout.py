@@ -1,0 +1,116 @@
+"""What a tool's layout is: the file of a split, a row of it, and the files that go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from reflectune.data_builders.exporting.rows import Masking, Row
+from reflectune.models.scheme import Scheme
+
+Images = str
+"""`absolute` or `copy`."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What lies in the output folder.
+
+    Attributes:
+        scheme: The data's scheme.
+        images: `absolute` or `copy`.
+        files: Of each split: its file, relative to the output folder.
+        rows: Of each split: how many rows.
+    """
+
+    scheme: Scheme
+    images: Images
+    files: Mapping[str, str]
+    rows: Mapping[str, int]
+
+    @property
+    def train(self) -> str:
+        """The split to train on: `train`, or the first one."""
+        return "train" if "train" in self.files else next(iter(self.files))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One tool's layout.
+
+    Attributes:
+        masking: What it can say about the loss.
+        file: The file of a split, relative to the output: `.jsonl`, `.json` (one array) or `.parquet`.
+        record: A row as the file has it, given the image's path.
+        companions: The texts of the files that go with the data, by name; `README.md` among them.
+        schema: Of a Parquet file.
+        image_folder: The folder that copies are named from, relative to the output, by split.
+        separators: Texts that the tool cuts a conversation at, and that untrusted text must not hold.
+    """
+
+    masking: Masking
+    file: Callable[[Exported, str], str]
+    record: Callable[[Row, str, Images], dict[str, Any]]
+    companions: Callable[[Exported], Mapping[str, str]]
+    schema: Callable[[], pa.Schema] | None = None
+    image_folder: Callable[[str], str] = lambda split: "."
+    separators: tuple[str, ...] = ()
+
+
+TOKENS_FILE: Final = "tokens.txt"
+
+
+def token_list(scheme: Scheme) -> str:
+    """The tokens to add, one a line."""
+    return "".join(f"{token}\n" for token in scheme.tokens.values())
+
+
+PREPARE_BASE: Final = """\
+## First: a base model that has the tokens
+
+{tokens} must be single tokens with rows of their own in both matrices (`tokens.txt`, one a line). This
+starts each row from words that describe it, and never shrinks a padded table:
+
+```bash
+python - <<'PY'
+from reflectune.models.loading import load
+base = load("{model}", scheme="{scheme}", dtype="bfloat16")
+base.model.save_pretrained("base_with_tokens")
+base.processor.save_pretrained("base_with_tokens")
+PY
+```
+"""
+
+AFTERWARDS: Final = """\
+## Afterwards
+
+Copy `scheme.json` into the folder of a full (or merged) checkpoint: `reflectune` then loads, gates and evaluates it.
+"""
+
+SAFETY: Final = """\
+## Text that spells a token
+
+Questions, passages and answers are other people's text. Where one spelt a special token (`<image>`, `[Relevant]`,
+`</s>`, …), a space now breaks it (`< image>`): in a file like this it could not be told from the real one.
+"""
+
+
+def contents(exported: Exported) -> str:
+    """The splits and how many rows each has, as lines of a README."""
+    return "\n".join(f"- `{exported.files[split]}`: {exported.rows[split]:,} rows" for split in sorted(exported.files))
+
+
+def about(exported: Exported, rest: str) -> str:
+    """What a row is, for this scheme, and after it what the layout says of the loss."""
+    tokens = exported.scheme.tokens
+    if exported.scheme.name == "mr2ag":
+        row = (
+            f"A row is one passage of a question: question, `{tokens['retrieve']}`, passage, verdict with or without "
+            f"an answer. A question that is answered by looking is one row: question, `{tokens['no_retrieve']}` and "
+            "the answer."
+        )
+        return f"{row}\n{rest}"
+    return "A row is one task of a question (RET, SRT, MCT or answering), in one turn of user and assistant."

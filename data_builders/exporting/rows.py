@@ -1,0 +1,130 @@
+"""Flattens training examples into conversations, one per branch, as tools without shared prefixes read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import PromptedBranch, PromptedExample, ReflectionExample, TrainingExample
+from reflectune.models import scheme as layouts
+from reflectune.models.scheme import Scheme, Slot, Turn
+
+Masking = Literal["last_turn", "per_turn", "none"]
+"""How a layout says which of the assistant's turns are supervised: the last one of a row alone, each by itself, or all.
+
+`[Retrieval]` counts once per question (equations 8 and 9 of mR²AG). By turns, it is supervised in the question's first
+row; where only a row's last turn is, in a row of its own that ends with it; where all are, in each of its rows.
+"""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn. `supervised` is about the assistant's."""
+
+    role: Literal["user", "assistant"]
+    text: str
+    supervised: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One conversation about one image, which stands before the first turn's text.
+
+    Attributes:
+        id: Of the example.
+        image: As the example has it.
+        question: As it stands in the first turn.
+        messages: User and assistant in turn.
+    """
+
+    id: str
+    image: str
+    question: str
+    messages: tuple[Message, ...]
+
+
+def rows_of(example: TrainingExample, scheme: Scheme, masking: Masking, clean: Callable[[str], str]) -> Iterator[Row]:
+    """The conversations of one training example.
+
+    Args:
+        example: The example.
+        scheme: Its scheme.
+        masking: What the layout can say about the loss.
+        clean: Makes untrusted text safe.
+
+    Raises:
+        UserError: The example could not be trained on.
+    """
+    if not clean(example.question):
+        raise UserError("the question is empty")
+    if not example.image.strip():
+        raise UserError("the question has no image")
+    if isinstance(example, PromptedExample):
+        yield from (_row(example, turns, fill, "per_turn", clean) for turns, fill in _prompted(example, scheme))
+    elif not example.retrieve:
+        if not clean(example.answer):
+            raise UserError("a question without retrieval needs an answer")
+        turns = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True))
+        yield _row(example, turns, {"answer": example.answer}, "per_turn", clean)
+    else:
+        yield from _reflected(example, scheme, masking, clean)
+
+
+def _reflected(
+    example: ReflectionExample, scheme: Scheme, masking: Masking, clean: Callable[[str], str]
+) -> Iterator[Row]:
+    """A question with retrieval: its gate, where that needs a row of its own, and one row per passage."""
+    if not example.branches:
+        raise UserError("a question with retrieval needs a passage")
+    if masking == "last_turn":
+        gate = (*layouts.question_turns(), Turn("assistant", (scheme.tokens["retrieve"],)))
+        yield _row(example, gate, {}, masking, clean)
+    for number, branch in enumerate(example.branches):
+        if branch.relevant and not clean(branch.answer):
+            raise UserError(f"branch {number}: a relevant passage needs an answer")
+        if not clean(layouts.passage_text(branch.passage)):
+            raise UserError(f"branch {number}: the passage is empty")
+        verdict = layouts.reply(scheme, "relevant" if branch.relevant else "irrelevant", answer=branch.relevant)
+        turns = (*layouts.passage_turns(scheme, multi_answer=example.multi_answer), verdict)
+        fill = {"passage": layouts.passage_text(branch.passage), "answer": branch.answer}
+        how: Masking = "last_turn" if masking == "per_turn" and number else masking
+        yield _row(example, turns, fill, how, clean)
+
+
+def _prompted(example: PromptedExample, scheme: Scheme) -> Iterator[tuple[tuple[Turn, ...], dict[str, str]]]:
+    if not example.branches:
+        raise UserError("nothing is asked: there is no branch")
+    for number, branch in enumerate(example.branches):
+        if bool(branch.role) == bool(branch.reply.strip()):
+            raise UserError(f"branch {number}, `{branch.prompt}`: it needs either a token (`role`) or words (`reply`)")
+        if branch.role and branch.role not in scheme.tokens:
+            raise UserError(f"branch {number}, `{branch.prompt}`: unknown role `{branch.role}`")
+        said = Turn("assistant", (scheme.tokens[branch.role] if branch.role else layouts.ANSWER,))
+        documents = layouts.documents_text(branch.documents, numbered=branch.prompt == "mct")
+        yield (*_asked(branch, scheme), said), {"passage": documents, "answer": branch.reply}
+
+
+def _asked(branch: PromptedBranch, scheme: Scheme) -> tuple[Turn, ...]:
+    """The user's turn; `vqa` without documents is the question alone, as in `Renderer.prompt_branch`."""
+    if branch.prompt == "vqa" and not branch.documents:
+        return layouts.question_turns()
+    return layouts.prompt_turns(scheme, branch.prompt)
+
+
+def _row(
+    example: TrainingExample,
+    turns: tuple[Turn, ...],
+    fill: Mapping[str, str],
+    masking: Masking,
+    clean: Callable[[str], str],
+) -> Row:
+    question = clean(example.question)
+    texts = {"question": question, **{name: clean(text) for name, text in fill.items()}}
+    messages = []
+    for place, turn in enumerate(turns):
+        text = "".join(texts[part.name] if isinstance(part, Slot) else part for part in turn.parts)
+        counts = turn.role == "assistant" and (masking != "last_turn" or place == len(turns) - 1)
+        messages.append(Message(turn.role, text, counts))
+    return Row(example.id, example.image, question, tuple(messages))

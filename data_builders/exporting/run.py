@@ -1,0 +1,147 @@
+"""Exports one split: reads it example by example, flattens it, writes it, and what goes with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.errors import UserError
+from reflectune.data_builders.exporting import llamafactory, llava, ms_swift, trl
+from reflectune.data_builders.exporting.bad_rows import BadRows
+from reflectune.data_builders.exporting.config import ExportConfig
+from reflectune.data_builders.exporting.forgery import Neutraliser
+from reflectune.data_builders.exporting.images import ImagePlacer
+from reflectune.data_builders.exporting.layout import Exported, Layout
+from reflectune.data_builders.exporting.rows import Row, rows_of
+from reflectune.data_builders.exporting.source import data_file, read, scheme_and_images
+from reflectune.data_builders.exporting.writers import Writer, open_writer
+from reflectune.models.scheme import Scheme
+
+LAYOUTS: Final[Mapping[str, Layout]] = {
+    "trl": trl.LAYOUT,
+    "llamafactory": llamafactory.LAYOUT,
+    "ms-swift": ms_swift.LAYOUT,
+    "llava": llava.LAYOUT,
+}
+"""The layouts, as `--to` names them."""
+
+RECORD = "export.json"
+"""What an output folder holds."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What an export did: examples read, rows written, images named, bad rows, examples whose text was altered."""
+
+    examples: int
+    rows: int
+    images: int
+    bad: int
+    altered: int
+    sample: dict[str, Any]
+
+
+def export(config: ExportConfig) -> Summary:
+    """Write a split of reflection data in another tool's layout.
+
+    Raises:
+        UserError: A row is bad, or the output folder holds something else.
+    """
+    layout = LAYOUTS[config.to]
+    path, output = data_file(config), Path(config.output)
+    scheme, root = scheme_and_images(config)
+    exported = _with_split(config, scheme, _earlier(config, scheme))
+    file = layout.file(exported, config.split)
+    placer = ImagePlacer(root, config.images, output / layout.image_folder(config.split), write=not config.dry_run)
+    clean, bad = Neutraliser(layout.separators), BadRows(path, config.on_error)
+    schema = layout.schema() if layout.schema and file.endswith(".parquet") else None
+    examples = rows = altered = 0
+    sample: dict[str, Any] = {}
+    with nullcontext() if config.dry_run else open_writer(output / file, schema) as writer:
+        for example in read(path, scheme):
+            before, examples = clean.changed, examples + 1
+            try:
+                records = list(_records(rows_of(example, scheme, layout.masking, clean), layout, placer, config.images))
+            except UserError as error:
+                bad.add(example.id, str(error))
+                continue
+            sample = sample or records[-1]
+            rows, altered = rows + len(records), altered + (clean.changed > before)
+            _write(writer, records)
+        bad.settle(output, write=not config.dry_run)
+        if not rows:
+            raise UserError(f"{path} holds no row to export; build it again, with questions of that split")
+    if not config.dry_run:
+        _write_companions(config, layout, exported, rows)
+    return Summary(examples, rows, placer.count, bad.count, altered, sample)
+
+
+def _records(rows: Iterator[Row], layout: Layout, placer: ImagePlacer, images: str) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        yield layout.record(row, placer(row.image), images)
+
+
+def _write(writer: Writer | None, records: list[dict[str, Any]]) -> None:
+    for record in records if writer else ():
+        writer.write(record)  # type: ignore[union-attr]
+
+
+def _earlier(config: ExportConfig, scheme: Scheme) -> dict[str, Any]:
+    """The record of the splits that are there already.
+
+    Raises:
+        UserError: The folder holds another layout, scheme or way of naming images, or something else altogether.
+    """
+    output = Path(config.output)
+    wanted = {"to": config.to, "scheme": scheme.name, "images": config.images}
+    if not (output / RECORD).is_file():
+        visible = [path.name for path in output.iterdir() if path.name[0] != "."] if output.is_dir() else []
+        if visible and not _is_cut_off(visible, config):
+            raise UserError(f"`output`: {output} holds other files ({visible[0]}, …); choose an empty or a new folder")
+        return {**wanted, "files": {}, "rows": {}}
+    found = read_json(output / RECORD, "the record of an export")
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise UserError(f"`output`: {output} holds an export with {name} {found.get(name)}, not {value}")
+    return dict(found)
+
+
+def _is_cut_off(visible: list[str], config: ExportConfig) -> bool:
+    """Whether the files look like those of this export, stopped before it was recorded."""
+    return config.images == "copy" and set(visible) <= {"images", config.split}
+
+
+def _with_split(config: ExportConfig, scheme: Scheme, found: dict[str, Any]) -> Exported:
+    exported = Exported(scheme, config.images, found["files"], found["rows"])
+    file = LAYOUTS[config.to].file(exported, config.split)
+    return dataclasses.replace(exported, files={**exported.files, config.split: file})
+
+
+def _write_companions(config: ExportConfig, layout: Layout, exported: Exported, rows: int) -> None:
+    output = Path(config.output)
+    whole = dataclasses.replace(exported, rows={**exported.rows, config.split: rows})
+    for name, text in layout.companions(whole).items():
+        write_atomically(output / name, text)
+    exported.scheme.save(output)
+    record = {"to": config.to, "scheme": exported.scheme.name, "images": config.images}
+    write_json(output / RECORD, {**record, "files": dict(whole.files), "rows": dict(whole.rows)})
+
+
+def describe(config: ExportConfig, summary: Summary) -> str:
+    """What was done, in a few lines."""
+    lines = [f"{summary.examples:,} examples, {summary.rows:,} rows, {summary.images:,} images"]
+    if summary.altered:
+        lines.append(f"{summary.altered:,} examples have text that spelt a special token; a space breaks it now")
+    if summary.bad:
+        lines.append(f"{summary.bad:,} bad rows left out" + ("" if config.dry_run else ", listed in rejected.jsonl"))
+    if config.dry_run:
+        lines += ["a row:", json.dumps(summary.sample, indent=2, ensure_ascii=False), "nothing was written"]
+    else:
+        lines.append(f"written to {config.output}; its README.md has the command" if config.to else "")
+    return "\n".join(line for line in lines if line)

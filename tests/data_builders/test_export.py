@@ -1,0 +1,179 @@
+"""The command itself: `export --to` and `export --from`."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.data_builders import export as command
+from reflectune.data_builders.exporting.config import ExportConfig
+from reflectune.data_builders.exporting.run import export
+from reflectune.data_builders.reflection_data import Manifest, read_examples, write_examples, write_manifest
+
+TOWER = Passage("tower", 0, 0, "Gold Tower", "", "", "It was founded in 1872.")
+GOOD = [
+    ReflectionExample("k", "red.png", "When was it founded?", True, branches=(Branch(TOWER, True, "1872"),)),
+    ReflectionExample("v", "red.png", "Which colour is it?", False, answer="red"),
+]
+BAD = [
+    ReflectionExample("no image", "gone.png", "Which colour is it?", False, answer="red"),
+    ReflectionExample("no answer", "red.png", "Which colour is it?", False),
+]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Callable[..., Path]:
+    def build(*examples: ReflectionExample) -> Path:
+        write_examples(tmp_path / "data" / "train.parquet", examples)
+        write_manifest(tmp_path / "data", Manifest("mr2ag", tmp_path / "data" / "images", {"train": "0"}))
+        (tmp_path / "data" / "images").mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8), (200, 30, 30)).save(tmp_path / "data" / "images" / "red.png")
+        return tmp_path / "data"
+
+    return build
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["export", *map(str, arguments)])
+    try:
+        command.main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_the_command_says_what_it_wrote_and_where_the_next_one_is(
+    data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = run(monkeypatch, "--data", data(*GOOD), "--to", "ms-swift", "--output", tmp_path / "out")
+
+    assert status == 0
+    assert "2 examples, 2 rows, 1 images" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "train.jsonl",
+        "README.md",
+        "sft.sh",
+        "tokens.txt",
+        "scheme.json",
+        "export.json",
+    }
+
+
+@pytest.mark.parametrize("spelling", [["--from", "trl"], ["--from=trl"]])
+def test_from_reads_what_to_wrote(
+    data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: list[str]
+) -> None:
+    assert run(monkeypatch, "--data", data(*GOOD), "--to", "trl", "--output", tmp_path / "chat") == 0
+
+    assert run(monkeypatch, "--data", tmp_path / "chat", *spelling, "--output", tmp_path / "ours") == 0
+
+    assert [example.id for example in read_examples(tmp_path / "ours" / "train.parquet")] == ["k", "v"]
+
+
+def test_it_runs_as_a_module_without_a_home_or_network(data: Callable[..., Path], tmp_path: Path) -> None:
+    arguments = ["--data", data(*GOOD), "--to", "llava", "--output", tmp_path / "out"]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "reflectune.data_builders.export", *map(str, arguments)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((tmp_path / "out" / "train.json").read_text())) == 2
+
+
+def test_every_bad_row_is_told_at_once_and_nothing_is_written(data: Callable[..., Path], tmp_path: Path) -> None:
+    config = ExportConfig(data=str(data(*GOOD, *BAD)), to="trl", output=str(tmp_path / "out"))
+
+    with pytest.raises(UserError) as caught:
+        export(config)
+
+    assert "2 bad rows" in str(caught.value)
+    assert "no image: image not found: " in str(caught.value)
+    assert "no answer: a question without retrieval needs an answer" in str(caught.value)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_bad_rows_are_left_out_and_listed_if_asked(
+    data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = data(*GOOD, *BAD)
+
+    status = run(monkeypatch, "--data", folder, "--to", "trl", "--output", tmp_path / "out", "--on_error", "skip")
+
+    assert status == 3
+    rejected = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
+    assert [bad["row"] for bad in rejected] == ["no image", "no answer"]
+
+
+def test_a_dry_run_shows_a_row_and_writes_nothing(
+    data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--data", data(*GOOD), "--to", "llamafactory", "--output", tmp_path / "out", "--dry_run")
+
+    assert run(monkeypatch, *arguments, "--images", "copy") == 0
+
+    assert "[Relevant] 1872" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else_is_not_written_into(data: Callable[..., Path], tmp_path: Path) -> None:
+    folder = data(*GOOD)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    export(ExportConfig(data=str(folder), to="trl", output=str(tmp_path / "out")))
+
+    with pytest.raises(UserError, match=r"holds other files \(thesis.tex"):
+        export(ExportConfig(data=str(folder), to="trl", output=str(tmp_path / "mine")))
+    with pytest.raises(UserError, match="holds an export with to trl, not llava"):
+        export(ExportConfig(data=str(folder), to="llava", output=str(tmp_path / "out")))
+
+
+def test_the_same_export_twice_gives_the_same_bytes(data: Callable[..., Path], tmp_path: Path) -> None:
+    config = ExportConfig(data=str(data(*GOOD)), to="llamafactory", output=str(tmp_path / "out"), images="copy")
+    export(config)
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+
+    export(config)
+
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+def test_every_problem_of_the_config_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    both = ExportConfig(data=str(tmp_path / "bare"), output=str(tmp_path / "bare"), to="trl", from_format="trl")
+
+    problems = "\n".join(both.problems())
+
+    for part in ("either `--to", "`scheme` is needed", "`image_root` is needed", "another folder"):
+        assert part in problems
+    assert any("`data` is needed" in issue for issue in ExportConfig(to="trl", output="o").problems())
+    assert any("found `selfrag`" in issue for issue in ExportConfig(scheme="selfrag").problems())
+
+
+def test_data_without_a_manifest_is_exported_when_told_scheme_and_images(
+    tmp_path: Path, data: Callable[..., Path]
+) -> None:
+    folder = data(*GOOD)
+    (folder / "reflection.json").unlink()
+    config = ExportConfig(
+        data=str(folder / "train.parquet"),
+        to="llava",
+        output=str(tmp_path / "out"),
+        scheme="mr2ag",
+        image_root=str(folder / "images"),
+    )
+
+    assert config.problems() == []
+    assert export(config).rows == 2

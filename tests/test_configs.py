@@ -1,0 +1,205 @@
+"""Every YAML in `configs/` is right by the config class of its entry script, and the recipes fit their models."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+from reflectune.train.config import SftConfig
+from reflectune.train.lora import add_adapters
+from reflectune.train.parameters import tower_of
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+LAUNCHES = [path for path in CONFIGS if path.parent.name == "accelerate"]
+RUNS = [path for path in CONFIGS if path not in LAUNCHES]
+BY_FOLDER = {"data": "data_builders/convert.py", "mr2ag": "data_builders/build_mr2ag.py"}
+"""The entry scripts of configs whose header doesn't name one."""
+
+NOT_THERE_YET = re.compile(
+    r"does not exist"  # data that a download or an earlier step makes
+    r"|has no [\w.]+\.json"
+    r"|there is no reflection\.json"
+    r"|is not a folder"
+    r"|not found: "
+    r"|pip install"  # an extra that this machine lacks
+)
+"""Problems that a config has because of where the test runs, not because of what it says."""
+
+
+def header(path: Path) -> str:
+    """The comment at the head of a config, a command that is cut by `\\` or by the comment's width in one piece."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    return " ".join(line.lstrip("# ").removesuffix("\\") for line in lines)
+
+
+def command(path: Path) -> re.Match[str] | None:
+    name = re.escape(path.relative_to(ROOT).as_posix())
+    return re.search(
+        rf"(?:-m reflectune\.(?P<module>[\w.]+)|(?P<script>[\w/]+)\.py) --config {name}(?P<flags>.*)", header(path)
+    )
+
+
+def entry_script(path: Path) -> str:
+    found = command(path)
+    if found is None:
+        return BY_FOLDER[path.parent.name]
+    return f"{(found['module'] or found['script']).replace('.', '/')}.py"
+
+
+def config_class(script: str) -> Any:
+    """The class that an entry script gives to `parse_config`."""
+    calls = [node for node in ast.walk(ast.parse((ROOT / script).read_text())) if isinstance(node, ast.Call)]
+    (name,) = [call.args[0].id for call in calls if getattr(call.func, "id", "") == "parse_config"]  # type: ignore[attr-defined]
+    return getattr(importlib.import_module(f"reflectune.{script.removesuffix('.py').replace('/', '.')}"), name)
+
+
+def problems(path: Path, *overrides: str) -> list[str]:
+    """What is wrong with a config, but for files that are not there yet and keys that its command line gives."""
+    found = command(path)
+    given = re.findall(r"--(\w+)", found["flags"]) if found else []
+    try:
+        parse_config(config_class(entry_script(path)), argv=["--config", str(path), *overrides])
+    except UserError as error:
+        issues = str(error).splitlines()[1:]
+        missing = [f"  `{key}` is needed" for key in given]
+        return [issue for issue in issues if not NOT_THERE_YET.search(issue) and issue not in missing]
+    return []
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.relative_to(ROOT / "configs").as_posix())
+def test_a_config_is_right_by_its_entry_scripts_class(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+    assert problems(path) == []
+
+
+def test_a_wrong_value_or_key_of_a_config_is_found(tmp_path: Path) -> None:
+    """That the test above can fail: nothing but what is not there yet is overlooked."""
+    path = ROOT / "configs" / "qwen2_vl_7b" / "mmkb_lora.yaml"
+
+    assert any("learning_rate" in issue for issue in problems(path, "--learning_rate", "-1"))
+    assert any("unknown key" in issue for issue in problems(path, "--learning_rates", "1"))
+
+
+@pytest.mark.parametrize("path", LAUNCHES, ids=lambda path: path.stem)
+def test_accelerate_knows_every_key_of_a_launch_config(path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    assert load_config_from_file(str(path)).num_processes >= 1
+
+
+# The recipes.
+
+MODELS = sorted(path.parent.name for path in (ROOT / "configs").glob("*/architecture.json"))
+"""Folders of recipes. `architecture.json` has what of the published model's config decides its shapes, and its size.
+
+Both were written from memory, since the hub can't be reached from here: that the shapes add up to the size, to the
+digit, checks them. LLaVA-1.5-13B has no size: the one remembered is 64 rows of both matrices below the sum
+(13,351,494,656), and could not be looked up. Its layers and widths don't depend on it.
+"""
+NAMES = ("mr2ag_full", "mr2ag_lora", "mr2ag_qlora", "mmkb_lora")
+RECIPES = [(folder, name) for folder in MODELS for name in NAMES]
+
+
+def architecture(folder: str) -> dict[str, Any]:
+    return json.loads((ROOT / "configs" / folder / "architecture.json").read_text())
+
+
+def on_meta(folder: str) -> nn.Module:
+    """The model at its true size, without memory."""
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(AutoConfig.for_model(**architecture(folder)["config"]))
+
+
+def layers_of(folder: str) -> int:
+    return architecture(folder)["config"]["text_config"]["num_hidden_layers"]
+
+
+def settings(folder: str, name: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "configs" / folder / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("folder", MODELS)
+def test_the_shapes_are_the_published_models(folder: str) -> None:
+    published = architecture(folder)["parameters"]
+
+    total = sum(parameter.numel() for parameter in on_meta(folder).parameters())  # a tied matrix once
+
+    assert published is None or total == published
+
+
+@pytest.mark.parametrize("folder", MODELS)
+@pytest.mark.parametrize("name", [name for name in NAMES if "lora" in name])
+def test_adapters_are_on_the_seven_matrices_of_each_layer_and_nowhere_else(folder: str, name: str) -> None:
+    model, layers = on_meta(folder), layers_of(folder)
+    targets = settings(folder, name).get("lora_targets", SftConfig.lora_targets)
+
+    matched = [module for module, _ in model.named_modules() if re.fullmatch(targets, module)]
+
+    assert len(matched) == layers * 7
+    assert {tower_of(module) for module in matched} == {"language model"}
+    assert all(isinstance(model.get_submodule(module), nn.Linear) for module in matched)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", MODELS)
+def test_peft_puts_the_adapters_there_and_trains_the_tokens_rows(folder: str) -> None:
+    model, layers = on_meta(folder), layers_of(folder)
+    with torch.device("meta"):
+        adapted = add_adapters(model, [31_000, 31_001], rank=16, alpha=32, dropout=0.0, targets=SftConfig.lora_targets)
+
+    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+
+    assert sum("lora_A" in name for name in trained) == layers * 7
+    rows = [name for name in trained if "trainable_tokens_delta" in name]
+    assert len(rows) == (1 if architecture(folder)["config"]["tie_word_embeddings"] else 2)
+    assert len(trained) == 2 * layers * 7 + len(rows)
+
+
+@pytest.mark.parametrize(("folder", "name"), RECIPES)
+def test_a_recipe_has_the_papers_hyperparameters(folder: str, name: str) -> None:
+    """mR²AG: learning rate 2e-5, batch 128, one epoch. MMKB-RAG: LoRA, batch 512."""
+    values = settings(folder, name)
+
+    processes = 1
+    if launch := re.search(r"--config_file (\S+)", header(ROOT / "configs" / folder / f"{name}.yaml")):
+        processes = yaml.safe_load((ROOT / launch[1]).read_text())["num_processes"]
+    batch = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"] * processes
+
+    assert values["epochs"] == 1
+    assert values["method"] == name.split("_")[1]
+    assert values["scheme"] == ("mmkb_rag" if name == "mmkb_lora" else "mr2ag")
+    assert batch == (512 if name == "mmkb_lora" else 128)
+    if name == "mr2ag_full":
+        assert (values["learning_rate"], values["freeze_vision"]) == (2e-5, True)
+
+
+@pytest.mark.parametrize(("folder", "name"), RECIPES)
+def test_a_recipes_header_says_what_one_has_to_know(folder: str, name: str) -> None:
+    text = header(ROOT / "configs" / folder / f"{name}.yaml")
+
+    for part in ("Download: ", "Data: ", "Launch, ", "Estimated, not measured: ", "It serves "):
+        assert part in text
+    for named in re.findall(r"configs/[\w/]+\.yaml", text):
+        assert (ROOT / named).is_file(), named
+    if name != "mr2ag_full":
+        assert settings(folder, name)["model"] in text
+
+
+def test_no_two_recipes_write_into_one_folder() -> None:
+    outputs = [settings(folder, name)["output_dir"] for folder, name in RECIPES]
+
+    assert len(set(outputs)) == len(RECIPES)

@@ -1,0 +1,47 @@
+"""The settings of `assemble_llava.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class AssembleConfig:
+    """Join a language model, a vision tower and a projector into a LLaVA."""
+
+    language: str = field(default="", metadata=_help("Vicuna: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5"))
+    vision: str = field(default="", metadata=_help("CLIP: a folder or hub id, openai/clip-vit-large-patch14-336"))
+    projector: str = field(default="", metadata=_help("the pre-trained projector's file, mm_projector.bin"))
+    output: str = field(default="", metadata=_help("folder for the checkpoint"))
+    tokenizer: str = field(
+        default="", metadata=_help("folder or hub id of the tokenizer, if it is not beside the language model")
+    )
+    pad_to_square: bool = field(
+        default=True, metadata=_help("pad pictures to a square, as LLaVA-1.5 was tuned, or else cut their middle out")
+    )
+    dtype: Literal["bfloat16", "float16", "float32"] = field(
+        default="bfloat16", metadata=_help("precision of the checkpoint")
+    )
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        needed = ("language", "vision", "projector", "output")
+        issues = [f"`{name}` is needed" for name in needed if not getattr(self, name)]
+        if self.projector and not Path(self.projector).is_file():
+            issues.append(
+                f"`projector`: {self.projector} is not a file; it is called mm_projector.bin where it is published"
+            )
+        for name in ("language", "vision", "tokenizer"):
+            value = getattr(self, name)
+            if not Path(value).is_dir() and (value.count("/") > 1 or value.startswith((".", "/", "~"))):
+                issues.append(f"`{name}`: there is no folder {value}")
+        output = Path(self.output)
+        if self.output and output.exists() and (output.is_file() or any(output.iterdir())):
+            issues.append(f"`output`: {output} is there already; choose a new folder")
+        return issues

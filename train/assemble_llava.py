@@ -1,0 +1,24 @@
+"""LLaVA-1.5 before instruction tuning: `python -m reflectune.train.assemble_llava --language L --vision V …`.
+
+Joins a Vicuna, a CLIP and the pre-trained projector (`mm_projector.bin`) into a checkpoint that transformers and
+`train/sft.py` load: the stage 1 that mR²AG trains from (arXiv 2411.15041, §4.2).
+"""
+
+from __future__ import annotations
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+from reflectune.train.assemble_config import AssembleConfig
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, then join the parts."""
+    (config,) = parse_config(AssembleConfig)
+    from reflectune.train.assembling import assemble  # slow to import: after the config is right
+
+    print(assemble(config))
+
+
+if __name__ == "__main__":
+    main()
