@@ -28,7 +28,7 @@ class DeriveConfig:
         default="probes",
         metadata=_help("who labels documents: the model's own answers, or whether one states an accepted answer"),
     )
-    rule: RuleName = field(default="paper", metadata=_help("paper, rate or margin; see labels.py"))
+    rule: RuleName = field(default="paper", metadata=_help("paper, outcome, rate or margin; see labels.py"))
     right_from: float = field(default=0.5, metadata=_help("an answer worth this much is right"))
     change: float = field(default=0.5, metadata=_help("for `rate`: least change of the rate of correctness"))
     margin: float = field(default=1.0, metadata=_help("for `margin`: least change of the log-probability, in nats"))

@@ -21,7 +21,7 @@ from reflectune.data_builders.probing.records import (
     greedy_correctness,
 )
 
-RuleName = Literal["paper", "rate", "margin"]
+RuleName = Literal["paper", "outcome", "rate", "margin"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class Rule:
     Attributes:
         name: `paper`: it turns a wrong greedy answer into a right one (Algorithm 2); `rate`: it raises the rate of
             correctness over the drawn answers by at least `change`; `margin`: it raises the accepted answer's
-            log-probability by at least `margin`. `[NoRel]` is the same downwards.
+            log-probability by at least `margin`; of these, `[NoRel]` is the same downwards. `outcome`: `[Rel]` as by
+            `paper`, and `[NoRel]` for every document from which the answer is wrong, whatever it was before: so a
+            question has both labels, which Algorithm 2 never gives.
         right_from: An answer worth this much, or a question answered right this often, is right; in (0, 1].
         change: For `rate`: a difference of rates, in (0, 1].
         margin: For `margin`: nats, at least 0. With 0 every document has a label whose change isn't exactly 0.
@@ -88,7 +90,7 @@ def ret_label(probe: Probe, rule: Rule) -> RetLabel | None:
 
 
 def srt_labels(probe: Probe, rule: Rule) -> list[SrtLabel]:
-    """Algorithm 2: the documents that change the answer for better (`[Rel]`) or worse (`[NoRel]`); no other."""
+    """Algorithm 2: the documents that change the answer for better (`[Rel]`) or worse (`[NoRel]`); others by rule."""
     found = []
     for document in probe.documents:
         change = _change(probe, document, rule)
@@ -130,9 +132,13 @@ def _change(probe: Probe, document: DocumentProbe, rule: Rule) -> float | None:
 
 def _relevant(change: float | None, probe: Probe, document: DocumentProbe, rule: Rule) -> bool | None:
     """[Rel], [NoRel], or None where the document changes nothing that counts."""
-    if rule.name == "paper":
+    if rule.name in ("paper", "outcome"):
         before, after = is_right(probe.replies, rule), is_right(document.replies, rule)
-        return None if before is None or after is None or before == after else after
+        if before is None or after is None:
+            return None
+        if rule.name == "outcome" and not after:
+            return False
+        return None if before == after else after
     threshold = rule.margin if rule.name == "margin" else rule.change
     if change is None or change == 0 or abs(change) < threshold:
         return None

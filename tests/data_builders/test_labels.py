@@ -47,6 +47,18 @@ def test_algorithm_2_labels_only_changes(before: float, after: float, expected: 
 
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
+    [(0, 1, True), (1, 0, False), (0, 0, False), (1, 1, None), (None, 1, None), (0, None, None)],
+)
+def test_by_outcome_whatever_leads_to_a_wrong_answer_is_irrelevant(
+    before: float, after: float, expected: bool | None
+) -> None:
+    found = srt_labels(probe(replies(before), document(1, after)), Rule("outcome"))
+
+    assert [label.relevant for label in found] == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
     [
         ((0, 0, 0, 0, 0), (0, 1, 1, 1, 1), True),  # the greedy answer is wrong both times
         ((1, 1, 1, 1, 1), (1, 0, 0, 1, 1), False),
