@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
+from torch import Tensor
+from transformers import PreTrainedModel, ProcessorMixin
 
 from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.models.processors import ImageOnlyQwen2VLProcessor
+from reflectune.models.pretrained import as_dtype, load_pretrained, load_processor
+from reflectune.models.quantization import Quantization, dequantized, require_bitsandbytes
 from reflectune.models.rendering import Renderer
 from reflectune.models.scheme import SCHEME_FILE, Scheme, find_scheme, load_scheme
 from reflectune.models.tokens import add_reflection_tokens, has_tokens
@@ -24,8 +25,6 @@ INFO_FILE = "reflectune.json"
 ADAPTER_FILE = "adapter_config.json"
 MINIATURES = Path(__file__).parent / "miniature"
 _MINIATURE = "miniature/"
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_QWEN_2 = ("qwen2_vl", "qwen2_5_vl")
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Loaded:
         name: As it was asked for.
         fingerprint: A hash of its weights, tokens, template and scheme.
         is_tuned: Whether it is a checkpoint that was fine-tuned with its scheme.
+        quantization: How its language model is held in four bits; None if it is not.
     """
 
     model: PreTrainedModel
@@ -49,6 +49,7 @@ class Loaded:
     name: str
     fingerprint: str
     is_tuned: bool
+    quantization: Quantization | None = None
 
 
 def load(
@@ -58,6 +59,7 @@ def load(
     dtype: str | torch.dtype = "float32",
     device: str = "cpu",
     seed: int = 0,
+    quantization: Quantization | None = None,
 ) -> Loaded:
     """Load a base model or a checkpoint.
 
@@ -68,33 +70,49 @@ def load(
         dtype: `float32`, `bfloat16`, `float16`, or a torch dtype.
         device: `cpu`, `cuda`, …; `auto` takes an accelerator if there is one.
         seed: Of new tokens' rows.
+        quantization: Hold the language model in four bits, to train adapters on it; its `dtype` then is `dtype`. None
+            loads plain weights, also of an adapter that was trained on four bits: merged into what it was trained on.
 
     Raises:
         UserError: There is no such model; it is a checkpoint without its scheme, or of another scheme; or a setting is
-            not known.
+            not known; or four bits are asked for or needed, and bitsandbytes is not installed.
     """
+    if quantization is not None:
+        require_bitsandbytes()
+        dtype = quantization.dtype
     wanted = find_scheme(scheme) if scheme else None
-    source = _resolve(model)
+    source = resolve(model)
     own = _own_scheme(source, wanted) if isinstance(source, Path) else None
     if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():
-        network, processor, base = _load_adapter(source, own, _dtype(dtype))
+        if quantization is not None:
+            raise UserError(f"{source} is an adapter, and 4 bits are for a base model; merge it with train.merge first")
+        network, processor, base = _load_adapter(source, own, as_dtype(dtype), find_device(device))
     else:
-        network, processor = _load_full(str(source), _dtype(dtype))
+        network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, find_device(device))
         base = ""
         if own is None and wanted is not None:
             _refuse_orphan(network, processor, wanted, source)
             add_reflection_tokens(network, processor, wanted, seed=seed)
     used = own or wanted
     renderer = Renderer(used, processor)
-    parts = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(_dtype(dtype))]
+    parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(as_dtype(dtype))]
     if used is not None and own is None:
         parts.append(str(seed))
-    network.requires_grad_(True).eval().to(find_device(device))
-    return Loaded(network, processor, used, renderer, model, fingerprint(parts), own is not None)
+    if quantization is None:
+        network.requires_grad_(True).eval().to(find_device(device))
+    else:
+        parts.append(asdict(quantization))
+    return Loaded(network.eval(), processor, used, renderer, model, fingerprint(parts), own is not None, quantization)
 
 
 def save_checkpoint(
-    folder: str | Path, model: Any, processor: ProcessorMixin, scheme: Scheme, info: Mapping[str, Any]
+    folder: str | Path,
+    model: Any,
+    processor: ProcessorMixin,
+    scheme: Scheme,
+    info: Mapping[str, Any],
+    *,
+    state_dict: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a checkpoint: weights or adapter, processor and tokenizer, `scheme.json`, and last `reflectune.json`.
 
@@ -104,6 +122,7 @@ def save_checkpoint(
         processor: With the scheme's tokens.
         scheme: The scheme that it was trained with.
         info: What else to remember, e.g. the data's fingerprint. An adapter needs `base_model` and `seed`.
+        state_dict: The weights of a full checkpoint, where the model holds a part of them.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +134,7 @@ def save_checkpoint(
         # The new rows are in the adapter; saving the whole matrices as well would be what `auto` guesses.
         model.save_pretrained(folder, save_embedding_layers=False)
     else:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=state_dict)
     processor.save_pretrained(folder)
     scheme.save(folder)
     write_json(folder / INFO_FILE, {"kind": "adapter" if is_adapter else "full", "scheme": scheme.name, **info})
@@ -126,8 +145,12 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     return read_json(Path(folder) / INFO_FILE, "the checkpoint's record")
 
 
-def _resolve(model: str) -> Path | str:
-    """The folder that a name stands for, or the name itself if it can only be a hub id."""
+def resolve(model: str) -> Path | str:
+    """The folder that a name stands for, or the name itself if it can only be a hub id.
+
+    Raises:
+        UserError: There is no such miniature or folder, or no model in it.
+    """
     if model.startswith(_MINIATURE):
         shipped = sorted(path.parent.name for path in MINIATURES.glob("*/config.json"))
         folder = MINIATURES / model.removeprefix(_MINIATURE)
@@ -168,54 +191,27 @@ def _refuse_orphan(network: PreTrainedModel, processor: ProcessorMixin, wanted: 
         )
 
 
-def _load_full(source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, ProcessorMixin]:
-    try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        network = AutoModelForImageTextToText.from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
-        processor = load_processor(source, config.model_type)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the model {source}: {' '.join(str(error).split())[:400]}") from error
-    _agree_on_image_tokens(network, processor)
-    return network, processor
-
-
-def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
-    """The processor of a model; Qwen2-VL's without its video half where torchvision is absent."""
-    if model_type in _QWEN_2 and find_spec("torchvision") is None:
-        return ImageOnlyQwen2VLProcessor.from_pretrained(source)
-    return AutoProcessor.from_pretrained(source, trust_remote_code=False)
-
-
 def _load_adapter(
-    folder: Path, scheme: Scheme | None, dtype: torch.dtype
+    folder: Path, scheme: Scheme | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, ProcessorMixin, str]:
     """The base model with the scheme's tokens and the adapter merged into it, and the base weights' fingerprint."""
     from peft import PeftModel  # slow to import
 
     assert scheme is not None  # an adapter without a scheme is refused before
     info = read_info(folder)
-    base = _resolve(str(info["base_model"]))
-    network, _ = _load_full(str(base), dtype)
+    base = resolve(str(info["base_model"]))
+    quantization = Quantization(**info["quantization"]) if info.get("quantization") else None
+    if quantization:
+        require_bitsandbytes()
+    network, _ = load_pretrained(
+        str(base), as_dtype(quantization.dtype) if quantization else dtype, quantization, device
+    )
     processor = load_processor(folder, network.config.model_type)
     add_reflection_tokens(network, processor, scheme, seed=int(info["seed"]))
+    if quantization:
+        network = dequantized(network, dtype)
     merged = PeftModel.from_pretrained(network, folder).merge_and_unload()
     return merged, processor, _weights_fingerprint(base, network)
-
-
-def _agree_on_image_tokens(network: PreTrainedModel, processor: Any) -> None:
-    """Give LLaVA's processor what an old processor config lacks: how many tokens an image becomes."""
-    if network.config.model_type != "llava" or processor.patch_size is not None:
-        return
-    processor.patch_size = network.config.vision_config.patch_size
-    processor.vision_feature_select_strategy = network.config.vision_feature_select_strategy
-    processor.num_additional_image_tokens = 1  # CLIP's class token
 
 
 def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
@@ -225,11 +221,3 @@ def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
     names = ("config.json", ADAPTER_FILE)
     files = [*sorted(source.glob("*.safetensors")), *(source / name for name in names if (source / name).is_file())]
     return file_fingerprint(*files)
-
-
-def _dtype(name: str | torch.dtype) -> torch.dtype:
-    if isinstance(name, torch.dtype):
-        return name
-    if name not in _DTYPES:
-        raise UserError(f"unknown dtype `{name}`; choose one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -43,11 +44,12 @@ def add_reflection_tokens(model: Any, processor: ProcessorMixin, scheme: Scheme,
     ids = {role: token_id_of(tokenizer, token) for role, token in scheme.tokens.items()}
     if getattr(model.config, "reflection_scheme", None) == scheme.fingerprint:
         return ids
-    if max(ids.values()) >= model.get_input_embeddings().weight.shape[0]:
+    if max(ids.values()) >= _rows(model.get_input_embeddings().weight):
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     words = {role: tokenizer(scheme.descriptions[role], add_special_tokens=False)["input_ids"] for role in ids}
     for number, matrix in enumerate(_matrices(model)):
-        _initialise_rows(matrix, ids, words, seed=seed * 2 + number)
+        with _whole(matrix):
+            _initialise_rows(matrix, ids, words, seed=seed * 2 + number)
     model.config.reflection_scheme = scheme.fingerprint
     return ids
 
@@ -96,6 +98,20 @@ def _initialise_rows(matrix: Tensor, ids: Mapping[str, int], words: Mapping[str,
         mean = matrix[list(words[role])].float().mean(0)
         noise = torch.randn(mean.shape, generator=generator) * spread
         matrix[ids[role]] = (mean + noise.to(mean.device)).to(matrix.dtype)
+
+
+def _rows(matrix: Tensor) -> int:
+    """Rows of a matrix, whether or not it is divided among processes by ZeRO-3."""
+    return getattr(matrix, "ds_shape", matrix.shape)[0]
+
+
+def _whole(matrix: Tensor) -> AbstractContextManager[None]:
+    """Within, a matrix that ZeRO-3 has divided is whole; afterwards every process has its part of the first one's."""
+    if not hasattr(matrix, "ds_shape"):
+        return nullcontext()
+    import deepspeed  # an extra, and there if a weight is divided by it
+
+    return deepspeed.zero.GatheredParameters([matrix], modifier_rank=0)
 
 
 def _matrices(model: Any) -> list[Tensor]:

@@ -55,6 +55,16 @@ def refuse_occupied(output_dir: str | Path) -> None:
         )
 
 
+def refuse_full_disk(folder: str | Path, needed: int) -> None:
+    """Raise a `UserError` if a checkpoint of that many bytes would not fit: nothing is half written."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"a checkpoint needs about {needed / 2**30:.2f} GiB, and {folder} has {free / 2**30:.2f} GiB left; free "
+            "some and run the same command again: it goes on from the last checkpoint"
+        )
+
+
 def keep_newest(output_dir: str | Path, count: int) -> None:
     """Delete all but the newest `count` whole checkpoints, and older ones that were cut off."""
     folders = checkpoint_folders(output_dir)

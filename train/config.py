@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reflectune.data_builders.reflection_data import MANIFEST
+from reflectune.models.quantization import missing_bitsandbytes
+from reflectune.train.gate_names import metric_names
 
 
 def _help(text: str) -> dict[str, str]:
@@ -17,7 +19,7 @@ def _help(text: str) -> dict[str, str]:
 
 @dataclass
 class SftConfig:
-    """Fine-tune a model on reflection data, fully or by LoRA."""
+    """Fine-tune a model on reflection data: fully, by LoRA, or by QLoRA."""
 
     model: str = field(default="miniature/llava", metadata=_help("base model: a miniature, a hub id or a folder"))
     scheme: str = field(default="mr2ag", metadata=_help("whose tokens and prompts to train"))
@@ -26,9 +28,14 @@ class SftConfig:
     image_root: str = field(default="", metadata=_help("folder of the images; the one in the data's manifest if unset"))
     output_dir: str = field(default="", metadata=_help("folder for the checkpoint"))
 
-    method: Literal["full", "lora"] = field(default="full", metadata=_help("train all weights, or adapters"))
+    method: Literal["full", "lora", "qlora"] = field(
+        default="full", metadata=_help("train all weights, adapters, or adapters on a 4-bit language model")
+    )
     freeze_vision: bool = field(
         default=False, metadata=_help("keep the vision tower as it is (full; LoRA always does)")
+    )
+    double_quantization: bool = field(
+        default=True, metadata=_help("qlora: quantise the scales of the 4-bit weights too, 0.37 bits less a weight")
     )
     lora_r: int = field(default=16, metadata=_help("rank of the adapters"))
     lora_alpha: int = field(default=32, metadata=_help("scale of the adapters, times 1/lora_r"))
@@ -83,6 +90,17 @@ class SftConfig:
     dataloader_workers: int = field(
         default=0, metadata=_help("processes that encode examples; 0 encodes in the main one")
     )
+    eval_data: str = field(
+        default="", metadata=_help("validation data, like train_data: its gates are read every eval_steps")
+    )
+    eval_split: str = field(default="val", metadata=_help("split to validate on, if eval_data is a folder"))
+    eval_steps: int = field(default=500, metadata=_help("steps between validations"))
+    best_metric: str = field(
+        default="", metadata=_help("end with the weights that were best by it, e.g. relevance_auroc; the last if unset")
+    )
+    early_stopping_patience: int | None = field(
+        default=None, metadata=_help("stop after this many validations without a better best_metric")
+    )
     dry_run: bool = field(default=False, metadata=_help("say what would be trained, and stop"))
 
     def problems(self) -> list[str]:
@@ -101,10 +119,28 @@ class SftConfig:
             issues.append(f"`image_root` is needed: there is no {MANIFEST} beside the data to say where the images are")
         if self.learning_rate <= 0:
             issues.append(f"`learning_rate` must be above 0, found {self.learning_rate}")
+        if self.method == "qlora" and (missing := missing_bitsandbytes()):
+            issues.append(f"`method`: {missing}")
+        issues += self._validation_problems()
         try:
             re.compile(self.lora_targets)
         except re.error as error:
             issues.append(f"`lora_targets` is no regular expression: {error}")
+        return issues
+
+    def _validation_problems(self) -> list[str]:
+        issues = []
+        known = metric_names(self.scheme)
+        if self.eval_data and not self.eval_file().is_file():
+            issues.append(f"`eval_data`: {self.eval_file()} does not exist; build it, or choose another `eval_split`")
+        if self.best_metric and self.best_metric not in known:
+            issues.append(
+                f"`best_metric` must be one of {', '.join(known)} for {self.scheme}, found {self.best_metric}"
+            )
+        if self.best_metric and not self.eval_data:
+            issues.append("`best_metric` needs `eval_data` to be measured on")
+        if self.early_stopping_patience is not None and not self.best_metric:
+            issues.append("`early_stopping_patience` needs a `best_metric` to be patient about")
         return issues
 
     def reflection_folder(self) -> Path:
@@ -116,14 +152,21 @@ class SftConfig:
         path = Path(self.train_data)
         return path if path.suffix == ".parquet" else path / f"{self.train_split}.parquet"
 
+    def eval_file(self) -> Path:
+        """The Parquet file with the examples to validate on."""
+        path = Path(self.eval_data)
+        return path if path.suffix == ".parquet" else path / f"{self.eval_split}.parquet"
+
     def run_settings(self) -> dict[str, Any]:
         """The settings that determine the weights: a run can only be resumed if they are the same."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _FREE}
+        unread = _FREE | (set() if self.method == "qlora" else {"double_quantization"})
+        unread |= set() if self.best_metric else {"best_metric", "early_stopping_patience", "eval_steps"}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
 
 
 _FREE = frozenset(
     "model train_data image_root output_dir resume save_steps save_total_limit logging_steps report_to cache_mib "
-    "dataloader_workers dry_run".split()
+    "dataloader_workers eval_data eval_split dry_run".split()
 )
 """Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed.)"""
 _NEEDED = {
@@ -146,6 +189,8 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "per_device_train_batch_size": (1, float("inf")),
     "gradient_accumulation_steps": (1, float("inf")),
     "save_steps": (1, float("inf")),
+    "eval_steps": (1, float("inf")),
+    "early_stopping_patience": (1, float("inf")),
     "save_total_limit": (1, float("inf")),
     "logging_steps": (1, float("inf")),
     "cache_mib": (0, float("inf")),

@@ -4,38 +4,47 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import nn
-from transformers import PreTrainedModel, TrainingArguments, set_seed
+from torch import Tensor, nn
+from transformers import PreTrainedModel, TrainerState, TrainingArguments, set_seed
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.types import TrainingExample
 from reflectune.models.loading import Loaded, load, save_checkpoint
+from reflectune.models.quantization import Quantization
+from reflectune.train.best import end_with_best, has_stopped_early
 from reflectune.train.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
 from reflectune.train.data import EncodedExamples, approximate_length, kind, load_examples
+from reflectune.train.gate_names import greater_is_better
+from reflectune.train.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
 from reflectune.train.lora import add_adapters
 from reflectune.train.order import TrainingOrder
-from reflectune.train.parameters import freeze_tower, keep_trained_weights_in_fp32
+from reflectune.train.parameters import freeze_tower, freeze_unread, keep_trained_weights_in_fp32
 from reflectune.train.preview import describe, parameter_table
 from reflectune.train.trainer import ReflectionTrainer
+from reflectune.train.validation import GateReader, check_metric
 
 
 def fine_tune(config: SftConfig) -> None:
     """Train as the config says, and write the checkpoint into `output_dir`; go on from the last one if there is one."""
+    refuse_bad_launch(config, os.environ)
     examples, image_root = load_examples(config)
+    validation = load_validation(config)
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
-    loaded = load(config.model, scheme=config.scheme, dtype=_weights_dtype(config), seed=config.seed)
+    loaded = load_base(config, args)
     settings = run_settings(config, loaded, args)
     if not config.dry_run and not config.resume:
         refuse_occupied(config.output_dir)
@@ -49,7 +58,15 @@ def fine_tune(config: SftConfig) -> None:
         say(args, describe(config, model, dataset, loaded.renderer, steps))
         return
     say(args, parameter_table(model))
-    train(model, args, dataset, order(examples, config, args), loaded, settings)
+    collator = Collator(loaded.model)
+    reader = None
+    if validation:
+        held_out = encoded_examples(*validation, loaded, config)
+        batch_size = config.per_device_train_batch_size
+        reader = GateReader(held_out, collator, loaded.renderer.token_ids, config.scheme, batch_size)
+    save = functools.partial(save_model, loaded=loaded, settings=settings)
+    reading_order, patience = order(examples, config, args), config.early_stopping_patience
+    train(ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience))
 
 
 def training_arguments(config: SftConfig) -> TrainingArguments:
@@ -68,9 +85,13 @@ def training_arguments(config: SftConfig) -> TrainingArguments:
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         seed=config.seed,
         bf16=config.dtype == "bfloat16",
-        use_cpu=config.device == "cpu",
+        **placement(config, os.environ),
         activation_checkpointing=config.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False} if config.gradient_checkpointing else None,
+        eval_strategy="steps" if config.eval_data else "no",
+        eval_steps=config.eval_steps,
+        metric_for_best_model=config.best_metric or None,
+        greater_is_better=greater_is_better(config.best_metric),
         save_steps=config.save_steps,
         save_total_limit=config.save_total_limit,
         logging_steps=config.logging_steps,
@@ -84,11 +105,20 @@ def training_arguments(config: SftConfig) -> TrainingArguments:
     )
 
 
+def load_base(config: SftConfig, args: TrainingArguments) -> Loaded:
+    """The model to train: what trains is kept in fp32, a frozen base in half precision or in four bits."""
+    dtype = "float32" if config.method == "full" else config.dtype
+    if config.method != "qlora":
+        return load(config.model, scheme=config.scheme, dtype=dtype, seed=config.seed)
+    four_bits = Quantization(dtype, config.double_quantization)
+    return load(config.model, scheme=config.scheme, seed=config.seed, quantization=four_bits, device=str(args.device))
+
+
 def prepare_model(loaded: Loaded, config: SftConfig) -> PreTrainedModel | PeftModel:
     """Choose what trains: everything, everything but the vision tower, or adapters and the new tokens' rows."""
     model: PreTrainedModel | PeftModel = loaded.model
     set_seed(config.seed)  # adapters begin at random
-    if config.method == "lora":
+    if config.method != "full":
         model = add_adapters(
             loaded.model,
             loaded.renderer.token_ids.values(),
@@ -99,6 +129,8 @@ def prepare_model(loaded: Loaded, config: SftConfig) -> PreTrainedModel | PeftMo
         )
     elif config.freeze_vision:
         freeze_tower(model, "vision tower")
+    if sharding(os.environ) == "fsdp":
+        freeze_unread(model)
     keep_trained_weights_in_fp32(model)
     return model.train()
 
@@ -110,6 +142,8 @@ def run_settings(config: SftConfig, loaded: Loaded, args: TrainingArguments) -> 
         "data_fingerprint": file_fingerprint(config.examples_file()),
         "model_fingerprint": loaded.fingerprint,  # of weights, tokens, chat template and scheme
         "processes": args.world_size,
+        **({"sharding": kind} if (kind := sharding(os.environ)) else {}),
+        **({"eval_fingerprint": file_fingerprint(config.eval_file())} if config.best_metric else {}),
     }
 
 
@@ -147,58 +181,64 @@ def total_steps(config: SftConfig, examples: int, processes: int) -> int:
     return math.ceil(config.epochs * math.ceil(batches / config.gradient_accumulation_steps))
 
 
-def train(
-    model: PreTrainedModel | PeftModel,
-    args: TrainingArguments,
-    dataset: EncodedExamples,
-    reading_order: TrainingOrder,
-    loaded: Loaded,
-    settings: Mapping[str, Any],
-) -> None:
-    """Run the steps that are left, then write the final checkpoint."""
-    output_dir = str(args.output_dir)
+def load_validation(config: SftConfig) -> tuple[Sequence[TrainingExample], Path] | None:
+    """The validation data and the folder of its images, if there is any; checked as the training data is."""
+    if not config.eval_data:
+        return None
+    examples, image_root = load_examples(replace(config, train_data=str(config.eval_file())))
+    check_metric(config.best_metric, examples, config.eval_file())
+    return examples, image_root
+
+
+def train(trainer: ReflectionTrainer) -> None:
+    """Run the steps that are left, then write the final checkpoint: the last weights, or the best ones."""
+    args, settings = trainer.args, trainer.settings
+    output_dir, best_metric = Path(str(args.output_dir)), args.metric_for_best_model
+    check_engaged(trainer, os.environ)
+    wrap_layers(trainer)
     checkpoint = last_whole_checkpoint(output_dir, settings)
-    save = functools.partial(save_model, loaded=loaded, settings=settings)
-    collator = Collator(loaded.model)
-    trainer = ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings)
-    if checkpoint:
-        say(args, f"going on from {checkpoint}")
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    trainer.save_model(output_dir)
+    if checkpoint and has_stopped_early(checkpoint, best_metric or "", trainer.patience):
+        trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    else:
+        if checkpoint:
+            say(args, f"going on from {checkpoint}")
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if not best_metric:
+        trainer.save_model(str(output_dir))
+    elif args.should_save:
+        end_with_best(output_dir)
+        say(args, f"best {best_metric}: {trainer.state.best_metric:.4f}, at step {trainer.state.best_global_step}")
     trainer.save_state()
     if args.should_save:
         mark_whole(output_dir, settings, trainer.state.global_step)
 
 
-def save_model(folder: Path, model: nn.Module, *, loaded: Loaded, settings: Mapping[str, Any]) -> None:
-    """Write a checkpoint that `reflectune.models.loading.load`, transformers and peft load."""
+def save_model(
+    folder: Path,
+    model: nn.Module,
+    state_dict: Mapping[str, Tensor] | None,
+    *,
+    loaded: Loaded,
+    settings: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint that `reflectune.models.loading.load`, transformers and peft load.
+
+    Args:
+        folder: Where to.
+        model: The model, not wrapped.
+        state_dict: Its weights, if they are divided among processes and were gathered.
+        loaded: Its processor and scheme, and what it was loaded from.
+        settings: What determines the run.
+    """
     # A folder's whole path: an adapter is loaded onto its base from any working directory.
     base = str(Path(loaded.name).resolve()) if Path(loaded.name).is_dir() else loaded.name
-    info = {"base_model": base, "seed": settings["seed"], "training": dict(settings)}
+    quantization = asdict(loaded.quantization) if loaded.quantization else None
+    info = {"base_model": base, "seed": settings["seed"], "quantization": quantization, "training": dict(settings)}
     assert loaded.scheme is not None  # it was loaded with one
-    save_checkpoint(folder, model, loaded.processor, loaded.scheme, info)
+    save_checkpoint(folder, model, loaded.processor, loaded.scheme, info, state_dict=state_dict)
 
 
 def say(args: TrainingArguments, text: str) -> None:
     """Print once, however many processes train."""
     if args.process_index == 0:
         print(text, flush=True)
-
-
-def refuse_lonely_launch(environment: Mapping[str, str]) -> None:
-    """Raise a `UserError` if `accelerate launch` was asked for several CPU processes and started one.
-
-    It does so silently for `--cpu --num_processes 2` (accelerate 1.15): it names a meeting point, and no world.
-    """
-    on_cpu = environment.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")
-    mpi = any(name in environment for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"))
-    if on_cpu and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment and not mpi:
-        raise UserError(
-            "`accelerate launch --cpu --num_processes N` starts one process, not N; launch with `--config_file "
-            "configs/accelerate/cpu_2_processes.yaml`, or with `torchrun --nproc_per_node N train/sft.py`"
-        )
-
-
-def _weights_dtype(config: SftConfig) -> str:
-    """What trains is kept in fp32; a frozen base may be read in half precision."""
-    return config.dtype if config.method == "lora" else "float32"

@@ -6,8 +6,6 @@ its last checkpoint when the same command is given again.
 
 from __future__ import annotations
 
-import os
-
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.train.config import SftConfig
@@ -17,9 +15,8 @@ from reflectune.train.config import SftConfig
 def main() -> None:
     """Parse the config, then train."""
     (config,) = parse_config(SftConfig)
-    from reflectune.train.fine_tune import fine_tune, refuse_lonely_launch  # slow to import: after the config is right
+    from reflectune.train.fine_tune import fine_tune  # slow to import: after the config is right
 
-    refuse_lonely_launch(os.environ)
     fine_tune(config)
 
 

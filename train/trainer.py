@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -18,8 +18,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.errors import UserError
 from reflectune.models.tree import IGNORE, loss_terms
-from reflectune.train.checkpoints import keep_newest, mark_whole
+from reflectune.train.best import BEST, is_patience_exhausted, put_in_place
+from reflectune.train.checkpoints import keep_newest, mark_whole, refuse_full_disk
 from reflectune.train.order import TrainingOrder
+from reflectune.train.parameters import parameter_count
+from reflectune.train.validation import GateReader, Sums, gate_metrics
 
 
 class ReflectionTrainer(Trainer):
@@ -35,8 +38,10 @@ class ReflectionTrainer(Trainer):
         dataset: Examples for the collator.
         collator: Makes a batch of them.
         order: The order in which to read them.
-        save: Writes model, processor and scheme into a folder.
+        save: Writes model, processor and scheme into a folder, from gathered weights if there are any.
         settings: What determines the run, recorded in each checkpoint.
+        reader: Reads gates for validation, if there is any.
+        patience: Validations without a better `args.metric_for_best_model` before training stops; None for any number.
     """
 
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the weight of the whole accumulated batch
@@ -48,12 +53,16 @@ class ReflectionTrainer(Trainer):
         dataset: Dataset,
         collator: Callable[[list[Any]], dict[str, Any]],
         order: TrainingOrder,
-        save: Callable[[Path, nn.Module], None],
+        save: Callable[[Path, nn.Module, Mapping[str, Tensor] | None], None],
         settings: Mapping[str, Any],
+        reader: GateReader | None = None,
+        patience: int | None = None,
     ) -> None:
         self._checkpoints_to_keep, args.save_total_limit = args.save_total_limit or 1, None
-        super().__init__(model, args, collator, dataset, callbacks=[_FollowEpochs(order)])
-        self._order, self._save_to, self._settings = order, save, settings
+        validated = reader.dataset if reader else None
+        super().__init__(model, args, collator, dataset, validated, callbacks=[_FollowEpochs(order)])
+        self._reader, self.patience = reader, patience
+        self._order, self._save_to, self.settings = order, save, settings
         self._bare_model, self._folder = model, Path(str(args.output_dir))
         self._tokens, self._tokens_since = 0, time.monotonic()
 
@@ -99,6 +108,45 @@ class ReflectionTrainer(Trainer):
             )
         return loss
 
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Read the gates of the validation data, over all processes, and log `eval_<metric>`; see `gate_metrics`.
+
+        Training is not touched: no random number is drawn.
+        """
+        assert self._reader is not None  # validation is only on if there is one
+        began = time.monotonic()
+        model = self.model_wrapped
+        model.eval()  # DeepSpeed's returns nothing
+        own = self._reader.read(model, self._prepare_inputs, self.args.process_index, self.args.world_size)
+        model.train()
+        parts = gather_object([own])
+        readings = [reading for found, _ in parts for reading in found]
+        sums = Sums(sum(part.loss for _, part in parts), sum(part.weight for _, part in parts))
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in gate_metrics(readings, sums).items()}
+        self._tokens_since += time.monotonic() - began
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        is_better = super()._determine_best_metric(metrics, trial)
+        name, step = self.args.metric_for_best_model, self.state.global_step
+        if is_better:
+            partial = self._folder / f".{BEST}.partial"
+            if self.args.should_save:
+                refuse_full_disk(self._folder, _checkpoint_bytes(self._bare_model, deepspeed=False))
+            self.save_model(str(partial), _internal_call=True)
+            if self.args.should_save:
+                put_in_place(partial, self._folder, self.settings, step)
+            self.accelerator.wait_for_everyone()
+        elif name and is_patience_exhausted(
+            self.state.log_history, name, self.state.best_global_step or 0, self.patience
+        ):
+            self.control.should_training_stop = True
+        return is_better
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with the tokens per second of this process since the last time."""
         now = time.monotonic()
@@ -112,20 +160,25 @@ class ReflectionTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         if self.args.should_save:
-            self._save_to(Path(output_dir or self._folder), self._bare_model)
+            # What is divided among the processes was gathered by the caller; adapters are never divided.
+            gathered = None if isinstance(self._bare_model, PeftModel) else state_dict
+            self._save_to(Path(output_dir or self._folder), self._bare_model, gathered)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self.args.should_save:
-            refuse_full_disk(self._folder, _checkpoint_bytes(self._bare_model))
+            refuse_full_disk(self._folder, _checkpoint_bytes(self._bare_model, deepspeed=self.is_deepspeed_enabled))
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             step = self.state.global_step
-            mark_whole(self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}", self._settings, step)
+            mark_whole(self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}", self.settings, step)
             keep_newest(self._folder, self._checkpoints_to_keep)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        load_weights(self._bare_model, resume_from_checkpoint)
+        if self.is_fsdp_enabled:  # each process loads its part of what FSDP has saved
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:
+            load_weights(self._bare_model, resume_from_checkpoint)
 
 
 def supervised_weight(batch: Mapping[str, Tensor]) -> Tensor:
@@ -155,21 +208,17 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None
         model.load_state_dict(state)
 
 
-def refuse_full_disk(folder: str | Path, needed: int) -> None:
-    """Raise a `UserError` if a checkpoint would not fit: the last one stays whole, and nothing is half written."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f"a checkpoint needs about {needed / 2**30:.2f} GiB, and {folder} has {free / 2**30:.2f} GiB left; free "
-            "some and run the same command again: it goes on from the last checkpoint"
-        )
+def _checkpoint_bytes(model: nn.Module, *, deepspeed: bool) -> int:
+    """About what a checkpoint takes: the weights (or adapters) and, for what trains, the optimiser's two moments.
 
-
-def _checkpoint_bytes(model: nn.Module) -> int:
-    """About what a checkpoint takes: the weights (or adapters) and, for what trains, the optimiser's two moments."""
-    trainable = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    saved = trainable if isinstance(model, PeftModel) else sum(p.numel() * p.element_size() for p in model.parameters())
-    return saved + 2 * trainable + 2**24  # and the tokenizer
+    DeepSpeed writes the weights a second time, and masters in fp32.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    saved = sum(
+        parameter_count(p) * p.element_size() for p in (trained if isinstance(model, PeftModel) else model.parameters())
+    )
+    moments = 2 * sum(parameter_count(p) * 4 for p in trained)
+    return saved + moments + (saved + moments // 2 if deepspeed else 0) + 2**24  # and the tokenizer
 
 
 class _FollowEpochs(TrainerCallback):

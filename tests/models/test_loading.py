@@ -6,7 +6,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from reflectune.core.errors import UserError
-from reflectune.models.loading import INFO_FILE, Loaded, load, load_processor, read_info, save_checkpoint
+from reflectune.models.loading import INFO_FILE, Loaded, load, read_info, save_checkpoint
+from reflectune.models.pretrained import load_processor
 from reflectune.models.scheme import MMKB_RAG, MR2AG, SCHEME_FILE
 from reflectune.models.tree import collate
 

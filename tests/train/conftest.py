@@ -8,7 +8,7 @@ from PIL import Image
 
 from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest, write_prompted
-from reflectune.models.miniature.architecture import Family, build_model, build_processor, train_tokenizer
+from reflectune.models.miniature.architecture import Family, Size, build_model, build_processor, train_tokenizer
 
 COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}
 
@@ -85,11 +85,11 @@ def data_folder(tmp_path: Path, examples: list[ReflectionExample]) -> Path:
 def base_model(tmp_path: Path) -> Callable[..., Path]:
     """Writes a random base model of a family, without reflection tokens, into a folder, and returns the folder."""
 
-    def build(family: Family = "llava", *, tie: bool | None = None, seed: int = 0) -> Path:
-        folder = tmp_path / f"base_{family}_{tie}_{seed}"
+    def build(family: Family = "llava", *, tie: bool | None = None, seed: int = 0, size: Size = "test") -> Path:
+        folder = tmp_path / f"base_{family}_{tie}_{seed}_{size}"
         texts = ["USER: When was it founded? ASSISTANT: It was founded in 1872.", "Which colour is it? a gold tower"]
         tokenizer = train_tokenizer(texts, 320, family)
-        build_model(family, tokenizer, size="test", tie_word_embeddings=tie, seed=seed).save_pretrained(folder)
+        build_model(family, tokenizer, size=size, tie_word_embeddings=tie, seed=seed).save_pretrained(folder)
         build_processor(family, tokenizer).save_pretrained(folder)
         return folder
 

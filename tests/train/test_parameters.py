@@ -1,8 +1,16 @@
+from typing import Any
+
 import pytest
 import torch
 
 from reflectune.models.miniature.architecture import FAMILIES, Family, build_model, train_tokenizer
-from reflectune.train.parameters import count_by_tower, freeze_tower, keep_trained_weights_in_fp32, tower_of
+from reflectune.train.parameters import (
+    count_by_tower,
+    freeze_tower,
+    freeze_unread,
+    keep_trained_weights_in_fp32,
+    tower_of,
+)
 
 
 def tiny(family: Family) -> torch.nn.Module:
@@ -45,6 +53,21 @@ def test_a_frozen_vision_tower_leaves_the_projector_training(family: Family) -> 
     assert counts["vision tower"].trainable == 0
     assert counts["projector"].trainable == counts["projector"].total
     assert counts["language model"].trainable == counts["language model"].total
+
+
+@pytest.mark.parametrize(("feature_layer", "frozen"), [(-1, 0), (-2, 1), (1, 1)])
+def test_what_is_never_read_is_what_gets_no_gradient(feature_layer: int, frozen: int) -> None:
+    model = tiny("llava")
+    config: Any = model.config
+    config.vision_feature_layer = feature_layer
+    ids = torch.tensor([[20, *[config.image_token_id] * 16, 21, 22]])
+    model(input_ids=ids, pixel_values=torch.randn(1, 3, 64, 64), labels=ids).loss.backward()
+
+    freeze_unread(model)
+
+    still = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert still == {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert len({name.split(".")[4] for name in still if "encoder.layers" in name}) == frozen
 
 
 def test_weights_that_train_are_kept_in_fp32() -> None:

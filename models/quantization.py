@@ -1,0 +1,91 @@
+"""4-bit base models (NF4, arXiv 2305.14314) through bitsandbytes: what QLoRA trains on and was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from reflectune.core.errors import UserError
+
+if TYPE_CHECKING:  # a config asks for `missing_bitsandbytes` before anything slow is imported
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+# Whole module names or regular expressions that match one from its start, which is how transformers reads them: the
+# plain name `vision_tower` matches neither `model.vision_tower` nor what lies in it, and the tower would be quantised
+# without a word. Embeddings are no linear layers, so they stay as they are anyway.
+_KEPT = (r".*\.(vision_tower|visual|vision_model|multi_modal_projector)", "lm_head")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the linear layers of a language model are held in four bits; everything else stays in `dtype`.
+
+    Attributes:
+        dtype: `bfloat16` or `float32`: what the weights are rounded to before, and what products are computed in.
+        double: Whether the blocks' scales are quantised as well, which saves 0.37 bits a weight.
+    """
+
+    dtype: str = "bfloat16"
+    double: bool = True
+
+    def arguments(self, device: torch.device) -> dict[str, Any]:
+        """What `from_pretrained` is given to quantise while it loads."""
+        from transformers import BitsAndBytesConfig
+
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=self.double,
+            bnb_4bit_compute_dtype=self.dtype,
+            llm_int8_skip_modules=list(_KEPT),  # its name notwithstanding, four bits obey it too
+        )
+        return {"quantization_config": config, "device_map": {"": device}}
+
+
+def missing_bitsandbytes() -> str:
+    """Why nothing can be quantised here, and what to do; "" if it can."""
+    if find_spec("bitsandbytes") is not None:
+        return ""
+    return "4-bit weights need bitsandbytes: `pip install 'reflectune[quantization]'`"
+
+
+def require_bitsandbytes() -> None:
+    """Raise a `UserError` where bitsandbytes is not installed."""
+    if problem := missing_bitsandbytes():
+        raise UserError(problem)
+
+
+def check_quantized(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, if its language model's linear layers and no others are quantised; safe to train after evaluation.
+
+    On a CPU with AVX512-BF16, the first forward pass in evaluation mode repacks the weights of bitsandbytes (0.50.2).
+    After it, gradients of what lies below vanish without a word, and layers with a bias (Qwen2-VL's q, k and v) fail.
+    Repacking is turned off here. That can go once `Linear4bit.forward` keeps the gradient of repacked weights.
+
+    Raises:
+        UserError: Another part of it is quantised, or nothing is.
+    """
+    quantized = quantized_layers(model)
+    outside = [name for name in quantized if "language_model" not in name]
+    if outside or not quantized:
+        found = f"would quantise {', '.join(outside[:3])}" if outside else "finds no linear layer to quantise"
+        raise UserError(
+            f"4 bits are for the language model's layers, but transformers {found} in {type(model).__name__}; train it "
+            "with `method: lora`"
+        )
+    for layer in quantized.values():
+        layer.support_avx512bf16_for_cpu = False
+    return model
+
+
+def quantized_layers(model: nn.Module) -> dict[str, Any]:
+    """The layers with 4-bit weights, by name."""
+    return {name: module for name, module in model.named_modules() if hasattr(module, "support_avx512bf16_for_cpu")}
+
+
+def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with each 4-bit weight written out: the same function, plain layers, and nothing left to quantise."""
+    return model.dequantize(dtype=dtype).to(dtype)

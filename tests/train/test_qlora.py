@@ -1,0 +1,143 @@
+"""Adapters on a 4-bit language model: whole runs on the CPU. Four bits need widths of 64 at least: size `base`."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.models.loading import load
+from reflectune.models.miniature.architecture import Family
+from reflectune.models.quantization import Quantization
+from reflectune.models.tree import collate
+from reflectune.train import trainer as trainer_module
+from reflectune.train.config import SftConfig
+from reflectune.train.fine_tune import fine_tune, prepare_model
+from reflectune.train.trainer import load_weights
+
+pytest.importorskip("bitsandbytes")
+
+
+@pytest.fixture
+def config(tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]) -> Callable[..., SftConfig]:
+    def build(out: str = "out", family: Family = "llava", **changes: Any) -> SftConfig:
+        values: dict[str, Any] = {
+            "model": str(base_model(family, size="base")),
+            "train_data": str(data_folder),
+            "output_dir": str(tmp_path / out),
+            "method": "qlora",
+            "device": "cpu",
+            "learning_rate": 1e-2,
+            "per_device_train_batch_size": 4,
+            "max_steps": 8,
+            "save_steps": 3,
+            "logging_steps": 1,
+        }
+        return SftConfig(**{**values, **changes})
+
+    return build
+
+
+def losses(run: SftConfig) -> list[float]:
+    history = json.loads(Path(run.output_dir, "trainer_state.json").read_text())["log_history"]
+    return [row["loss"] for row in history if "loss" in row]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_it_learns_resumes_exactly_and_loads_as_it_was(
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    examples: list[Any],
+    family: Family,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    straight, resumed = (config(name, family) for name in ("straight", "resumed"))
+    fine_tune(straight)
+    found = losses(straight)
+    assert sum(found[-2:]) / 2 < 0.8 * found[0]
+
+    with monkeypatch.context() as patch:
+        original = trainer_module.ReflectionTrainer.train
+        patch.setattr(
+            trainer_module.ReflectionTrainer,
+            "train",
+            lambda self, **kwargs: (self.add_callback(_Stop()), original(self, **kwargs))[1],
+        )
+        with pytest.raises(KeyboardInterrupt):
+            fine_tune(resumed)
+    fine_tune(resumed)
+    one, other = (load_file(Path(run.output_dir, "adapter_model.safetensors")) for run in (straight, resumed))
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert {weight.dtype for weight in one.values()} == {torch.float32}
+    assert found == losses(resumed)
+
+    loaded = load(straight.output_dir)
+    trained = load(straight.model, scheme="mr2ag", quantization=Quantization("float32"))
+    adapted = prepare_model(trained, straight)
+    load_weights(adapted, straight.output_dir)
+    tree = loaded.renderer.encode_example(examples[1], load_image(examples[1].image, root=data_folder / "images"))
+    inputs = {k: v for k, v in collate([tree], loaded.model).items() if k not in ("labels", "weights")}
+    collate([tree], trained.model)  # gives it the attention that reads trees
+    with torch.no_grad():
+        expected = adapted.eval()(**inputs, use_cache=False).logits
+        torch.testing.assert_close(loaded.model(**inputs, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+class _Stop(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 5:
+            raise KeyboardInterrupt
+
+
+def test_in_half_precision_with_recomputed_activations_adapters_stay_in_fp32(config: Callable[..., SftConfig]) -> None:
+    run = config(dtype="bfloat16", max_steps=2, gradient_checkpointing=True, learning_rate=1e-5, warmup=0.0)
+    fine_tune(run)
+    after = load_file(Path(run.output_dir, "adapter_model.safetensors"))
+
+    assert {weight.dtype for weight in after.values()} == {torch.float32}
+    lora_b = torch.cat([weight.flatten() for name, weight in after.items() if "lora_B" in name])
+    assert (lora_b != 0).float().mean() > 0.9
+    assert sum("token_adapter" in name for name in after) == 2  # both matrices' new rows
+    assert load(run.output_dir).is_tuned
+
+
+def test_a_dry_run_counts_four_bit_weights_one_by_one(
+    config: Callable[..., SftConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    totals = []
+    for method in ("qlora", "lora"):
+        fine_tune(config(method=method, dry_run=True))
+        totals.append([line for line in capsys.readouterr().out.splitlines() if "trainable parameters" in line])
+
+    assert totals[0] == totals[1]
+
+
+def test_without_bitsandbytes_the_config_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reflection.json").write_text("{}")
+    arguments = ["--train_data", str(tmp_path), "--output_dir", str(tmp_path / "out"), "--method", "qlora"]
+    parse_config(SftConfig, argv=arguments)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "reflectune.models.quantization.find_spec",
+        lambda name: None if name == "bitsandbytes" else find_spec(name),
+    )
+
+    with pytest.raises(UserError, match=r"`method`: .* `pip install 'reflectune\[quantization\]'`"):
+        parse_config(SftConfig, argv=arguments)
+
+
+def test_the_scales_precision_is_a_setting_of_the_run(config: Callable[..., SftConfig]) -> None:
+    fine_tune(config(max_steps=1))
+
+    with pytest.raises(UserError, match="`double_quantization` is False, was True"):
+        fine_tune(config(max_steps=1, double_quantization=False))

@@ -1,0 +1,154 @@
+"""DeepSpeed and FSDP2 for real, on two CPU processes over gloo: divided, equal to DDP, saved whole, resumed.
+
+DeepSpeed builds a small library at first use (and its Adam for offloading): a few minutes, once.
+"""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+from reflectune.data_builders.reflection_data import read_examples, write_examples
+from reflectune.models.loading import load
+from reflectune.models.miniature.architecture import Family, build_model
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).with_name("sharded_worker.py")
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs reflectune[deepspeed]")
+
+
+def launch_config(name: str, folder: Path) -> Path:
+    """A shipped launch config for two processes; ZeRO-3 of weights so small that by default each process keeps all."""
+    content = yaml.safe_load((ROOT / f"configs/accelerate/{name}.yaml").read_text())
+    if name == "zero3":
+        zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
+        auto = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+        settings = {**dict.fromkeys((*auto, "gradient_clipping"), "auto"), "zero_optimization": zero}
+        (folder / "zero3.json").write_text(json.dumps(settings))
+        content["deepspeed_config"] = {"deepspeed_config_file": str(folder / "zero3.json"), "zero3_init_flag": True}
+        del content["mixed_precision"]  # accelerate wants it in one place alone
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({**content, "num_processes": 2}))
+    return folder / f"{name}.yaml"
+
+
+@pytest.fixture
+def run(tmp_path: Path, data_folder: Path) -> Callable[..., Path]:
+    examples = read_examples(data_folder / "train.parquet")
+    write_examples(data_folder / "val.parquet", [*examples[:6], *examples[18:23]])  # odd: one process reads more
+
+    def start(name: str, model: Path, *more: str, cut_after: int = 0) -> Path:
+        """Train four steps on two processes; the output folder, with the processes' notes beside it."""
+        output, notes = tmp_path / name, tmp_path / f"{name}_notes"
+        notes.mkdir(exist_ok=True)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        options = {
+            "model": model,
+            "train_data": data_folder,
+            "output_dir": output,
+            "eval_data": data_folder,
+            "eval_steps": 2,
+            "device": "cpu",
+            "learning_rate": 5e-3,
+            "per_device_train_batch_size": 2,
+            "max_steps": 4,
+            "save_steps": 2,
+            "logging_steps": 1,
+        }
+        command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", port]
+        command += ["--config_file", str(launch_config(name, tmp_path)), str(WORKER), str(notes), str(cut_after)]
+        command += [text for key, value in options.items() for text in (f"--{key}", str(value))]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*command, *more], capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert (done.returncode != 0) == bool(cut_after), done.stderr[-3000:]
+        assert not cut_after or (output / "checkpoint-2" / "run.json").is_file(), done.stderr[-3000:]
+        return output
+
+    return start
+
+
+def history(output: Path) -> list[dict[str, Any]]:
+    return json.loads((output / "trainer_state.json").read_text())["log_history"]
+
+
+def measured(output: Path) -> dict[str, list[float]]:
+    """Losses, gradient norms and validations of a run."""
+    rows = history(output)
+    names = sorted({name for row in rows for name in row if name in ("loss", "grad_norm") or name.startswith("eval_")})
+    return {name: [row[name] for row in rows if name in row] for name in names}
+
+
+def notes(output: Path) -> list[dict[str, int]]:
+    return [json.loads(path.read_text()) for path in sorted(output.with_name(f"{output.name}_notes").glob("*.json"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "divided"),
+    [
+        pytest.param("zero2", "llava", {"moments"}, marks=needs_deepspeed),
+        pytest.param("zero3", "qwen2_vl", {"weights", "moments"}, marks=needs_deepspeed),
+        pytest.param("zero3_offload", "llava", set(), marks=needs_deepspeed),
+        pytest.param("fsdp2", "llava", {"weights", "moments"}),
+        pytest.param("fsdp2", "qwen2_vl", {"weights", "moments"}),
+    ],
+)
+def test_divided_among_processes_it_trains_as_ddp_does_and_resumes(
+    name: str, family: Family, divided: set[str], run: Callable[..., Path], base_model: Callable[..., Path]
+) -> None:
+    """Qwen2-VL here is tied and padded: its new tokens' rows are set in a matrix that no process holds whole."""
+    model = base_model(family)
+    if family == "qwen2_vl":
+        tokenizer = load(str(model)).processor.tokenizer
+        build_model(family, tokenizer, size="test", vocab_size=len(tokenizer) + 64).save_pretrained(model)
+
+    expected = run("cpu_2_processes", model, "--best_metric", "loss")
+    run(name, model, "--best_metric", "loss", cut_after=3)
+    output = run(name, model, "--best_metric", "loss")
+
+    found, wanted = measured(output), measured(expected)
+    assert found.keys() == wanted.keys()
+    assert len(found["eval_loss"]) == 2
+    for key, values in wanted.items():
+        assert found[key] == pytest.approx(values, rel=1e-4), key
+    for note in notes(output):
+        for kind in ("weights", "moments"):
+            whole = note["all"]
+            assert (note[kind] < 0.55 * whole) == (kind in divided) or name == "zero3_offload", (kind, note)
+    assert len(notes(output)) == 2
+    ddp, own = (load_file(folder / "model.safetensors") for folder in (expected, output))
+    assert ddp.keys() == own.keys()
+    assert all(tensor.dtype == torch.float32 for tensor in own.values())
+    for key, weight in ddp.items():
+        torch.testing.assert_close(own[key], weight, rtol=1e-3, atol=1e-4)
+    plain = AutoModelForImageTextToText.from_pretrained(output).state_dict()
+    assert all(torch.equal(weight, plain[key]) for key, weight in load(str(output)).model.state_dict().items())
+
+
+@needs_deepspeed
+def test_adapters_train_under_zero_2_as_under_ddp(run: Callable[..., Path], base_model: Callable[..., Path]) -> None:
+    model = base_model("llava")
+    more = ("--method", "lora", "--learning_rate", "1e-2")
+    expected = run("cpu_2_processes", model, *more)
+    output = run("zero2", model, *more, "--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "1")
+
+    assert measured(output)["loss"] == pytest.approx(measured(expected)["loss"], rel=1e-4)
+    ddp, own = (load_file(folder / "adapter_model.safetensors") for folder in (expected, output))
+    assert ddp.keys() == own.keys()
+    for key, weight in ddp.items():
+        torch.testing.assert_close(own[key], weight, rtol=1e-3, atol=1e-4)
+    assert load(str(output)).is_tuned
+    assert all(math.isfinite(value) for value in measured(output)["eval_loss"])

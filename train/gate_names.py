@@ -1,0 +1,23 @@
+"""What validation calls a scheme's gates and their metrics."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_GATES: Final = {"mr2ag": ("retrieve", "relevance"), "mmkb_rag": ("ret", "srt")}
+_METRICS: Final = ("accuracy", "auroc", "calibration_error")
+
+
+def gate_names(scheme: str) -> tuple[str, str]:
+    """The names of a scheme's two gates: whether to retrieve, and whether a passage is evidence."""
+    return _GATES[scheme]
+
+
+def metric_names(scheme: str) -> list[str]:
+    """What validation measures, and `best_metric` may be; none for a scheme that is not known."""
+    return ["loss", *(f"{gate}_{metric}" for gate in _GATES.get(scheme, ()) for metric in _METRICS)]
+
+
+def greater_is_better(metric: str) -> bool:
+    """Whether more of a metric is better."""
+    return not metric.endswith(("loss", "calibration_error"))

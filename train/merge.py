@@ -1,0 +1,56 @@
+"""Write an adapter into its base model: `python -m reflectune.train.merge --checkpoint DIR --output DIR`.
+
+The result is a full checkpoint that transformers and vLLM load by its path, and reflectune with its scheme. An adapter
+of QLoRA is merged into the 4-bit weights written out, which is what it was trained on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+from reflectune.models.scheme import SCHEME_FILE
+
+
+@dataclass
+class MergeConfig:
+    """What is merged, and where to."""
+
+    checkpoint: str = field(default="", metadata={"help": "folder of an adapter, as train/sft.py wrote it"})
+    output: str = field(default="", metadata={"help": "folder to write, new or empty"})
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
+        default="auto", metadata={"help": "precision of the weights that are written; auto is the base model's own"}
+    )
+    dry_run: bool = field(default=False, metadata={"help": "say what would be merged, and stop"})
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values."""
+        issues = [f"`{name}` is needed" for name in ("checkpoint", "output") if not getattr(self, name)]
+        folder = Path(self.checkpoint)
+        if self.checkpoint and not (folder / "adapter_config.json").is_file():
+            whole = (folder / SCHEME_FILE).is_file()
+            why = "a full checkpoint already" if whole else "no adapter: adapter_config.json is not there"
+            issues.append(f"`checkpoint`: {folder} holds {why}")
+        target = Path(self.output)
+        if self.output and target.exists() and (not target.is_dir() or any(target.iterdir())):
+            issues.append(f"`output`: {target} is there already; choose another folder")
+        return issues
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, then merge."""
+    (config,) = parse_config(MergeConfig)
+    from reflectune.train.merging import merge, plan  # slow to import: after the config is right
+
+    made = plan(config.checkpoint, config.dtype)
+    print(f"{config.checkpoint} merged into {made.base_model}{made.remark}, as {made.dtype}, into {config.output}")
+    if not config.dry_run:
+        merge(config.checkpoint, config.output, made)
+
+
+if __name__ == "__main__":
+    main()
