@@ -134,6 +134,8 @@ def save_checkpoint(
         # The new rows are in the adapter; saving the whole matrices as well would be what `auto` guesses.
         model.save_pretrained(folder, save_embedding_layers=False)
     else:
+        if state_dict is not None:  # FSDP gathers a tied matrix under both of its names
+            state_dict = {name: value for name, value in state_dict.items() if name not in model.all_tied_weights_keys}
         model.save_pretrained(folder, state_dict=state_dict)
     processor.save_pretrained(folder)
     scheme.save(folder)
