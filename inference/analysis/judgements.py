@@ -8,7 +8,7 @@ from reflectune.core.types import Question
 from reflectune.inference.analysis.outcomes import Judgement
 from reflectune.inference.analysis.points import Point
 from reflectune.inference.probes import is_stating
-from reflectune.inference.scores import correctness, official
+from reflectune.inference.scores import correctness, official, visual
 from reflectune.inference.trace import Trace
 
 Judge = Callable[[Question, Mapping[str, Trace]], Sequence[Judgement]]
@@ -45,12 +45,12 @@ def judge_mr2ag(question: Question, traces: Mapping[str, Trace]) -> list[Judgeme
 
 
 def judge_mmkb(question: Question, traces: Mapping[str, Trace]) -> list[Judgement]:
-    """RET against a wrong answer of the base model, and SRT of every document, of a knowledge-based question."""
+    """RET against a wrong answer of the base model, and SRT of every document of a knowledge-based question."""
     if "(reflection)" not in traces:
         return []
     trace, closed = traces["(reflection)"], traces["(closed book)"]
     found = []
-    if trace.gate is not None and not closed.error and official([question]):
+    if trace.gate is not None and not closed.error and (official([question]) or visual([question])):
         found.append(Judgement("gate", trace.gate, correctness(question, closed) < 1))
     return found + _relevance(question, trace)
 

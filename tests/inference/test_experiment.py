@@ -62,7 +62,7 @@ def test_mmkb_rag_brings_the_stage_that_measures_its_decisions(make) -> None:
         "retrieval": ["q000"],
         "closed_book": ["q000", "q001"],
         "mmkb_rag": ["q000", "q001"],
-        "reflection": ["q000"],
+        "reflection": ["q000", "q001"],
     }
 
 

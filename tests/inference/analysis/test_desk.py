@@ -86,7 +86,7 @@ def plainly(own: SimpleNamespace, point: Point) -> dict[str, Any]:
     asked = [
         (q, image)
         for q, image in zip(own.questions, own.images, strict=True)
-        if not name.startswith(("naive", "reflection")) or q.requires_retrieval
+        if not name.startswith("naive") or q.requires_retrieval
     ]
     traces = build_pipeline(name, parts).run([q for q, _ in asked], [image for _, image in asked])
     return {trace.question_id: comparable(trace) for trace in traces}
