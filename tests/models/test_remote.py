@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -262,9 +263,14 @@ def test_a_kill_loses_nothing_that_arrived_and_nothing_kept_is_paid_for_twice(
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C reaches Python even if the tests run in the background, where a shell has it ignored."""
+    """Ctrl-C reaches the test even if it runs in the background, where a shell has it ignored.
+
+    Nor is it swallowed by a callback of the garbage collector, such as hypothesis has.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()
     yield
+    gc.enable()
     signal.signal(signal.SIGINT, before)
 
 
