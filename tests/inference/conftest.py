@@ -11,7 +11,7 @@ from PIL import Image
 from reflectune.core.types import Evidence, Passage, Question
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.models.loading import save_checkpoint
-from reflectune.models.miniature.architecture import FAMILIES, Family, build_model, build_processor, train_tokenizer
+from reflectune.models.miniature.architecture import Family, build_model, build_processor, train_tokenizer
 from reflectune.models.scheme import MMKB_RAG, MR2AG, Scheme, reading_instruction
 from reflectune.models.tokens import add_reflection_tokens
 from reflectune.retrieval.types import Hit
@@ -59,7 +59,7 @@ def make() -> SimpleNamespace:
     return SimpleNamespace(question=question, passage=passage, read=read, trace=trace, hit=hit, evidence=evidence)
 
 
-@pytest.fixture(scope="session", params=FAMILIES)
+@pytest.fixture(scope="session", params=["llava", pytest.param("qwen2_vl", marks=pytest.mark.slow)])
 def family(request: pytest.FixtureRequest) -> Family:
     return request.param
 

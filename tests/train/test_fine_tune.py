@@ -92,7 +92,9 @@ def interrupted(config: SftConfig, step: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("step", [2, 5, 7])  # before any checkpoint, in the first epoch, after it
+@pytest.mark.parametrize(  # before any checkpoint, in the first epoch, after it
+    "step", [pytest.param(2, marks=pytest.mark.slow), 5, pytest.param(7, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     config: Callable[..., SftConfig], method: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +161,7 @@ def test_the_three_tasks_of_mmkb_rag_are_learned_together(
     assert load(run.output_dir, scheme="mmkb_rag").is_tuned
 
 
+@pytest.mark.slow
 def test_trees_and_separate_rows_train_the_same_weights_for_mmkb_rag(
     config: Callable[..., SftConfig], prompted_folder: Path
 ) -> None:
@@ -192,6 +195,7 @@ def test_accumulated_batches_train_the_weights_of_one_large_batch(config: Callab
         torch.testing.assert_close(weights(parts.output_dir)[name], weight, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_recomputed_activations_train_the_same_weights(config: Callable[..., SftConfig], method: str) -> None:
     fine_tune(config("kept", method=method, max_steps=2))

@@ -181,6 +181,7 @@ def test_metrics_have_their_closed_forms() -> None:
     assert [greater_is_better(name) for name in ("loss", "ret_auroc", "srt_calibration_error")] == [False, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_validation_changes_nothing_and_is_resumed_exactly(
     config: Callable[..., SftConfig], method: str, monkeypatch: pytest.MonkeyPatch
@@ -200,6 +201,7 @@ def test_validation_changes_nothing_and_is_resumed_exactly(
     assert validations(straight)[-1]["eval_loss"] < validations(straight)[0]["eval_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [5, 7])
 def test_the_best_weights_are_the_result_in_a_resumed_run_too(
     config: Callable[..., SftConfig], stop: int, monkeypatch: pytest.MonkeyPatch

@@ -126,6 +126,7 @@ def test_a_second_split_goes_beside_the_first(reflected: Path, tmp_path: Path) -
     assert set(json.loads((output / "dataset_info.json").read_text())) == {"mr2ag_train", "mr2ag_val"}
 
 
+@pytest.mark.slow
 def test_llavas_script_gives_a_language_model_the_tokens(reflected: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
