@@ -1,6 +1,6 @@
 """Speed and memory of the data code, on generated files of the public sets' shape.
 
-    python benchmarks/data.py --folder /tmp/data_benchmark --output benchmarks/data.md
+    python benchmarks/data.py --folder runs/data_benchmark --output benchmarks/data.md
 
 Each knowledge base is converted at two sizes, four times apart, by the command line. Memory is that of the whole
 process tree, sampled every 50 ms. `benchmarks/metrics_speed.py` is run too, and what it prints is part of the page.

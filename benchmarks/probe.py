@@ -10,13 +10,11 @@ same weights and threads, and must give the same answers. The loop is one `model
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from geometry import SIZES, build, engine_of, passages, plain_inputs, question
+from running import parser, timed, write
 from transformers import PreTrainedModel
 
 from reflectune.models.rendering import Rendered
@@ -61,20 +59,6 @@ def probed(model: PreTrainedModel, asked: Asked, arguments: argparse.Namespace) 
     return found
 
 
-def timed(run: Callable[[], Any], device: str) -> tuple[float, Any]:
-    """Seconds of a call, and what it returned."""
-    _wait(device)
-    start = time.perf_counter()
-    result = run()
-    _wait(device)
-    return time.perf_counter() - start, result
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
 def measure(family: str, arguments: argparse.Namespace) -> str:
     """A family's row of the table."""
     model = build(family, SIZES[arguments.size], dtype=getattr(torch, arguments.dtype), device=arguments.device)
@@ -92,20 +76,14 @@ def measure(family: str, arguments: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", default=["llava", "qwen2_vl"])
-    parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--questions", type=int, default=4)
-    parser.add_argument("--documents", type=int, default=10)
-    parser.add_argument("--tokens", type=int, default=120, help="of a document with its instruction")
-    parser.add_argument("--new_tokens", type=int, default=8, help="of an answer")
-    parser.add_argument("--batch_questions", type=int, default=4)
-    parser.add_argument("--token_budget", type=int, default=4096)
-    parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
-    arguments = parser.parse_args()
+    own = parser(__doc__, threads=2)
+    own.add_argument("--questions", type=int, default=4)
+    own.add_argument("--documents", type=int, default=10)
+    own.add_argument("--tokens", type=int, default=120, help="of a document with its instruction")
+    own.add_argument("--new_tokens", type=int, default=8, help="of an answer")
+    own.add_argument("--batch_questions", type=int, default=4)
+    own.add_argument("--token_budget", type=int, default=4096)
+    arguments = own.parse_args()
     torch.set_num_threads(arguments.threads)
     lines = [
         f"{arguments.questions} questions, each without a document and with {arguments.documents} of "
@@ -116,10 +94,7 @@ def main() -> None:
         *(measure(family, arguments) for family in arguments.families),
     ]
     print("\n".join(lines))
-    if arguments.output:
-        where = "one GPU" if arguments.device.startswith("cuda") else f"{arguments.threads} CPU thread(s)"
-        head = f"# Probing\n\n`python benchmarks/probe.py`, {where}, {arguments.dtype}, both sides in one run.\n\n"
-        arguments.output.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+    write(arguments, "Probing", "probe.py", "both sides in one run", lines)
 
 
 if __name__ == "__main__":

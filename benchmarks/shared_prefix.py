@@ -10,13 +10,11 @@ and must give the same gates and the same answers.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from geometry import GATE, SIZES, build, engine_of, passages, plain_inputs, question
+from running import parser, timed, write
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -60,23 +58,6 @@ def gates_and_answers(engine: PrefixEngine, prefix: Rendered, branches: list[lis
     best = state.probabilities([GATE])[0][:, 0].topk(ANSWERS).indices.tolist()
     answers = engine.generate(state, [(0, k) for k in best], max_new_tokens=NEW_TOKENS)
     return {k: answer.token_ids for k, answer in zip(best, answers, strict=True)}
-
-
-def timed(run: Callable[[], Any], device: str, repeats: int) -> tuple[float, Any]:
-    """The least seconds of some calls, and what they returned."""
-    seconds, result = [], None
-    for _ in range(repeats):
-        _wait(device)
-        start = time.perf_counter()
-        result = run()
-        _wait(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds), result
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def measure(family: str, arguments: argparse.Namespace) -> tuple[list[str], list[float]]:
@@ -173,18 +154,12 @@ def profile(family: str, arguments: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", default=["llava", "qwen2_vl"])
-    parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--passages", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=120)
-    parser.add_argument("--token_budget", type=int, default=16_384)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
-    arguments = parser.parse_args()
+    own = parser(__doc__)
+    own.add_argument("--passages", type=int, default=20)
+    own.add_argument("--tokens", type=int, default=120)
+    own.add_argument("--token_budget", type=int, default=16_384)
+    own.add_argument("--repeats", type=int, default=2)
+    arguments = own.parse_args()
     torch.set_num_threads(arguments.threads)
     lines = ["| | one by one | engine | ratio |", "|---|---|---|---|"]
     curves = {}
@@ -195,13 +170,10 @@ def main() -> None:
     lines += [f"{family}, share of the engine's time: {profile(family, arguments)}" for family in arguments.families]
     print("\n".join(lines))
     if arguments.output:
-        where = "one GPU" if arguments.device == "cuda" else f"{arguments.threads} CPU thread(s)"
-        how = f"`python benchmarks/shared_prefix.py`, {where}, {arguments.dtype}, both sides in one run."
-        head = f"# The shared prefix\n\n{how}\n\n"
         drawing = arguments.output.with_suffix(".svg")
         drawing.write_text(plot(curves) + "\n", encoding="utf-8")
         lines += ["", f"![Seconds against the number of passages]({drawing.name})"]
-        arguments.output.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+        write(arguments, "The shared prefix", "shared_prefix.py", "both sides in one run", lines)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from geometry import IMAGE_TOKEN, SIZES, build, passages, question
+from running import parser, timed, write
 from torch import Tensor
 from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
@@ -73,14 +72,8 @@ def stock_trainer(model: PreTrainedModel, folder: str, arguments: argparse.Names
 
 def seconds_of(step: Any, device: str, repeats: int) -> tuple[float, float]:
     """The least seconds of some steps, after one that warms up, and the loss."""
-    seconds, loss = [], float("nan")
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        loss = float(step())
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:]), loss
+    step()
+    return timed(lambda: float(step()), device, repeats)
 
 
 def measure(family: str, *, frozen: bool, arguments: argparse.Namespace) -> list[str]:
@@ -120,18 +113,12 @@ def measure(family: str, *, frozen: bool, arguments: argparse.Namespace) -> list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", default=["llava", "qwen2_vl"])
-    parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--branches", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=137)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--checkpointing", action="store_true", help="recompute activations, on both sides")
-    parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
-    arguments = parser.parse_args()
+    own = parser(__doc__)
+    own.add_argument("--branches", type=int, default=8)
+    own.add_argument("--tokens", type=int, default=137)
+    own.add_argument("--repeats", type=int, default=2)
+    own.add_argument("--checkpointing", action="store_true", help="recompute activations, on both sides")
+    arguments = own.parse_args()
     torch.set_num_threads(arguments.threads)
     lines = [
         "| | SFTTrainer, flat rows | tree | ratio | tokens | difference of the loss |",
@@ -141,10 +128,7 @@ def main() -> None:
         for frozen in (True, False):
             lines += measure(family, frozen=frozen, arguments=arguments)
     print("\n".join(lines))
-    if arguments.output:
-        where = "one GPU" if arguments.device == "cuda" else f"{arguments.threads} CPU thread(s)"
-        how = f"`python benchmarks/train_tree.py`, {where}, {arguments.dtype}, seconds per question, one run."
-        arguments.output.write_text(f"# Training on trees\n\n{how}\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    write(arguments, "Training on trees", "train_tree.py", "seconds per question, one run", lines)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from reflectune.core.types import Passage, PromptName, Question
-from reflectune.inference.reader import Answer, Opened
+from reflectune.inference.reader import Answer, Opened, share
 from reflectune.models.engine import Generation, PrefixEngine
 
 
@@ -54,7 +54,7 @@ class PromptedReader:
         prompt = self._renderer.prompt_branch("ret")
         state = self._engine.branch(opened.prefixes, [[prompt] for _ in opened.questions])
         found = state.probabilities(self._ids("retrieve", "no_retrieve"))
-        return [_share(*own[0].tolist()) for own in found]
+        return [share(*own[0].tolist()) for own in found]
 
     def judge(self, opened: Opened, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
         """Score_SRT of each question's documents, equation 7, all read in one batch; a question may have none.
@@ -74,7 +74,7 @@ class PromptedReader:
         scores: list[list[float | None]] = [[None] * len(own) for own in documents]
         for i, found in enumerate(state.probabilities(self._ids("relevant", "irrelevant"))):
             for k, (yes, no) in zip(places[i], found.tolist(), strict=True):
-                scores[i][k] = _share(yes, no)
+                scores[i][k] = share(yes, no)
         return scores
 
     def agree(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Reply]:
@@ -86,7 +86,7 @@ class PromptedReader:
         asked = {i: ids for i, (shown, ids) in fitted.items() if shown >= 2}
         found = self._generate(opened, asked, self._max_reply_tokens)
         return {
-            i: Reply(made.text, self._strip(made.text), fitted[i][0], len(made.token_ids), made.finished)
+            i: Reply(made.text, self._renderer.strip(made.text), fitted[i][0], len(made.token_ids), made.finished)
             for i, made in found.items()
         }
 
@@ -98,7 +98,7 @@ class PromptedReader:
         fitted = {i: self._fit("vqa", own, opened.lengths[i], self._max_new_tokens) for i, own in documents.items()}
         found = self._generate(opened, {i: ids for i, (_, ids) in fitted.items()}, self._max_new_tokens)
         return {
-            i: Answer(self._strip(made.text), made.score, len(made.token_ids), fitted[i][0])
+            i: Answer(self._renderer.strip(made.text), made.score, len(made.token_ids), fitted[i][0])
             for i, made in found.items()
         }
 
@@ -120,13 +120,3 @@ class PromptedReader:
 
     def _ids(self, *roles: str) -> list[int]:
         return [self._renderer.token_id(role) for role in roles]
-
-    def _strip(self, text: str) -> str:
-        """A reply without reflection tokens."""
-        scheme = self._renderer.scheme
-        return scheme.strip(text) if scheme else " ".join(text.split())
-
-
-def _share(yes: float, no: float) -> float:
-    """The first of two probabilities as a share of both, which is the softmax of their two logits; 0 if neither is."""
-    return yes / (yes + no) if yes + no > 0 else 0.0

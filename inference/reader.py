@@ -108,7 +108,7 @@ class Reader:
     def gates(self, opened: Opened) -> list[float]:
         """P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) of each question, after equation 1."""
         both = opened.prefixes.probabilities(self._ids("retrieve", "no_retrieve")).tolist()
-        return [yes / (yes + no) if yes + no > 0 else 0.0 for yes, no in both]
+        return [share(yes, no) for yes, no in both]
 
     def answer_directly(self, opened: Opened, rows: Sequence[int]) -> list[Answer]:
         """Answer these questions after [No Retrieval], equation 2."""
@@ -146,12 +146,12 @@ class Reader:
         generations: list[Generation] = self._engine.generate(
             state, rows=list(rows), forced=list(forced), max_new_tokens=self._max_new_tokens
         )
-        return [Answer(self._strip(g.text), g.score, len(g.token_ids)) for g in generations]
+        return [Answer(self._renderer.strip(g.text), g.score, len(g.token_ids)) for g in generations]
 
-    def _strip(self, text: str) -> str:
-        """An answer without reflection tokens, which decoding keeps until they have been read."""
-        scheme = self._renderer.scheme
-        return scheme.strip(text) if scheme else " ".join(text.split())
+
+def share(yes: float, no: float) -> float:
+    """The first of two probabilities as a share of both, which is the softmax of their two logits; 0 if neither is."""
+    return yes / (yes + no) if yes + no > 0 else 0.0
 
 
 def _is_multi(question: Question) -> bool:

@@ -78,6 +78,10 @@ class Renderer:
         """Text of generated ids, reflection tokens kept."""
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).strip()
 
+    def strip(self, text: str) -> str:
+        """A decoded reply without reflection tokens and without runs of spaces."""
+        return self.scheme.strip(text) if self.scheme else " ".join(text.split())
+
     # What a model reads.
 
     def prefix(self, question: str, image: Image.Image) -> Rendered:

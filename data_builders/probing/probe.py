@@ -142,8 +142,7 @@ class Prober:
         return replies
 
     def _reply(self, generation: Generation, ready: Ready) -> Reply:
-        scheme = self._renderer.scheme
-        text = scheme.strip(generation.text) if scheme else " ".join(generation.text.split())
+        text = self._renderer.strip(generation.text)
         return Reply(text, self._correctness(text, ready.question), finite_sum(generation.log_probs))
 
     def _scores(self, state: Branches, batch: Sequence[Ready]) -> dict[Row, float | None]:

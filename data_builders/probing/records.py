@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
+from reflectune.data_builders.reflection_data import PASSAGE
 
 
 @dataclass(frozen=True)
@@ -100,20 +101,9 @@ def _mean_correctness(replies: tuple[Reply, ...]) -> float | None:
 
 
 _REPLY = pa.struct([("text", pa.string()), ("correctness", pa.float64()), ("log_prob", pa.float64())])
-_PASSAGE = pa.struct(
-    [
-        ("entry_id", pa.string()),
-        ("section", pa.int32()),
-        ("index", pa.int32()),
-        ("title", pa.string()),
-        ("lead", pa.string()),
-        ("heading", pa.string()),
-        ("text", pa.string()),
-    ]
-)
 _DOCUMENT = pa.struct(
     [
-        ("passage", _PASSAGE),
+        ("passage", PASSAGE),
         ("score", pa.float64()),
         ("rank", pa.int32()),
         ("replies", pa.list_(_REPLY)),

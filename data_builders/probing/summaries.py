@@ -43,8 +43,7 @@ def add_words(
     found = engine.generate(state, [(q, 0) for q in asked], max_new_tokens=max_new_tokens)
     made = list(probes)
     for (q, passages), own in zip(asked.items(), found, strict=True):
-        scheme = renderer.scheme
-        text = scheme.strip(own.text) if scheme and finite_sum(own.log_probs) is not None else ""
+        text = "" if finite_sum(own.log_probs) is None else renderer.strip(own.text)
         made[q] = dataclasses.replace(probes[q], summary=text, summarised=tuple(p.id for p in passages))
     return made
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
+from reflectune.data_builders.probing.documents import find_documents
 from reflectune.inference.trace import PassageTrace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
 from reflectune.retrieval.retriever import Retriever
 from reflectune.retrieval.types import Hit
-from reflectune.retrieval.words import best_by_words
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Found:
 
 
 class DocumentFinder:
-    """Finds documents: the best passages by words (BM25) among those of the entries that look most like the image.
+    """Finds the documents that probing labels: the best passages by words of the entries that look most like the image.
 
     Args:
         retriever: Finds entries for an image; equation 3 of mR²AG.
@@ -61,6 +61,8 @@ class DocumentFinder:
         return [self._best(question, own) for question, own in zip(questions, hits, strict=True)]
 
     def _best(self, question: Question, hits: Sequence[Hit]) -> Found:
-        entries = [self._knowledge.get(hit.entry_id) for hit in hits]
-        passages = [passage for entry in entries for passage in split_passages(entry, lead=self._lead)]
-        return Found(tuple(hits), tuple(best_by_words(question.text, passages, self._documents)))
+        documents = find_documents(question.text, hits, self._passages, self._documents)
+        return Found(tuple(hits), tuple(document.passage for document in documents))
+
+    def _passages(self, entry_id: str) -> list[Passage]:
+        return split_passages(self._knowledge.get(entry_id), lead=self._lead)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.documents import DocumentFinder
+from reflectune.inference.pipelines.documents import DocumentFinder, Found
 from reflectune.inference.probes import GOLD, STATING, ProbeBuilder, is_stating
 from reflectune.inference.prompted_reader import PromptedReader
 from reflectune.inference.reader import Reader
@@ -75,7 +75,7 @@ class Relevance:
 
 
 class ReflectionScores:
-    """Score_RET and Score_SRT of MMKB-RAG for every question, whatever RET would decide; nothing is answered."""
+    """Score_RET of every question and Score_SRT of the knowledge-based ones, whatever RET decides; no answers."""
 
     name = "reflection"
 
@@ -90,7 +90,10 @@ class ReflectionScores:
             opened = self._reader.open(questions, images)
             gates = self._reader.gates(opened)
         with clock.step("retrieve"):
-            found = self._finder.find(questions, images)
+            rows = [i for i, question in enumerate(questions) if question.requires_retrieval is not False]
+            made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
+            by_row = dict(zip(rows, made, strict=True))
+            found = [by_row.get(i, Found()) for i in range(len(questions))]
         with clock.step("judge"):
             scores = self._reader.judge(opened, [own.documents for own in found])
         return [
@@ -98,7 +101,7 @@ class ReflectionScores:
                 question.id,
                 self.name,
                 gate=gates[i],
-                retrieved=True,
+                retrieved=bool(found[i].hits),
                 hits=found[i].hits,
                 passages=tuple(_labelled(question, passage) for passage in found[i].traces(scores[i])),
                 seconds=clock.share(len(questions)),

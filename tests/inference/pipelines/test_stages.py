@@ -35,3 +35,12 @@ def test_reflection_scores_every_question_whatever_ret_says(make, scripted, know
     assert [p.source for p in first.passages] == ["", "", "stating", "stating"]
     assert [p.source for p in second.passages] == ["", "", "", ""]  # they hold the answer, but of another entity
     assert (first.answer, reader.contexts) == ("", {})
+
+
+def test_reflection_asks_of_a_visual_question_only_whether_to_look_it_up(make, scripted, knowledge) -> None:
+    reader = scripted.prompted(gates={"q000": 0.1, "q001": 0.9}, relevance={})
+    finder = DocumentFinder(scripted.retriever({"a": 0.8}), knowledge, lead="none")
+    questions = [make.question(0, requires_retrieval=False), make.question(1)]
+    visual, known = ReflectionScores(reader, finder).run(questions, scripted.images(2))
+    assert (visual.gate, visual.retrieved, visual.hits, visual.passages) == (0.1, False, (), ())
+    assert (known.gate, known.retrieved, len(known.hits)) == (0.9, True, 1)
