@@ -139,7 +139,7 @@ def passages(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 2) 
     return torch.randint(10, high, (count, tokens), generator=generator).tolist()
 
 
-def engine_of(model: PreTrainedModel, token_budget: int = 16_384) -> PrefixEngine:
+def engine_of(model: PreTrainedModel, token_budget: int | None = None) -> PrefixEngine:
     """The toolkit's engine on a model that has no processor."""
     renderer = SimpleNamespace(end_token_id=-1, decode=lambda ids: " ".join(map(str, ids)))
     loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="benchmark")

@@ -29,7 +29,7 @@ PASSAGES, NEW_TOKENS = 20, 16
 
 
 def run_engine(
-    loaded: Loaded, root: Path, questions: list[Question], passages: list[list[Passage]], token_budget: int
+    loaded: Loaded, root: Path, questions: list[Question], passages: list[list[Passage]], token_budget: int | None
 ) -> int:
     """All questions as one batch; returns how many answers were decoded."""
     reader = Reader(PrefixEngine(loaded, token_budget), NEW_TOKENS)
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--dataset", type=Path, required=True)
     parser.add_argument("--questions", type=int, default=16)
-    parser.add_argument("--token_budget", type=int, default=2048, help="the engine's; as in configs/miniature")
+    parser.add_argument("--token_budget", type=int, help="the engine's; what it finds if unset")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     loaded = load(arguments.model, scheme="mr2ag")

@@ -82,7 +82,7 @@ def main() -> None:
     own.add_argument("--tokens", type=int, default=120, help="of a document with its instruction")
     own.add_argument("--new_tokens", type=int, default=8, help="of an answer")
     own.add_argument("--batch_questions", type=int, default=4)
-    own.add_argument("--token_budget", type=int, default=4096)
+    own.add_argument("--token_budget", type=int, help="the engine's; what it finds if unset")
     arguments = own.parse_args()
     torch.set_num_threads(arguments.threads)
     lines = [

@@ -157,7 +157,7 @@ def main() -> None:
     own = parser(__doc__)
     own.add_argument("--passages", type=int, default=20)
     own.add_argument("--tokens", type=int, default=120)
-    own.add_argument("--token_budget", type=int, default=16_384)
+    own.add_argument("--token_budget", type=int, help="the engine's; what it finds if unset")
     own.add_argument("--repeats", type=int, default=2)
     arguments = own.parse_args()
     torch.set_num_threads(arguments.threads)

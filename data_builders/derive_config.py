@@ -11,6 +11,7 @@ from reflectune.core.errors import UserError
 from reflectune.data_builders.label_sampling import Choice
 from reflectune.data_builders.labels import Rule, RuleName
 from reflectune.data_builders.mct_labels import Mixing, Noise
+from reflectune.models.endpoint import RemoteConfig
 
 
 def _help(text: str) -> dict[str, str]:
@@ -18,7 +19,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class DeriveConfig:
+class DeriveConfig(RemoteConfig):
     """Derive MMKB-RAG's training data from probes; no model is needed."""
 
     probes: str = field(default="", metadata=_help("folder that probe.py wrote"))
@@ -27,6 +28,15 @@ class DeriveConfig:
     labeller: Literal["probes", "string"] = field(
         default="probes",
         metadata=_help("who labels documents: the model's own answers, or whether one states an accepted answer"),
+    )
+    metric: Literal["", "infoseek", "evqa", "evqa_exact", "vqa", "judge"] = field(
+        default="",
+        metadata=_help("judge the answers again: evqa needs `bem`, judge a remote model; the probes' own if unset"),
+    )
+    bem: str = field(default="", metadata=_help("folder or hub id of a converted BEM, for `metric: evqa`"))
+    device: str = field(default="cpu", metadata=_help("where BEM computes"))
+    judge: Literal["pmsr", "mrag"] = field(
+        default="pmsr", metadata=_help("for `metric: judge`: whose protocol; the model is `llm_model` at `llm_url`")
     )
     rule: RuleName = field(default="paper", metadata=_help("paper, outcome, rate or margin; see labels.py"))
     right_from: float = field(default=0.5, metadata=_help("an answer worth this much is right"))
@@ -63,6 +73,9 @@ class DeriveConfig:
                 issues.append(f"`{name}`: {folder} has no {marker}; give a folder that {maker} wrote to its end")
         if self.rel_scores and not Path(self.rel_scores).is_file():
             issues.append(f"`rel_scores`: {self.rel_scores} is not there")
+        if (self.metric == "evqa") != bool(self.bem):
+            issues.append("`bem` (a converted checkpoint) and `metric: evqa` need each other; without it: `evqa_exact`")
+        issues += self.llm_problems() if self.metric == "judge" else []
         if self.proofread < 0:
             issues.append(f"`proofread` must be at least 0, found {self.proofread}")
         for make in (self.how, self.mixing, self.choices):
@@ -89,6 +102,8 @@ class DeriveConfig:
         )
 
     def what_decides(self) -> dict[str, Any]:
-        """The settings that decide what is derived; the probes and the scores are hashed apart."""
-        elsewhere = ("probes", "dataset", "output", "rel_scores", "proofread")
+        """The settings that decide what is derived; the probes, the scores and BEM's weights are hashed apart."""
+        elsewhere = {"probes", "dataset", "output", "rel_scores", "proofread", "bem", "device"}
+        remote = {item.name for item in dataclasses.fields(RemoteConfig)}
+        elsewhere |= (remote - {"llm_model", "llm_options"}) if self.metric == "judge" else {*remote, "judge"}
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in elsewhere}

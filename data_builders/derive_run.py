@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from reflectune.data_builders.label_statistics import label_statistics, probe_st
 from reflectune.data_builders.label_truth import truth_table, truth_text
 from reflectune.data_builders.labels import SrtLabel
 from reflectune.data_builders.mct_labels import RelScores
+from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.store import probes_fingerprint, read_settings, stream_probes
 from reflectune.data_builders.proofread_labels import write_label_page
 from reflectune.data_builders.reflection_data import (
@@ -31,6 +33,11 @@ from reflectune.data_builders.reflection_data import (
     write_manifest,
     write_prompted,
 )
+from reflectune.data_builders.rescoring import by_judge, by_metric, rescore, said_in
+from reflectune.metrics.bem import load_bem
+from reflectune.metrics.judges import PROTOCOLS, Judging
+from reflectune.metrics.scoring import Metric
+from reflectune.models.remote import RemoteModel
 
 SCHEME = "mmkb_rag"
 STATISTICS = "statistics.json"
@@ -55,6 +62,8 @@ def run(config: DeriveConfig) -> str:
     _check_output(output, dataset)
     probes = list(stream_probes(config.probes))
     questions = _questions(dataset, split, {probe.question_id for probe in probes})
+    if config.metric:
+        probes, settings = _judged_again(probes, questions, settings, config)
     scores = read_rel_scores(config.rel_scores) if config.rel_scores else None
     derived = derive(probes, questions, config, summaries=settings["summary"] != "none", rel_scores=scores)
     taken = take(derived, config)
@@ -117,6 +126,24 @@ def read_rel_scores(path: str | Path) -> RelScores:
         raise UserError(
             f"`rel_scores`: {path} can't be read: {error!r}; it needs the columns question_id, passage_id and score"
         ) from error
+
+
+def _judged_again(
+    probes: Sequence[Probe], questions: Mapping[str, Question], settings: Mapping[str, Any], config: DeriveConfig
+) -> tuple[list[Probe], dict[str, Any]]:
+    """The probes by the config's metric, and the settings with what judged them. A judge's replies are kept."""
+    said = said_in(probes)
+    if config.metric == "judge":
+        protocol = PROTOCOLS[config.judge]
+        cache = config.llm_cache or str(Path(config.output, "judge.replies.jsonl"))
+        with RemoteModel(config.endpoint(), cache) as model:
+            worth = by_judge(said, questions, Judging(protocol, config.llm_model, partial(model.texts, what="judge")))
+        name = f"judge {config.llm_model} by {protocol.name} (prompt {protocol.prompt_hash})"
+    else:
+        bem = load_bem(config.bem, device=config.device) if config.bem else None
+        worth = by_metric(said, questions, cast(Metric, config.metric), bem)
+        name = f"{config.metric} (BEM {bem.fingerprint})" if bem else config.metric
+    return rescore(probes, worth), {**settings, "metric": name}
 
 
 def _questions(dataset: Dataset, split: str, wanted: set[str]) -> dict[str, Question]:

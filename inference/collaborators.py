@@ -42,15 +42,19 @@ def _device(config: ReadingConfig) -> str:
     return str(PartialState().device) if config.device == "auto" else config.device
 
 
+def open_engine(config: ReadingConfig, loaded: Loaded) -> PrefixEngine:
+    """The engine that reads with a loaded model."""
+    return PrefixEngine(loaded, config.token_budget, config.keep_images)
+
+
 def open_reader(config: ReadingConfig, loaded: Loaded) -> Reader:
     """A reader over a loaded model."""
-    return Reader(PrefixEngine(loaded, token_budget=config.token_budget), config.max_new_tokens)
+    return Reader(open_engine(config, loaded), config.max_new_tokens)
 
 
 def open_prompted_reader(config: ReadingConfig, loaded: Loaded) -> PromptedReader:
     """A reader over a loaded model of scheme `mmkb_rag`."""
-    engine = PrefixEngine(loaded, token_budget=config.token_budget)
-    return PromptedReader(engine, config.max_new_tokens, config.max_reply_tokens)
+    return PromptedReader(open_engine(config, loaded), config.max_new_tokens, config.max_reply_tokens)
 
 
 def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> EntryRetriever:

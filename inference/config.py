@@ -87,7 +87,13 @@ class ReadingConfig:
         default="first_sentence", metadata=_help("what stands before each passage: nothing, or what the entry is")
     )
     max_new_tokens: int = field(default=32, metadata=_help("longest answer, in tokens"))
-    token_budget: int = field(default=16384, metadata=_help("most tokens in one forward pass; splits work, not text"))
+    token_budget: int | None = field(
+        default=None,
+        metadata=_help("most tokens in one forward pass; splits work, not text; what the memory has room for if unset"),
+    )
+    keep_images: int = field(
+        default=0, metadata=_help("pictures whose reading is kept for later questions about them, those used last")
+    )
     dtype: str = field(default="float32", metadata=_help("float32, bfloat16 or float16"))
     device: str = field(default="auto", metadata=_help("cpu, cuda, cuda:1, or auto: this process's own"))
     dry_run: bool = field(default=False, metadata=_help("say what would be done, and stop"))
@@ -102,7 +108,7 @@ class ReadingConfig:
         issues = [
             f"`{name}` must be at least 1, found {getattr(self, name)}"
             for name in ("top_n", "max_new_tokens", "token_budget", "documents", "max_reply_tokens")
-            if getattr(self, name) < 1
+            if (value := getattr(self, name)) is not None and value < 1
         ]
         issues += [
             f"`{name}` is a probability in [0, 1], found {getattr(self, name)}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from reflectune.core.hashing import fingerprint
+from reflectune.core.types import Question
 from reflectune.metrics import prompts
 
 Complete = Callable[[list[dict[str, Any]]], str]
@@ -69,6 +70,12 @@ class Answer:
     response: str
 
 
+def answer_to(question: Question, response: str) -> Answer:
+    """A response as a judge is shown it; a range stands for the accepted answers where there are none."""
+    spanned = () if question.range is None else (f"{question.range[0]:g} to {question.range[1]:g}",)
+    return Answer(question.text, question.answers or spanned, response)
+
+
 @dataclass(frozen=True)
 class Judged:
     """Verdicts, in the order of the answers, and what produced them.
@@ -108,6 +115,19 @@ class Judged:
             "unparsed": counts["unparsed"],
             "missing": missing,
         }
+
+
+@dataclass(frozen=True)
+class Judging:
+    """A judge: the protocol, the model's name, and how it is asked."""
+
+    protocol: Protocol
+    model: str
+    complete_all: CompleteAll
+
+    def judged(self, answers: Sequence[Answer]) -> Judged:
+        """Its verdicts; see `judge_all`."""
+        return judge_all(answers, self.protocol, self.complete_all, model=self.model)
 
 
 def judge(answers: Sequence[Answer], protocol: Protocol, complete: Complete, *, model: str) -> Judged:

@@ -72,8 +72,8 @@ def main() -> None:
         return
     from reflectune.data_builders import dataset  # slow to import: after the config is right
     from reflectune.metrics.bem import load_bem
-    from reflectune.metrics.judges import PROTOCOLS
-    from reflectune.metrics.score_report import Judging, lines, score_files
+    from reflectune.metrics.judges import PROTOCOLS, Judging
+    from reflectune.metrics.score_report import lines, score_files
     from reflectune.models.remote import RemoteModel
 
     splits = config.splits or [split for split in dataset.splits(config.dataset) if split != "train"]
@@ -84,8 +84,7 @@ def main() -> None:
         judging = None
         if config.judge:
             model = stack.enter_context(RemoteModel(config.endpoint(), config.judge_cache))
-            ask = partial(model.complete_all, what="judge")
-            judging = Judging(PROTOCOLS[config.judge], config.llm_model, lambda many: [r.text for r in ask(many)])
+            judging = Judging(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, what="judge"))
         settings = (config.metric, config.mode, bem, judging)
         found = score_files(files, questions, *settings, touched=not config.splits, seed=config.seed)
     found["dataset"] = {"folder": config.dataset, "fingerprint": dataset.Dataset(Path(config.dataset)).fingerprint}

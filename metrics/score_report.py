@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.types import Question
 from reflectune.metrics.bem import Bem
-from reflectune.metrics.judges import Answer, CompleteAll, Protocol, judge_all
+from reflectune.metrics.judges import Judging, answer_to
 from reflectune.metrics.predictions import PredictionFile, read_predictions
 from reflectune.metrics.score_table import compare, retrieval_table, table
 from reflectune.metrics.scoring import Joined, Metric, Mode, Scored, join, score
-
-
-@dataclass(frozen=True)
-class Judging:
-    """A judge to be asked beside the metric: the protocol, the model's name, and how it is asked."""
-
-    protocol: Protocol
-    model: str
-    complete_all: CompleteAll
 
 
 def score_files(
@@ -100,16 +90,8 @@ def _of_touched_splits(file: PredictionFile, questions: Sequence[Question]) -> l
 
 
 def _judged(joined: Joined, judging: Judging) -> dict[str, Any]:
-    answers = [
-        Answer(question.text, question.answers or _range_as_text(question), str(prediction.answer))
-        for question, prediction in joined.pairs
-    ]
-    judged = judge_all(answers, judging.protocol, judging.complete_all, model=judging.model)
-    return judged.summary(missing=len(joined.missing))
-
-
-def _range_as_text(question: Question) -> tuple[str, ...]:
-    return () if question.range is None else (f"{question.range[0]:g} to {question.range[1]:g}",)
+    answers = [answer_to(question, str(prediction.answer)) for question, prediction in joined.pairs]
+    return judging.judged(answers).summary(missing=len(joined.missing))
 
 
 def _judge_lines(found: Mapping[str, Any] | None) -> Iterator[str]:

@@ -143,7 +143,7 @@ def score(joined: Joined, metric: Metric, mode: Mode, bem: Bem | None = None) ->
             )
         values, too_long = _evqa_values(joined.pairs, bem, mode)
     else:
-        values, too_long = _values(joined.pairs, _one(metric, mode)), ()
+        values, too_long = _values(joined.pairs, metric_of_one(metric, mode)), ()
     if mode == "strict":
         values = np.concatenate([values, np.zeros(len(joined.missing))])
     questions = [question for question, _ in joined.pairs] + (list(joined.missing) if mode == "strict" else [])
@@ -188,8 +188,11 @@ def _finder(asked: dict[str, Question]) -> Callable[[Prediction], Question | Non
     return find
 
 
-def _one(metric: Metric, mode: Mode) -> Callable[[str, Question], float]:
-    """The metric of one answer."""
+def metric_of_one(metric: Metric, mode: Mode = "official") -> Callable[[str, Question], float]:
+    """The worth of one answer to a question, in [0, 1], by any metric but `evqa`.
+
+    It raises ValueError or UserError for a question that lacks what the metric compares with.
+    """
     if metric == "infoseek":
         return infoseek.score_one
     if metric == "evqa_exact":

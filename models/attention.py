@@ -8,12 +8,14 @@ denominator of the whole, given to the backward pass of a part, gives that part'
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 _CPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -29,7 +31,8 @@ def attend(
         keys: Of shape (rows, key heads, S, size); key heads divide heads, as in grouped-query attention.
         values: The same.
         scale: What scores are multiplied by.
-        bias: Added to scores, broadcastable to (rows, 1, T, S). Each query must see at least one key.
+        bias: What hides a row's padding: 0, then -inf, broadcastable to (rows, 1, T, S). Each query must see at
+            least one key.
         causal: Whether query i sees keys 0 … i alone; then T is S and there is no bias.
 
     Returns:
@@ -99,22 +102,34 @@ Kernel = Callable[..., tuple[Tensor, Tensor]]
 def kernel_for(device: str, dtype: torch.dtype, size: int) -> Kernel:
     """The fastest kernel that is there for a kind of device and does what the equation says, as a small trial shows.
 
-    PyTorch's kernels that return denominators have no public interface; one that has changed, or that this machine
-    can't run, is not used, and a warning says so.
+    On an accelerator it is printed which one that is. Most of PyTorch's kernels that return denominators have no public
+    interface; one that has changed, or that this machine can't run, is not used, and a warning says so.
     """
-    kernel = {"cpu": _attend_on_cpu, "cuda": _attend_on_cuda}.get(device, _attend_plainly)
-    try:
-        if kernel is _attend_plainly or _is_right(kernel, device, dtype, size):
-            return kernel
-        reason = "it gives other numbers"
-    except (RuntimeError, NotImplementedError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-    warnings.warn(
-        f"the attention kernel of {device} is not used for {dtype} and heads of {size} ({reason}); "
-        "shared prefixes are read more slowly",
-        stacklevel=2,
-    )
+    for name, kernel in _kernels(device, dtype):
+        try:
+            if _is_right(kernel, device, dtype, size):
+                if device != "cpu":  # where there is a choice
+                    print(f"shared prefixes are read by {name} in {dtype}", file=sys.stderr, flush=True)
+                return kernel
+            reason = "it gives other numbers"
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+        warnings.warn(
+            f"{name} is not used for {dtype} and heads of {size} on {device} ({reason}); "
+            "shared prefixes are read more slowly",
+            stacklevel=2,
+        )
     return _attend_plainly
+
+
+def _kernels(device: str, dtype: torch.dtype) -> list[tuple[str, Kernel]]:
+    """What may be used on a kind of device, the fastest first."""
+    if device == "cpu":
+        return [("the CPU's flash attention", _attend_on_cpu)]
+    if device != "cuda":
+        return []
+    flash = [("FlashAttention, varlen", _attend_by_flash)] if dtype in (torch.float16, torch.bfloat16) else []
+    return [*flash, ("memory-efficient attention", _attend_efficiently)]
 
 
 @functools.cache
@@ -164,7 +179,32 @@ def _attend_on_cpu(
     return output, lse.float()
 
 
-def _attend_on_cuda(
+def _attend_by_flash(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """FlashAttention of PyTorch's own: rows one after the other, of as many keys as each has, heads grouped."""
+    (rows, heads, new, _), (key_heads, seen) = query.shape, keys.shape[1:3]
+    row = torch.arange(rows + 1, dtype=torch.int32, device=query.device)
+    packed = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, keys, values)]
+    output, lse = varlen_attn(
+        packed[0],
+        packed[1],
+        packed[2],
+        row * new,
+        row * seen,
+        new,
+        seen,
+        return_aux=AuxRequest(lse=True),
+        scale=scale,
+        window_size=(-1, 0) if causal else (-1, -1),
+        enable_gqa=heads != key_heads,
+        seqused_k=None if bias is None else (bias[:, 0, 0] == 0).sum(-1, dtype=torch.int32),
+    )
+    lse = lse.unflatten(1, (rows, new)).transpose(0, 1)  # it comes as (heads, rows * T)
+    return output.unflatten(0, (rows, new)).transpose(1, 2), lse.float()
+
+
+def _attend_efficiently(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """The memory-efficient kernel: it takes a bias whose rows begin at multiples of eight, and no grouped heads."""

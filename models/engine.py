@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from reflectune.core.errors import UserError
+from reflectune.models.budget import KEPT, find_budget
 from reflectune.models.forward import Forward
 from reflectune.models.heads import KeptHeads, key_of, stacked
 from reflectune.models.heads import split as split_head
@@ -98,9 +99,9 @@ class PrefixEngine:
 
     Args:
         loaded: The model. Its attention is replaced by one that computes the same and can share prefixes.
-        token_budget: Most tokens (padding included) that are read in one forward pass; a longer row goes alone. The
-            keys and values of four times as many tokens of branches are kept; other branches are read again if they
-            are decoded from.
+        token_budget: Most tokens (padding included) that are read in one forward pass; a longer row goes alone. If
+            None, what the memory has room for. The keys and values of four times as many tokens of branches are kept;
+            other branches are read again if they are decoded from.
         keep_images: How many pictures' prefixes are kept from call to call, those used last. With none kept, questions
             of one call still share the reading of their picture.
 
@@ -108,10 +109,12 @@ class PrefixEngine:
         UserError: The model's attention is not one that the engine can share a prefix with.
     """
 
-    def __init__(self, loaded: Loaded, token_budget: int = 16_384, keep_images: int = 0) -> None:
+    def __init__(self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0) -> None:
         self._forward = Forward(loaded.model)
         self._heads = KeptHeads(keep_images)
-        self.renderer, self.token_budget, self._most_kept = loaded.renderer, token_budget, 4 * token_budget
+        self.renderer = loaded.renderer
+        self.token_budget = token_budget or find_budget(self._forward)
+        self._most_kept = KEPT * self.token_budget
         self._model = loaded.model
         self.max_length: int = self._model.config.get_text_config().max_position_embeddings
         self._ends = torch.tensor(_end_tokens(loaded), device=self._model.device)

@@ -106,6 +106,10 @@ class RemoteModel:
         refused = self._send_all(missing, what)
         return [refused[key] if key in refused else self._kept(key) for key in keys]
 
+    def texts(self, conversations: Sequence[Messages], *, what: str = "requests") -> list[str]:
+        """The replies' texts; see `complete_all`."""
+        return [reply.text for reply in self.complete_all(conversations, what=what)]
+
     def log_probabilities(
         self, conversations: Sequence[Messages], tokens: Iterable[str], *, what: str = "requests"
     ) -> list[dict[str, float]]:

@@ -7,8 +7,7 @@ from typing import Final
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.metrics import evqa, infoseek, vqa
-from reflectune.metrics.scoring import evqa_type
+from reflectune.metrics.scoring import metric_of_one
 
 Correctness = Callable[[str, Question], float]
 """(answer, question) -> what the answer is worth, in [0, 1]."""
@@ -42,22 +41,9 @@ def find_metric(name: str) -> Correctness:
     return correctness
 
 
-def _evqa_exact(answer: str, question: Question) -> float:
-    return evqa.evaluate_example(question.text, question.answers, answer, evqa_type(question), _never_equivalent)
-
-
-def _never_equivalent(candidate: str, reference: str, question: str) -> tuple[float, float]:
-    """Logits of an answer-equivalence model that finds nothing equivalent."""
-    return (1.0, 0.0)
-
-
-def _vqa(answer: str, question: Question) -> float:
-    return vqa.soft_accuracy(answer, question.answers)
-
-
 METRICS: Final[Mapping[str, Correctness]] = {
-    "infoseek": infoseek.score_one,
-    "evqa_exact": _evqa_exact,
-    "vqa": _vqa,
+    "infoseek": metric_of_one("infoseek"),
+    "evqa_exact": metric_of_one("evqa_exact"),
+    "vqa": metric_of_one("vqa"),
 }
-"""Metrics by name."""
+"""Metrics that need no other model; `derive_labels` can judge the same answers again by BEM or a language model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from PIL import Image
 
@@ -19,17 +19,15 @@ from reflectune.data_builders.probing.documents import find_documents
 from reflectune.data_builders.probing.memory import Halving
 from reflectune.data_builders.probing.probe import Prober, Ready
 from reflectune.data_builders.probing.records import Probe
+from reflectune.models.budget import find_budget
 from reflectune.models.engine import PrefixEngine
+from reflectune.models.forward import Forward
 from reflectune.models.loading import Loaded
 from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retriever import Retriever
 from reflectune.retrieval.types import Hit
 
 Made = TypeVar("Made")
-
-_CPU_BUDGET: Final = 4_096
-_ACCELERATOR_BUDGET: Final = 65_536
-"""Tokens of a forward pass to begin with: small ones stay in a CPU's cache, an accelerator gains from large ones."""
 
 
 class Work:
@@ -46,10 +44,9 @@ class Work:
         self._dataset, self._retriever, self._loaded, self._config = dataset, retriever, loaded, config
         self._passages: Callable[[str], list[Passage]] = lru_cache(maxsize=8192)(self._split)
         correctness, asking = find_metric(config.metric), config.asking()
-        started = _CPU_BUDGET if loaded.model.device.type == "cpu" else _ACCELERATOR_BUDGET
         self._probers = Halving(
             lambda budget: Prober(PrefixEngine(loaded, budget), correctness, asking),
-            config.token_budget or started,
+            config.token_budget or find_budget(Forward(loaded.model)),
             fixed=config.token_budget is not None,
         )
 

@@ -14,7 +14,7 @@ from reflectune.inference.analysis.memory import Ledger, RememberingEngine
 from reflectune.inference.analysis.points import Point
 from reflectune.inference.analysis.retrieval import GoldRetriever, RememberingRetriever
 from reflectune.inference.analysis.unjudging import UnjudgingReader
-from reflectune.inference.collaborators import open_plain, open_retriever, open_tuned
+from reflectune.inference.collaborators import open_engine, open_plain, open_retriever, open_tuned
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_pipeline
@@ -22,7 +22,6 @@ from reflectune.inference.probes import ProbeBuilder
 from reflectune.inference.prompted_reader import PromptedReader
 from reflectune.inference.reader import Reader
 from reflectune.inference.trace import Trace
-from reflectune.models.engine import PrefixEngine
 from reflectune.models.loading import Loaded
 
 
@@ -110,5 +109,5 @@ class PointDesk:
                 open_tuned(self._config) if role == "model" else open_plain(self._config, self._config.base_model)
             )
             self._hashes[role] = loaded.fingerprint
-            self._engines[role] = RememberingEngine(PrefixEngine(loaded, token_budget=self._config.token_budget))
+            self._engines[role] = RememberingEngine(open_engine(self._config, loaded))
         return self._engines[role]

@@ -60,7 +60,9 @@ class TablesConfig:
     gamma: float = field(default=0.5, metadata=_help("the gate's threshold"))
     max_new_tokens: int = field(default=16, metadata=_help("longest answer, in tokens"))
     max_reply_tokens: int = field(default=64, metadata=_help("mmkb_rag: longest reply of MCT, in tokens"))
-    token_budget: int = field(default=2048, metadata=_help("most tokens in one forward pass"))
+    token_budget: int | None = field(
+        default=None, metadata=_help("most tokens in one forward pass; what the memory has room for if unset")
+    )
     batch_questions: int = field(default=8, metadata=_help("questions kept in memory together"))
     device: str = field(default="cpu", metadata=_help("cpu, cuda or auto"))
     seed: int = field(default=0, metadata=_help("seed of mmkb_rag's world, of drawing questions, and of intervals"))

@@ -257,6 +257,36 @@ def test_what_is_shown_does_not_decide_what_is_derived(config: Callable[..., Der
     assert dataclasses.replace(one, answer_model="shared").what_decides() != one.what_decides()
 
 
+def test_another_metric_changes_labels_without_the_target_model(config: Callable[..., DeriveConfig]) -> None:
+    again, as_probed = config("again", metric="vqa"), config("as_probed")
+    run(again), run(as_probed)
+    derived = [
+        json.loads(Path(own.output, "statistics.json").read_text())["train"]["derived"] for own in (again, as_probed)
+    ]
+    # By VQA's soft accuracy nothing is right: one annotator is not enough.
+    assert [own["ret"]["[NoRet]"] for own in derived] == [0, 1]
+    assert [own["srt"]["examples"] > 0 for own in derived] == [False, True]
+    assert "vqa" in Path(again.output, "README.md").read_text()
+
+
+def test_a_judges_verdicts_are_asked_for_once(
+    config: Callable[..., DeriveConfig], stub_server: Callable[..., Any]
+) -> None:
+    server = stub_server(lambda text: "Correct" if "elm" in text else "Incorrect")
+    wanted = config(metric="judge", judge="mrag", llm_url=server.url, llm_model="stub")
+    run(wanted)
+    asked = len(server.requests)
+    run(wanted)
+    assert (asked, len(server.requests)) == (2, 2)  # the four questions are worded alike, with two answers
+    assert "judge stub by mrag" in Path(wanted.output, "README.md").read_text()
+
+
+def test_a_metric_and_what_it_needs_go_together(config: Callable[..., DeriveConfig]) -> None:
+    for settings, said in (({"metric": "evqa"}, "`bem`"), ({"metric": "judge"}, "`llm_model` is needed")):
+        with pytest.raises(AssertionError, match=said):
+            config(**settings)
+
+
 def test_no_model_library_is_needed() -> None:
     code = "import sys, reflectune.data_builders.derive_run; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

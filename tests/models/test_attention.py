@@ -48,6 +48,44 @@ def test_causal_attention_hides_what_follows(how):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("key_heads", "causal"), [(4, False), (2, False), (2, True)])
+def test_flash_attention_is_given_what_it_takes(monkeypatch, key_heads, causal):
+    """PyTorch's varlen attention runs on GPUs alone; here a loop stands for it that reads its arguments as it does."""
+
+    def by_row(query, keys, values, starts, key_starts, new, seen, *, return_aux, scale, window_size, **how):
+        assert how["enable_gqa"] == (keys.shape[1] < query.shape[1])
+        assert (starts.dtype, key_starts.dtype, return_aux.lse) == (torch.int32, torch.int32, True)
+        used = how["seqused_k"]
+        found = []
+        for row, ((a, b), (c, d)) in enumerate(
+            zip(pairwise(starts.tolist()), pairwise(key_starts.tolist()), strict=True)
+        ):
+            assert (b - a, d - c) == (new, seen)
+            d = d if used is None else c + int(used[row])
+            own = [tensor.transpose(0, 1)[None] for tensor in (query[a:b], keys[c:d], values[c:d])]
+            found.append(_attend_plainly(*own, scale, None, window_size == (-1, 0)))
+        return torch.cat([out[0].transpose(0, 1) for out, _ in found]), torch.cat([lse[0] for _, lse in found], 1)
+
+    monkeypatch.setattr(attention, "varlen_attn", by_row)
+    query, keys, values = made(key_heads=key_heads, seen=5 if causal else 7)
+    bias = None
+    if not causal:
+        bias = torch.zeros(2, 1, 1, 7)
+        bias[1, :, :, 4:] = -torch.inf
+    found = attention._attend_by_flash(query, keys, values, SCALE, bias, causal)
+    for own, expected in zip(found, _attend_plainly(query, keys, values, SCALE, bias, causal), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_half_precision_on_a_gpu_is_offered_flash_attention():
+    def offered(*kind):
+        return [name.split(",")[0] for name, _ in attention._kernels(*kind)]
+
+    assert offered("cuda", torch.bfloat16) == ["FlashAttention", "memory-efficient attention"]
+    assert offered("cuda", torch.float32) == ["memory-efficient attention"]
+    assert offered("mps", torch.float32) == []
+
+
 @pytest.mark.parametrize("cuts", [(3,), (1, 6), (2, 3, 5)])
 def test_parts_merged_are_the_whole(cuts):
     query, keys, values = made()

@@ -1,0 +1,69 @@
+"""Probes' answers judged again by another metric than they were probed with, without the model that gave them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from reflectune.core.types import Question
+from reflectune.data_builders.probing.records import Probe, Reply
+from reflectune.metrics.bem import Bem
+from reflectune.metrics.judges import Judging, answer_to
+from reflectune.metrics.predictions import Prediction
+from reflectune.metrics.scoring import Joined, Metric, score
+
+Said = tuple[str, str]
+"""A question's id and an answer to it."""
+
+
+def rescore(probes: Sequence[Probe], worth: Mapping[Said, float]) -> list[Probe]:
+    """The probes with another worth for every answer; an answer without a word is worth 0, whatever `worth` says."""
+
+    def again(question_id: str, replies: tuple[Reply, ...]) -> tuple[Reply, ...]:
+        return tuple(
+            dataclasses.replace(own, correctness=worth[question_id, own.text] if own.text.strip() else 0.0)
+            for own in replies
+        )
+
+    return [
+        dataclasses.replace(
+            probe,
+            replies=again(probe.question_id, probe.replies),
+            documents=tuple(
+                dataclasses.replace(own, replies=again(probe.question_id, own.replies)) for own in probe.documents
+            ),
+        )
+        for probe in probes
+    ]
+
+
+def said_in(probes: Sequence[Probe]) -> list[Said]:
+    """What was answered to which question, each pair once, in order; without answers that have no word."""
+    return list(
+        dict.fromkeys(
+            (probe.question_id, reply.text)
+            for probe in probes
+            for replies in (probe.replies, *(document.replies for document in probe.documents))
+            for reply in replies
+            if reply.text.strip()
+        )
+    )
+
+
+def by_metric(
+    said: Sequence[Said], questions: Mapping[str, Question], metric: Metric, bem: Bem | None = None
+) -> dict[Said, float]:
+    """The official worth of answers, in [0, 1]; BEM reads all of them in batches.
+
+    Raises:
+        UserError: A question lacks what the metric compares with, or `evqa` is asked for without `bem`.
+    """
+    pairs = tuple((questions[name], Prediction(f"probe of {name}", (name,), text)) for name, text in said)
+    scored = score(Joined(pairs, (), (), ()), metric, "strict", bem)
+    return dict(zip(said, scored.values.tolist(), strict=True))
+
+
+def by_judge(said: Sequence[Said], questions: Mapping[str, Question], judging: Judging) -> dict[Said, float]:
+    """A judge's verdicts as 1 or 0; a reply that says neither counts as incorrect."""
+    judged = judging.judged([answer_to(questions[name], text) for name, text in said])
+    return {own: float(verdict == "correct") for own, verdict in zip(said, judged.verdicts, strict=True)}
