@@ -68,7 +68,7 @@ def token_list(scheme: Scheme) -> str:
     return "".join(f"{token}\n" for token in scheme.tokens.values())
 
 
-PREPARE_BASE: Final = """\
+_PREPARE_BASE: Final = """\
 ## First: a base model that has the tokens
 
 {tokens} must be single tokens with rows of their own in both matrices (`tokens.txt`, one a line). This
@@ -84,13 +84,13 @@ PY
 ```
 """
 
-AFTERWARDS: Final = """\
+_AFTERWARDS: Final = """\
 ## Afterwards
 
 Copy `scheme.json` into the folder of a full (or merged) checkpoint: `reflectune` then loads, gates and evaluates it.
 """
 
-SAFETY: Final = """\
+_SAFETY: Final = """\
 ## Text that spells a token
 
 Questions, passages and answers are other people's text. Where one spelt a special token (`<image>`, `[Relevant]`,
@@ -98,12 +98,31 @@ Questions, passages and answers are other people's text. Where one spelt a speci
 """
 
 
-def contents(exported: Exported) -> str:
+def readme(title: str, exported: Exported, loss: str, run: str, *, prepares_base: bool = True) -> str:
+    """The README of an export.
+
+    Args:
+        title: Its first lines.
+        exported: What lies beside it.
+        loss: What the layout says of the loss, for schemes whose questions have several rows.
+        run: How to train.
+        prepares_base: Whether the base model gets its tokens from reflectune, which then loads the result too; else
+            `run` says where they come from.
+    """
+    parts = [run]
+    if prepares_base:
+        tokens = ", ".join(f"`{token}`" for token in exported.scheme.tokens.values())
+        prepared = _PREPARE_BASE.format(tokens=tokens, scheme=exported.scheme.name, model="Qwen/Qwen2-VL-7B-Instruct")
+        parts = [prepared, run, _AFTERWARDS]
+    return "\n".join([title, _contents(exported), "", _about(exported, loss), "", *parts, _SAFETY])
+
+
+def _contents(exported: Exported) -> str:
     """The splits and how many rows each has, as lines of a README."""
     return "\n".join(f"- `{exported.files[split]}`: {exported.rows[split]:,} rows" for split in sorted(exported.files))
 
 
-def about(exported: Exported, rest: str) -> str:
+def _about(exported: Exported, rest: str) -> str:
     """What a row is, for this scheme, and after it what the layout says of the loss."""
     tokens = exported.scheme.tokens
     if exported.scheme.name == "mr2ag":

@@ -10,15 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from reflectune.data_builders.exporting.layout import (
-    AFTERWARDS,
-    PREPARE_BASE,
-    SAFETY,
     TOKENS_FILE,
     Exported,
     Images,
     Layout,
-    about,
-    contents,
+    readme,
     token_list,
 )
 from reflectune.data_builders.exporting.rows import Row
@@ -48,13 +44,8 @@ def dataset_info(exported: Exported) -> dict[str, Any]:
 
 def companions(exported: Exported) -> Mapping[str, str]:
     """The description, a training YAML, README and tokens."""
-    tokens = ", ".join(f"`{token}`" for token in exported.scheme.tokens.values())
-    prepared = PREPARE_BASE.format(tokens=tokens, scheme=exported.scheme.name, model="Qwen/Qwen2-VL-7B-Instruct")
-    title = "# Reflection data for LLaMA-Factory\n"
     return {
-        "README.md": "\n".join(
-            [title, contents(exported), "", about(exported, _LOSS), "", prepared, _RUN, AFTERWARDS, SAFETY]
-        ),
+        "README.md": readme("# Reflection data for LLaMA-Factory\n", exported, _LOSS, _RUN),
         "dataset_info.json": json.dumps(dataset_info(exported), indent=2) + "\n",
         "sft.yaml": _SFT.format(name=_name(exported, exported.train), tokens=",".join(exported.scheme.tokens.values())),
         TOKENS_FILE: token_list(exported.scheme),

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from reflectune.data_builders.exporting.layout import (
-    SAFETY,
     TOKENS_FILE,
     Exported,
     Images,
     Layout,
-    about,
-    contents,
+    readme,
     token_list,
 )
 from reflectune.data_builders.exporting.rows import Row
@@ -33,9 +31,8 @@ def record(row: Row, image: str, images: Images) -> dict[str, Any]:
 def companions(exported: Exported) -> Mapping[str, str]:
     """README with the command, a script that gives Vicuna the tokens, and the tokens."""
     run = _RUN.format(file=exported.files[exported.train])
-    title = "# Reflection data for LLaVA\n"
     return {
-        "README.md": "\n".join([title, contents(exported), "", about(exported, _LOSS), "", run, SAFETY]),
+        "README.md": readme("# Reflection data for LLaVA\n", exported, _LOSS, run, prepares_base=False),
         "add_tokens.py": _ADD_TOKENS,
         TOKENS_FILE: token_list(exported.scheme),
     }

@@ -10,15 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from reflectune.data_builders.exporting.layout import (
-    AFTERWARDS,
-    PREPARE_BASE,
-    SAFETY,
     TOKENS_FILE,
     Exported,
     Images,
     Layout,
-    about,
-    contents,
+    readme,
     token_list,
 )
 from reflectune.data_builders.exporting.rows import Message, Row
@@ -33,14 +29,9 @@ def record(row: Row, image: str, images: Images) -> dict[str, Any]:
 
 def companions(exported: Exported) -> Mapping[str, str]:
     """README, the command, and the tokens."""
-    tokens = ", ".join(f"`{token}`" for token in exported.scheme.tokens.values())
-    prepared = PREPARE_BASE.format(tokens=tokens, scheme=exported.scheme.name, model="Qwen/Qwen2-VL-7B-Instruct")
     run = _RUN.format(listed=" ".join(map(shlex.quote, exported.scheme.tokens.values())))
-    title = "# Reflection data for ms-swift\n"
     return {
-        "README.md": "\n".join(
-            [title, contents(exported), "", about(exported, _LOSS), "", prepared, run, AFTERWARDS, SAFETY]
-        ),
+        "README.md": readme("# Reflection data for ms-swift\n", exported, _LOSS, run),
         "sft.sh": _SFT.format(file=exported.files[exported.train]),
         TOKENS_FILE: token_list(exported.scheme),
     }

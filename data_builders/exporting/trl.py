@@ -13,15 +13,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from reflectune.data_builders.exporting.layout import (
-    AFTERWARDS,
-    PREPARE_BASE,
-    SAFETY,
     TOKENS_FILE,
     Exported,
     Images,
     Layout,
-    about,
-    contents,
+    readme,
     token_list,
 )
 from reflectune.data_builders.exporting.rows import Row
@@ -58,12 +54,8 @@ def _file(exported: Exported, split: str) -> str:
 def _readme(exported: Exported) -> str:
     paths = {s: f"{s}/**" if exported.images == "copy" else file for s, file in sorted(exported.files.items())}
     card = "\n".join(f"  - split: {split}\n    path: {path}" for split, path in paths.items())
-    scheme = exported.scheme
-    tokens = ", ".join(f"`{token}`" for token in scheme.tokens.values())
-    prepared = PREPARE_BASE.format(tokens=tokens, scheme=scheme.name, model="Qwen/Qwen2-VL-7B-Instruct")
     head = f"---\nconfigs:\n- config_name: default\n  data_files:\n{card}\n---\n# Reflection data for TRL\n"
-    run = _RUN.format(split=exported.train)
-    return "\n".join([head, contents(exported), "", about(exported, _LOSS), "", prepared, run, AFTERWARDS, SAFETY])
+    return readme(head, exported, _LOSS, _RUN.format(split=exported.train))
 
 
 _LOSS = """
