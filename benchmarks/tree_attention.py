@@ -1,4 +1,4 @@
-"""Tree attention by parts against a dense mask, forward and backward: from which size on the parts are faster.
+"""Tree attention by parts against a dense mask, forward and backward, at several sizes.
 
     python benchmarks/tree_attention.py
 
@@ -38,8 +38,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--matmul_precision", choices=("highest", "high", "medium"), default="highest")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    torch.set_float32_matmul_precision(arguments.matmul_precision)
     print("| rows × (prefix + K × branch), heads × size | dense mask, ms | parts, ms | ratio | saved scores |")
     print("|---|---|---|---|---|")
     shapes = [(8, 40, 4, 30, 4, 32), (8, 40, 4, 60, 4, 32), (4, 100, 8, 60, 4, 32), (1, 100, 4, 60, 8, 64)]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,8 @@ def attend(
         The output, of `query`'s shape, and the log-sum-exp of the scores, float32 of shape (rows, heads, T).
     """
     kernel = kernel_for(query.device.type, query.dtype, query.shape[-1])
-    return kernel(query, keys, values, scale, bias, causal)
+    with _whole_float32():
+        return kernel(query, keys, values, scale, bias, causal)
 
 
 def attend_backward(
@@ -73,9 +75,10 @@ def attend_backward(
     wide_keys, wide_values = (
         (tensor.repeat_interleave(groups, 1) if groups > 1 else tensor) for tensor in (keys, values)
     )
-    d_query, d_keys, d_values = _CPU_BACKWARD(
-        grad, query, wide_keys, wide_values, output, lse, 0.0, causal, attn_mask=mask, scale=scale
-    )
+    with _whole_float32():
+        d_query, d_keys, d_values = _CPU_BACKWARD(
+            grad, query, wide_keys, wide_values, output, lse, 0.0, causal, attn_mask=mask, scale=scale
+        )
     if groups > 1:
         d_keys, d_values = (tensor.unflatten(1, (key_heads, groups)).sum(2) for tensor in (d_keys, d_values))
     return d_query, d_keys, d_values
@@ -93,6 +96,24 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     output = sum(part * (lse - whole).exp()[..., None].to(part.dtype) for part, lse in parts)
     assert isinstance(output, Tensor)
     return output, whole
+
+
+@contextmanager
+def _whole_float32() -> Iterator[None]:
+    """Without the short products that `torch.set_float32_matmul_precision("medium")` allows.
+
+    They speed up a layer's large products. The many small ones of an attention kernel are up to four times as slow by
+    them: each is rounded and laid out anew (`benchmarks/tree_attention.py --matmul_precision medium`).
+    """
+    precision = torch.get_float32_matmul_precision()
+    if precision == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]

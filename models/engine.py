@@ -17,7 +17,7 @@ from torch import Tensor
 from reflectune.core.errors import UserError
 from reflectune.models.budget import KEPT, find_budget
 from reflectune.models.forward import Forward
-from reflectune.models.heads import KeptHeads, key_of, stacked
+from reflectune.models.heads import WORTHWHILE, KeptHeads, key_of, stacked
 from reflectune.models.heads import split as split_head
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering import Rendered
@@ -128,8 +128,8 @@ class PrefixEngine:
         """
         for prefix in prefixes:
             self._check_length(len(prefix.ids))
-        heads = self._shared_heads(prefixes)
-        whole = [q for q in range(len(prefixes)) if q not in heads]
+        shared = self._shared_heads(prefixes)
+        whole = [q for q in range(len(prefixes)) if q not in shared]
         chunks: list[Rows] = []
         places: dict[int, tuple[int, int]] = {}
 
@@ -140,10 +140,10 @@ class PrefixEngine:
         for part in _split([len(prefixes[q].ids) for q in whole], self.token_budget):
             questions = [whole[i] for i in part]
             add(questions, self._forward.read([prefixes[q] for q in questions]))
-        tails = list(heads)
-        for part in _split([len(heads[q][2]) for q in tails], self.token_budget):
+        tails = list(shared)
+        for part in _split([len(shared[q][2]) for q in tails], self.token_budget):
             questions = [tails[i] for i in part]
-            add(questions, self._read_tails([heads[q] for q in questions]))
+            add(questions, self._read_tails([shared[q] for q in questions]))
         return Prefixes(self, chunks, places)
 
     def _shared_heads(self, prefixes: Sequence[Rendered]) -> dict[int, tuple[str, Rendered, list[int]]]:
@@ -155,7 +155,10 @@ class PrefixEngine:
         if self._heads.most:
             return found
         often = Counter(key for key, _, _ in found.values())
-        return {q: parts for q, parts in found.items() if often[parts[0]] > 1}
+        shared = {q: parts for q, parts in found.items() if often[parts[0]] > 1}
+        lengths = {key: len(head.ids) for key, head, _ in shared.values()}
+        saved = sum((often[key] - 1) * length for key, length in lengths.items())
+        return shared if saved >= WORTHWHILE else {}
 
     def _read_tails(self, parts: Sequence[tuple[str, Rendered, list[int]]]) -> Rows:
         """Read what follows heads, and the heads that are not kept."""

@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from reflectune.models.rendering import Rendered
 from reflectune.models.rows import Level, Rows
 
+WORTHWHILE = 512
+"""Tokens that sharing must save to be worth another forward pass: a picture of LLaVA-1.5 is, small ones may not be."""
+
 
 def split(prefix: Rendered, image_token_id: int) -> tuple[Rendered, list[int]] | None:
     """A prefix as its head, which ends with the token after the last picture, and the ids that follow.

@@ -20,9 +20,6 @@ from reflectune.models.attention import attend, attend_backward, has_backward, m
 STRIDE = 2**20
 """Segments of tree t are t · STRIDE for its prefix and t · STRIDE + k for its branch k = 1, 2, …"""
 
-QUERY_COST = 400
-"""What one more query row costs, in scores; from `benchmarks/tree_attention.py`."""
-
 
 @dataclass(frozen=True)
 class TreeLayout:
@@ -75,17 +72,6 @@ class TreeLayout:
         """The masks of the trees with branches; see `tree_mask`."""
         return tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1))
 
-    @cached_property
-    def is_faster_by_parts(self) -> bool:
-        """Whether the scores that parts leave out are worth more than the query rows that they are gathered in."""
-
-        def cost(index: Tensor, keys: int) -> int:
-            return index.numel() * (keys + QUERY_COST)
-
-        prefix = self.prefixes.shape[1]
-        parts = cost(self.prefixes, prefix) + cost(self.tails, prefix) + cost(self.branches, self.branches.shape[1])
-        return parts < cost(self.trees, self.trees.shape[1])
-
 
 _LAYOUTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -100,9 +86,10 @@ def layout_of(segments: Tensor) -> TreeLayout:
 def tree_attention(
     query: Tensor, keys: Tensor, values: Tensor, segments: Tensor, scale: float, dropout: float = 0.0
 ) -> Tensor:
-    """Attention of a batch of trees, by the way that is faster where both are there.
+    """Attention of a batch of trees.
 
-    By parts on a CPU, where kernels give denominators; else with a dense mask for each tree.
+    By parts where kernels take and give denominators, which is on a CPU; else with a dense mask for each tree. The
+    parts are faster at every size that `benchmarks/tree_attention.py` tries.
 
     Args:
         query: Of shape (B, heads, L, size).
@@ -117,8 +104,7 @@ def tree_attention(
         Of shape (B, L, heads, size); zero where padded.
     """
     layout = layout_of(segments)
-    by_parts = layout.is_faster_by_parts and not dropout
-    if by_parts and has_backward(query.device.type, query.dtype, query.shape[-1]):
+    if not dropout and has_backward(query.device.type, query.dtype, query.shape[-1]):
         return _TreeAttention.apply(query, keys, values, layout, scale)  # type: ignore[no-untyped-call]
     rows, heads, length, size = query.shape
     wide = [tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in (query, keys, values)]

@@ -114,6 +114,20 @@ def test_gradients_through_parts_add_up_to_those_of_the_whole(key_heads):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+def test_short_products_are_not_for_attention():
+    """`matmul_precision: medium` lets layers round to bfloat16, and the setting is as it was afterwards."""
+    query, keys, values = made()
+    expected = by_hand(query, keys, values)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        found = attend(query, keys, values, scale=SCALE)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_low_precision_keeps_its_denominator_in_float32():
     query, keys, values = (tensor.bfloat16() for tensor in made())
     output, lse = attend(query, keys, values, scale=SCALE)

@@ -29,10 +29,10 @@ from transformers import (
 )
 
 from reflectune.core.errors import UserError
+from reflectune.models import tree_attention
 from reflectune.models.engine import PrefixEngine
 from reflectune.models.rendering import Rendered
 from reflectune.models.tree import IGNORE, Segment, Tree, TreeCollator, independent_rows, loss_terms
-from reflectune.models.tree_attention import TreeLayout
 
 IMAGE, VOCABULARY = 3, 120
 FAMILIES = ["llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"]
@@ -176,7 +176,7 @@ def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[f
 @pytest.mark.parametrize("by_parts", [True, False])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_loss_and_gradients_are_those_of_independent_rows(model, images, by_parts, checkpointing, monkeypatch):
-    monkeypatch.setattr(TreeLayout, "is_faster_by_parts", by_parts)
+    monkeypatch.setattr(tree_attention, "has_backward", lambda *kind: by_parts)
     made, collate = trees(model, images), TreeCollator(model)
     expected = learned(model, plain_batches(model, made))
     model.train()
@@ -192,7 +192,7 @@ def test_loss_and_gradients_are_those_of_independent_rows(model, images, by_part
 
 @pytest.mark.parametrize("by_parts", [True, False])
 def test_a_broken_mask_is_noticed(by_parts, monkeypatch):
-    monkeypatch.setattr(TreeLayout, "is_faster_by_parts", by_parts)
+    monkeypatch.setattr(tree_attention, "has_backward", lambda *kind: by_parts)
     model = build("llava")
     made = trees(model, 1)
     expected = learned(model, plain_batches(model, made))
@@ -258,7 +258,8 @@ def vision_calls(model: PreTrainedModel) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("keep", [0, 2])
-def test_questions_about_one_picture_read_it_once(family, keep):
+def test_questions_about_one_picture_read_it_once(family, keep, monkeypatch):
+    monkeypatch.setattr("reflectune.models.engine.WORTHWHILE", 1)
     model = build(family)
     first, other = prefix(model, 1, 4, seed=0), prefix(model, 1, 5, seed=1)
     asked = [about(model, first, [20, 21, 22]), other, about(model, first, [23, 24]), first]
@@ -272,6 +273,13 @@ def test_questions_about_one_picture_read_it_once(family, keep):
     again = engine.branch(engine.read([asked[2]]), [[[30, 31]]]).probabilities(GATES)
     torch.testing.assert_close(again[0][0], expected[2], rtol=1e-4, atol=1e-7)
     assert (len(seen) == before) == bool(keep)
+
+
+def test_a_picture_of_few_tokens_is_not_worth_another_pass():
+    model = build("llava")
+    engine, first = engine_of(model), prefix(model, 1, 4, seed=0)
+    read = engine.read([about(model, first, [20, 21, 22]), first])
+    assert [len(chunk.levels) for chunk in read.chunks] == [1]
 
 
 def test_a_batch_of_mixed_image_counts():

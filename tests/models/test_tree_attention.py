@@ -1,6 +1,7 @@
 """A tree's attention is that under its dense mask, whatever the shapes, forward and backward."""
 
 import gc
+import sys
 
 import pytest
 import torch
@@ -59,7 +60,9 @@ def dense(segments: torch.Tensor):
 
 @pytest.fixture(params=["by parts", "dense"])
 def way(request, monkeypatch):
-    monkeypatch.setattr(TreeLayout, "is_faster_by_parts", request.param == "by parts")
+    monkeypatch.setattr(
+        sys.modules[tree_attention.__module__], "has_backward", lambda *kind: request.param == "by parts"
+    )
 
 
 @given(TREES, st.sampled_from([4, 2, 1]), st.booleans())
@@ -111,13 +114,6 @@ def test_a_layout_written_out_and_kept():
     bare = TreeLayout.of(torch.tensor([[0, 0, -1]]))
     assert bare.plain.tolist() == [[0, 1]]
     assert bare.trees.numel() == bare.branches.numel() == 0
-
-
-@pytest.mark.parametrize(
-    ("tree", "saves"), [((600, [137] * 8, 0), True), ((40, [30] * 4, 0), False), ((900, [], 0), False)]
-)
-def test_parts_are_worth_it_where_many_scores_are_saved(tree, saves):
-    assert TreeLayout.of(segments_of([tree])).is_faster_by_parts == saves
 
 
 def test_a_mask_written_out():
