@@ -116,6 +116,13 @@ def _whole_float32() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
+@contextmanager
+def _as_written(device: str) -> Iterator[None]:
+    """Each operation in the precision of its tensors, though a kernel be tried first in autocast, or after `medium`."""
+    with _whole_float32(), torch.autocast(device, enabled=False):
+        yield
+
+
 Kernel = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -128,7 +135,9 @@ def kernel_for(device: str, dtype: torch.dtype, size: int) -> Kernel:
     """
     for name, kernel in _kernels(device, dtype):
         try:
-            if _is_right(kernel, device, dtype, size):
+            with _as_written(device):
+                right = _is_right(kernel, device, dtype, size)
+            if right:
                 if device != "cpu":  # where there is a choice
                     print(f"shared prefixes are read by {name} in {dtype}", file=sys.stderr, flush=True)
                 return kernel
@@ -161,14 +170,15 @@ def has_backward(device: str, dtype: torch.dtype, size: int) -> bool:
     generator = torch.Generator().manual_seed(0)
     query, keys, values, grad = (torch.randn(2, 4, 9, size, generator=generator).to(dtype) for _ in range(4))
     exact = [tensor.float().requires_grad_() for tensor in (query, keys, values)]
-    with torch.enable_grad():
-        whole, _ = _attend_plainly(exact[0], exact[1], exact[2], size**-0.5, None, True)
-        wanted = torch.autograd.grad(whole, exact, grad.float())
-    output, lse = attend(query, keys, values, scale=size**-0.5, causal=True)
-    try:
-        found = attend_backward(grad, query, keys, values, output, lse, scale=size**-0.5, causal=True)
-    except (RuntimeError, NotImplementedError, TypeError):
-        return False
+    with _as_written(device):
+        with torch.enable_grad():
+            whole, _ = _attend_plainly(exact[0], exact[1], exact[2], size**-0.5, None, True)
+            wanted = torch.autograd.grad(whole, exact, grad.float())
+        output, lse = attend(query, keys, values, scale=size**-0.5, causal=True)
+        try:
+            found = attend_backward(grad, query, keys, values, output, lse, scale=size**-0.5, causal=True)
+        except (RuntimeError, NotImplementedError, TypeError):
+            return False
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     return all(torch.allclose(a.float(), b, rtol=tolerance, atol=tolerance) for a, b in zip(found, wanted, strict=True))
 

@@ -1,5 +1,6 @@
 """Attention by parts is attention to the whole, forward and backward."""
 
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -126,6 +127,14 @@ def test_short_products_are_not_for_attention():
         torch.set_float32_matmul_precision("highest")
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_kernel_is_tried_alike_wherever_it_is_needed_first():
+    kernel_for.cache_clear()
+    has_backward.cache_clear()
+    with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
+        warnings.simplefilter("error")
+        assert has_backward("cpu", torch.bfloat16, 8)
 
 
 def test_low_precision_keeps_its_denominator_in_float32():
