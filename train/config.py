@@ -166,9 +166,10 @@ class SftConfig:
 
 _FREE = frozenset(
     "model train_data image_root output_dir resume save_steps save_total_limit logging_steps report_to cache_mib "
-    "dataloader_workers eval_data eval_split dry_run".split()
+    "dataloader_workers eval_data eval_split dry_run per_device_train_batch_size gradient_accumulation_steps".split()
 )
-"""Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed.)"""
+"""Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed. Of the
+batch sizes their product with the number of processes does: see `reflectune.train.global_batch`.)"""
 _NEEDED = {
     "train_data": "a folder of reflection data, e.g. the output of data_builders.build_mr2ag",
     "output_dir": "a folder for the checkpoint",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
@@ -15,7 +15,7 @@ from reflectune.core.types import PromptedExample, ReflectionExample, TrainingEx
 from reflectune.data_builders.reflection_data import read_examples, read_manifest, read_prompted
 from reflectune.models.rendering import Renderer
 from reflectune.models.scheme import MMKB_RAG
-from reflectune.models.tree import Tree, independent_rows
+from reflectune.models.tree import Segment, Tree, independent_rows
 from reflectune.train.config import SftConfig
 
 
@@ -58,11 +58,13 @@ class EncodedExamples(Dataset[EncodedExample]):
         return len(self.examples)
 
     def __getitem__(self, index: int) -> EncodedExample:
-        """The example, encoded.
+        """The example, encoded; a negative index i gives the example ~i with no weight (see `TrainingOrder`).
 
         Raises:
             UserError: Its image is unreadable, it is too long, or nothing in it is supervised.
         """
+        if index < 0:
+            return _weightless(self[~index])
         if index in self._cache:
             return self._cache[index]
         example = self.examples[index]
@@ -179,6 +181,14 @@ def _reflection_problem(example: ReflectionExample) -> str:
     if any(branch.relevant and not branch.answer.strip() for branch in example.branches):
         return "a relevant branch has no answer"
     return ""
+
+
+def _weightless(encoded: EncodedExample) -> EncodedExample:
+    def silent(segment: Segment) -> Segment:
+        return replace(segment, weights=(0.0,) * len(segment.ids))
+
+    trees = [replace(t, prefix=silent(t.prefix), branches=tuple(map(silent, t.branches))) for t in encoded.trees]
+    return replace(encoded, trees=tuple(trees))
 
 
 def _memory(encoded: EncodedExample) -> int:

@@ -27,6 +27,7 @@ from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
 from reflectune.train.data import EncodedExamples, approximate_length, kind, load_examples
 from reflectune.train.gate_names import greater_is_better
+from reflectune.train.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
 from reflectune.train.lora import add_adapters
 from reflectune.train.order import TrainingOrder
@@ -45,9 +46,13 @@ def fine_tune(config: SftConfig) -> None:
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
     loaded = load_base(config, args)
-    settings = run_settings(config, loaded, args)
+    batch = global_batch(args)
+    fixed = why_fixed(loaded.model, config.lora_dropout if config.method != "full" else 0.0, sharding(os.environ))
+    settings = run_settings(config, loaded) | batch.settings(fixed)
     if not config.dry_run and not config.resume:
         refuse_occupied(config.output_dir)
+    if not config.dry_run:
+        refuse_other_batch(config.output_dir, batch, fixed)
     if not config.dry_run and is_finished(config.output_dir, settings):
         say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
         return
@@ -135,13 +140,17 @@ def prepare_model(loaded: Loaded, config: SftConfig) -> PreTrainedModel | PeftMo
     return model.train()
 
 
-def run_settings(config: SftConfig, loaded: Loaded, args: TrainingArguments) -> dict[str, Any]:
-    """Everything that determines the weights of a run."""
+def global_batch(args: TrainingArguments) -> GlobalBatch:
+    """How an optimiser step's examples are divided."""
+    return GlobalBatch(args.train_batch_size, args.gradient_accumulation_steps, args.world_size)
+
+
+def run_settings(config: SftConfig, loaded: Loaded) -> dict[str, Any]:
+    """What determines the weights of a run, beside its global batch."""
     return {
         **config.run_settings(),
         "data_fingerprint": file_fingerprint(config.examples_file()),
         "model_fingerprint": loaded.fingerprint,  # of weights, tokens, chat template and scheme
-        "processes": args.world_size,
         **({"sharding": kind} if (kind := sharding(os.environ)) else {}),
         **({"eval_fingerprint": file_fingerprint(config.eval_file())} if config.best_metric else {}),
     }
@@ -167,9 +176,10 @@ def order(examples: Sequence[TrainingExample], config: SftConfig, args: Training
     return TrainingOrder(
         [approximate_length(example) for example in examples],
         [kind(example) for example in examples],
-        batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        batch_size=global_batch(args).size,
         seed=config.seed,
         group_by_length=config.group_by_length,
+        multiple_of=args.train_batch_size * args.world_size if args.world_size > 1 else 1,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -18,12 +19,17 @@ class TrainingOrder(Sampler[int]):
     Every batch has the same mixture of kinds (e.g. knowledge-based and visual questions). A batch of one kind alone
     would pad less, but its gradient would push the gate one way.
 
+    Processes share an epoch by turns, so its end is filled up until all have equally many examples. A filler is a
+    negative index: `~i` stands for example i, read once more and counted as nothing. (accelerate, left alone, would
+    count it, and two processes would train other weights than one.)
+
     Args:
         lengths: Of each example, in any unit.
         kinds: Of each example.
         batch_size: Examples that one optimiser step reads, over all processes.
         seed: Of the shuffles.
         group_by_length: Whether to put examples of a kind and of similar length into the same batch.
+        multiple_of: Examples that all processes together read at a time; an epoch is filled up to a multiple of it.
     """
 
     def __init__(
@@ -34,8 +40,10 @@ class TrainingOrder(Sampler[int]):
         batch_size: int,
         seed: int,
         group_by_length: bool = True,
+        multiple_of: int = 1,
     ) -> None:
         self.lengths, self.kinds = lengths, kinds
+        self.fillers = -len(lengths) % multiple_of
         self.batch_size, self.seed, self.group_by_length = batch_size, seed, group_by_length
         self.epoch = 0
 
@@ -47,17 +55,20 @@ class TrainingOrder(Sampler[int]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.lengths) + self.fillers
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = self._order(torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch))
+        yield from order
+        yield from (~index for index in itertools.islice(itertools.cycle(order), self.fillers))
+
+    def _order(self, generator: torch.Generator) -> list[int]:
         order = torch.randperm(len(self.lengths), generator=generator).tolist()
         if not self.group_by_length:
-            yield from order
-            return
-        pool_size = self.batch_size * _POOL_BATCHES
-        for start in range(0, len(order), pool_size):
-            yield from self._grouped(order[start : start + pool_size], generator)
+            return order
+        size = self.batch_size * _POOL_BATCHES
+        pools = [order[start : start + size] for start in range(0, len(order), size)]
+        return [index for pool in pools for index in self._grouped(pool, generator)]
 
     def _grouped(self, pool: list[int], generator: torch.Generator) -> list[int]:
         """The pool in batches of similar lengths and equal mixture, in random order; a short batch comes last."""
