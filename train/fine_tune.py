@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,20 @@ from reflectune.train.best import end_with_best, has_stopped_early
 from reflectune.train.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
-from reflectune.train.data import EncodedExamples, approximate_length, kind, load_examples
+from reflectune.train.data import (
+    EncodedExamples,
+    TrainingData,
+    approximate_length,
+    kind,
+    load_examples,
+    load_training_data,
+)
 from reflectune.train.gate_names import greater_is_better
 from reflectune.train.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
+from reflectune.train.logs import write_log
 from reflectune.train.lora import add_adapters
+from reflectune.train.mixture import mixture_lines
 from reflectune.train.order import TrainingOrder
 from reflectune.train.parameters import freeze_tower, freeze_unread, keep_trained_weights_in_fp32
 from reflectune.train.preview import describe, parameter_table
@@ -40,7 +49,7 @@ from reflectune.train.validation import GateReader, check_metric
 def fine_tune(config: SftConfig) -> None:
     """Train as the config says, and write the checkpoint into `output_dir`; go on from the last one if there is one."""
     refuse_bad_launch(config, os.environ)
-    examples, image_root = load_examples(config)
+    data = load_training_data(config.parts(), config.scheme)
     validation = load_validation(config)
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
@@ -57,9 +66,11 @@ def fine_tune(config: SftConfig) -> None:
         say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
         return
     model = prepare_model(loaded, config)
-    dataset = encoded_examples(examples, image_root, loaded, config)
+    dataset = encoded_examples(data.examples, data.image_root, loaded, config)
+    reading_order = order(data, config, args)
     if config.dry_run:
-        steps = total_steps(config, len(examples), args.world_size)
+        steps = total_steps(config, reading_order.examples, args.world_size)
+        say(args, "\n".join(mixture_lines(config.parts(), [count for count, _ in data.parts])))
         say(args, describe(config, model, dataset, loaded.renderer, steps))
         return
     say(args, parameter_table(model))
@@ -70,7 +81,7 @@ def fine_tune(config: SftConfig) -> None:
         batch_size = config.per_device_train_batch_size
         reader = GateReader(held_out, collator, loaded.renderer.token_ids, config.scheme, batch_size)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
-    reading_order, patience = order(examples, config, args), config.early_stopping_patience
+    patience = config.early_stopping_patience
     train(ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience))
 
 
@@ -149,10 +160,10 @@ def run_settings(config: SftConfig, loaded: Loaded) -> dict[str, Any]:
     """What determines the weights of a run, beside its global batch."""
     return {
         **config.run_settings(),
-        "data_fingerprint": file_fingerprint(config.examples_file()),
+        "data_fingerprint": [[file_fingerprint(part.file), part.weight] for part in config.parts()],
         "model_fingerprint": loaded.fingerprint,  # of weights, tokens, chat template and scheme
         **({"sharding": kind} if (kind := sharding(os.environ)) else {}),
-        **({"eval_fingerprint": file_fingerprint(config.eval_file())} if config.best_metric else {}),
+        **({"eval_fingerprint": file_fingerprint(config.eval_part().file)} if config.best_metric else {}),
     }
 
 
@@ -171,14 +182,16 @@ def encoded_examples(
     )
 
 
-def order(examples: Sequence[TrainingExample], config: SftConfig, args: TrainingArguments) -> TrainingOrder:
-    """The order in which the examples are read."""
+def order(data: TrainingData, config: SftConfig, args: TrainingArguments) -> TrainingOrder:
+    """The order in which the examples are read; every batch has the same mixture of data sets too."""
+    places = [place for place, (count, _) in enumerate(data.parts) for _ in range(count)]
     return TrainingOrder(
-        [approximate_length(example) for example in examples],
-        [kind(example) for example in examples],
+        [approximate_length(example) for example in data.examples],
+        [(place, kind(example)) for place, example in zip(places, data.examples, strict=True)],
         batch_size=global_batch(args).size,
         seed=config.seed,
         group_by_length=config.group_by_length,
+        parts=data.parts,
         multiple_of=args.train_batch_size * args.world_size if args.world_size > 1 else 1,
     )
 
@@ -195,8 +208,8 @@ def load_validation(config: SftConfig) -> tuple[Sequence[TrainingExample], Path]
     """The validation data and the folder of its images, if there is any; checked as the training data is."""
     if not config.eval_data:
         return None
-    examples, image_root = load_examples(replace(config, train_data=str(config.eval_file())))
-    check_metric(config.best_metric, examples, config.eval_file())
+    examples, image_root = load_examples(config.eval_part(), config.scheme)
+    check_metric(config.best_metric, examples, config.eval_part().file)
     return examples, image_root
 
 
@@ -220,6 +233,7 @@ def train(trainer: ReflectionTrainer) -> None:
         say(args, f"best {best_metric}: {trainer.state.best_metric:.4f}, at step {trainer.state.best_global_step}")
     trainer.save_state()
     if args.should_save:
+        write_log(output_dir, trainer.state.log_history)
         mark_whole(output_dir, settings, trainer.state.global_step)
 
 

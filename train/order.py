@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch.utils.data import Sampler
+
+from reflectune.train.mixture import epoch_reads
 
 _POOL_BATCHES = 32
 """Batches that are sorted by length together: enough to pad little, few enough to stay random."""
@@ -29,6 +31,8 @@ class TrainingOrder(Sampler[int]):
         batch_size: Examples that one optimiser step reads, over all processes.
         seed: Of the shuffles.
         group_by_length: Whether to put examples of a kind and of similar length into the same batch.
+        parts: Of each data set, in the order of the examples, how many it has and how often an epoch reads each: 2 for
+            twice, 0.5 for a half of them, drawn anew each epoch. One that is read once if None.
         multiple_of: Examples that all processes together read at a time; an epoch is filled up to a multiple of it.
     """
 
@@ -40,10 +44,13 @@ class TrainingOrder(Sampler[int]):
         batch_size: int,
         seed: int,
         group_by_length: bool = True,
+        parts: Sequence[tuple[int, float]] | None = None,
         multiple_of: int = 1,
     ) -> None:
         self.lengths, self.kinds = lengths, kinds
-        self.fillers = -len(lengths) % multiple_of
+        self.parts = [(len(lengths), 1.0)] if parts is None else parts
+        self.examples = sum(epoch_reads(count, weight) for count, weight in self.parts)
+        self.fillers = -self.examples % multiple_of
         self.batch_size, self.seed, self.group_by_length = batch_size, seed, group_by_length
         self.epoch = 0
 
@@ -55,7 +62,7 @@ class TrainingOrder(Sampler[int]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self.lengths) + self.fillers
+        return self.examples + self.fillers
 
     def __iter__(self) -> Iterator[int]:
         order = self._order(torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch))
@@ -63,21 +70,40 @@ class TrainingOrder(Sampler[int]):
         yield from (~index for index in itertools.islice(itertools.cycle(order), self.fillers))
 
     def _order(self, generator: torch.Generator) -> list[int]:
-        order = torch.randperm(len(self.lengths), generator=generator).tolist()
+        read = self._read(generator)
+        order = [read[i] for i in torch.randperm(len(read), generator=generator).tolist()]
         if not self.group_by_length:
             return order
         size = self.batch_size * _POOL_BATCHES
         pools = [order[start : start + size] for start in range(0, len(order), size)]
         return [index for pool in pools for index in self._grouped(pool, generator)]
 
+    def _read(self, generator: torch.Generator) -> list[int]:
+        """What an epoch reads of each data set: every example as often as the weight is whole, and some once more."""
+        read: list[int] = []
+        start = 0
+        for count, weight in self.parts:
+            own = range(start, start + count)
+            read += list(own) * int(weight)
+            if some := epoch_reads(count, weight) - count * int(weight):
+                read += [own[i] for i in torch.randperm(count, generator=generator)[:some].tolist()]
+            start += count
+        return read
+
     def _grouped(self, pool: list[int], generator: torch.Generator) -> list[int]:
         """The pool in batches of similar lengths and equal mixture, in random order; a short batch comes last."""
-        by_kind: dict[Hashable, list[int]] = defaultdict(list)
+        copies: Counter[int] = Counter()
+        groups: dict[tuple[Hashable, int], list[int]] = defaultdict(list)
         for index in sorted(pool, key=lambda index: self.lengths[index]):
-            by_kind[self.kinds[index]].append(index)
-        # An item's place among its kind, from 0 to 1: merging by it lets all kinds grow from short to long in step.
-        places = {item: (i + 0.5) / len(items) for items in by_kind.values() for i, item in enumerate(items)}
-        merged = sorted(pool, key=lambda index: (places[index], index))
+            groups[self.kinds[index], copies[index]].append(index)
+            copies[index] += 1
+        # An item's place in its group, from 0 to 1: merging by it lets all kinds grow from short to long in step. A
+        # second copy of an example begins elsewhere, so as not to come into the batch of the first.
+        places = []
+        for (_, copy), items in groups.items():
+            shift = copy / max(copies.values())
+            places += [((i + 0.5) / len(items) + shift, item) for i, item in enumerate(items)]
+        merged = [item for _, item in sorted((place % 1, item) for place, item in places)]
         batches = [merged[i : i + self.batch_size] for i in range(0, len(merged), self.batch_size)]
         full = len(merged) // self.batch_size
         shuffled = [batches[i] for i in torch.randperm(full, generator=generator).tolist()] + batches[full:]

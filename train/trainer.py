@@ -13,13 +13,22 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.errors import UserError
 from reflectune.models.tree import IGNORE, loss_terms
 from reflectune.train.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.checkpoints import keep_newest, mark_whole, refuse_full_disk
+from reflectune.train.logs import LogFile, Progress
 from reflectune.train.order import TrainingOrder
 from reflectune.train.parameters import parameter_count
 from reflectune.train.validation import GateReader, Sums, gate_metrics
@@ -60,7 +69,9 @@ class ReflectionTrainer(Trainer):
     ) -> None:
         self._checkpoints_to_keep, args.save_total_limit = args.save_total_limit or 1, None
         validated = reader.dataset if reader else None
-        super().__init__(model, args, collator, dataset, validated, callbacks=[_FollowEpochs(order)])
+        super().__init__(model, args, collator, dataset, validated, callbacks=[_FollowEpochs(order), LogFile()])
+        if self.pop_callback(ProgressCallback):  # there is none if tqdm is off
+            self.add_callback(Progress())
         self._reader, self.patience = reader, patience
         self._order, self._save_to, self.settings = order, save, settings
         self._bare_model, self._folder = model, Path(str(args.output_dir))
@@ -148,10 +159,11 @@ class ReflectionTrainer(Trainer):
         return is_better
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with the tokens per second of this process since the last time."""
+        """Log with the tokens per second of all processes since the last time."""
         now = time.monotonic()
         if "loss" in logs and now > self._tokens_since:
-            logs["tokens_per_second"] = round(self._tokens / (now - self._tokens_since))
+            tokens = self.accelerator.gather(torch.tensor(self._tokens, device=self.args.device)).sum()
+            logs["tokens_per_second"] = round(int(tokens) / (now - self._tokens_since))
             self._tokens, self._tokens_since = 0, now
         super().log(logs, start_time)
 

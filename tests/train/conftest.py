@@ -171,9 +171,9 @@ def losses(history: Callable[..., list[dict[str, Any]]]) -> Callable[[str | Path
 
 
 @pytest.fixture
-def start() -> Callable[..., subprocess.Popen[str]]:
-    """Starts a run in a process of its own, or in several that meet over gloo, as a user would."""
-    root = Path(__file__).parents[2]
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a run in a process of its own, or in several that meet over gloo, as a user would: from any folder."""
+    root, elsewhere = Path(__file__).parents[2], tmp_path_factory.mktemp("elsewhere")
 
     def begin(config: SftConfig, processes: int = 1) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "reflectune.train.sft"]
@@ -186,8 +186,9 @@ def start() -> Callable[..., subprocess.Popen[str]]:
             command += ["--num_processes", str(processes), str(root / "train/sft.py")]
         for item in dataclasses.fields(config):
             value = getattr(config, item.name)
-            if value is not None and value != [] and value != "":
-                command += [f"--{item.name}", *map(str, value if isinstance(value, list) else [value])]
+            if value not in (None, [], {}, ""):
+                texts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+                command += [f"--{item.name}", *map(str, texts)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
             command,
@@ -195,7 +196,7 @@ def start() -> Callable[..., subprocess.Popen[str]]:
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
-            cwd=config.train_data,
+            cwd=elsewhere,
         )
 
     return begin

@@ -321,7 +321,7 @@ def test_the_script_starts_from_any_folder_and_a_mistake_is_one_line(
             sys.executable,
             *launcher,
             "--train_data",
-            run.train_data,
+            str(run.train_data),
             "--output_dir",
             run.output_dir,
             "--model",

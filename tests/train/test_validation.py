@@ -178,8 +178,8 @@ def test_the_best_weights_are_the_result_in_a_resumed_run_too(
     assert_equal_weights(straight.output_dir, Path(straight.output_dir, BEST))
     assert_equal_weights(straight.output_dir, resumed.output_dir)
     loaded = load(straight.output_dir)
-    root = Path(straight.train_data, "images")
-    found = gate_metrics(*read(reader(loaded, read_examples(straight.eval_file()), root), loaded.model))
+    root = Path(straight.eval_data, "images")
+    found = gate_metrics(*read(reader(loaded, read_examples(straight.eval_part().file), root), loaded.model))
     assert found["relevance_accuracy"] == pytest.approx(best["eval_relevance_accuracy"])
     assert found["loss"] == pytest.approx(best["eval_loss"], abs=1e-5)
 
@@ -235,7 +235,7 @@ def test_a_metric_that_the_data_cannot_give_is_refused_before_training(
     config: Callable[..., SftConfig], examples: list[ReflectionExample]
 ) -> None:
     run = config(best_metric="retrieve_auroc")
-    write_examples(run.eval_file(), examples[:5])  # all with retrieval
+    write_examples(run.eval_part().file, examples[:5])  # all with retrieval
 
     with pytest.raises(UserError, match=r"`best_metric: retrieve_auroc` cannot be computed: .* only True labels"):
         fine_tune(run)
