@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from reflectune.models.quantization import missing_bitsandbytes
-from reflectune.train.gate_names import metric_names
+from reflectune.train.gate_names import ANSWERS, metric_names
 from reflectune.train.mixture import Mixture, Part
 
 
@@ -99,6 +99,9 @@ class SftConfig:
         default="", metadata=_help("validation data, like train_data: its gates are read every eval_steps")
     )
     eval_split: str = field(default="val", metadata=_help("split to validate on, if eval_data is a folder"))
+    eval_answers: int = field(
+        default=0, metadata=_help("also answer this many questions of eval_data, drawn by seed, greedily; 0 for none")
+    )
     eval_steps: int = field(default=500, metadata=_help("steps between validations"))
     best_metric: str = field(
         default="", metadata=_help("end with the weights that were best by it, e.g. relevance_auroc; the last if unset")
@@ -149,6 +152,10 @@ class SftConfig:
             issues.append(
                 f"`best_metric` must be one of {', '.join(known)} for {self.scheme}, found {self.best_metric}"
             )
+        if self.eval_answers and not self.eval_data:
+            issues.append("`eval_answers` needs `eval_data` to take questions from")
+        if self.best_metric == ANSWERS and not self.eval_answers:
+            issues.append(f"`best_metric: {ANSWERS}` needs `eval_answers`: how many to read")
         if self.best_metric and not self.eval_data:
             issues.append("`best_metric` needs `eval_data` to be measured on")
         if self.early_stopping_patience is not None and not self.best_metric:
@@ -167,6 +174,7 @@ class SftConfig:
         """The settings that determine the weights: a run can only be resumed if they are the same."""
         unread = _FREE | (set() if self.method == "qlora" else {"double_quantization"})
         unread |= set() if self.best_metric else {"best_metric", "early_stopping_patience", "eval_steps"}
+        unread |= set() if self.best_metric == ANSWERS else {"eval_answers"}
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
 
 
@@ -196,6 +204,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "per_device_train_batch_size": (1, float("inf")),
     "gradient_accumulation_steps": (1, float("inf")),
     "save_steps": (1, float("inf")),
+    "eval_answers": (0, float("inf")),
     "eval_steps": (1, float("inf")),
     "early_stopping_patience": (1, float("inf")),
     "save_total_limit": (1, float("inf")),

@@ -21,29 +21,23 @@ from reflectune.core.hashing import file_fingerprint
 from reflectune.core.types import TrainingExample
 from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.models.quantization import Quantization
+from reflectune.train.answers import AnswerReader
 from reflectune.train.best import end_with_best, has_stopped_early
 from reflectune.train.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
-from reflectune.train.data import (
-    EncodedExamples,
-    TrainingData,
-    approximate_length,
-    kind,
-    load_examples,
-    load_training_data,
-)
+from reflectune.train.data import EncodedExamples, load_training_data
 from reflectune.train.gate_names import greater_is_better
 from reflectune.train.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
 from reflectune.train.logs import write_log
 from reflectune.train.lora import add_adapters
 from reflectune.train.mixture import mixture_lines
-from reflectune.train.order import TrainingOrder
+from reflectune.train.order import training_order
 from reflectune.train.parameters import freeze_tower, freeze_unread, keep_trained_weights_in_fp32
 from reflectune.train.preview import describe, parameter_table
 from reflectune.train.trainer import ReflectionTrainer
-from reflectune.train.validation import GateReader, check_metric
+from reflectune.train.validation import GateReader, load_validation
 
 
 def fine_tune(config: SftConfig) -> None:
@@ -67,7 +61,7 @@ def fine_tune(config: SftConfig) -> None:
         return
     model = prepare_model(loaded, config)
     dataset = encoded_examples(data.examples, data.image_root, loaded, config)
-    reading_order = order(data, config, args)
+    reading_order = training_order(data, batch, seed=config.seed, group_by_length=config.group_by_length)
     if config.dry_run:
         steps = total_steps(config, reading_order.examples, args.world_size)
         say(args, "\n".join(mixture_lines(config.parts(), [count for count, _ in data.parts])))
@@ -75,14 +69,16 @@ def fine_tune(config: SftConfig) -> None:
         return
     say(args, parameter_table(model))
     collator = Collator(loaded.model)
-    reader = None
+    reader, answers, batch_size = None, None, config.per_device_train_batch_size
     if validation:
         held_out = encoded_examples(*validation, loaded, config)
-        batch_size = config.per_device_train_batch_size
         reader = GateReader(held_out, collator, loaded.renderer.token_ids, config.scheme, batch_size)
+    if validation and config.eval_answers:
+        count, seed = config.eval_answers, config.seed
+        answers = AnswerReader(loaded, *validation, count=count, seed=seed, batch_size=batch_size)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
     patience = config.early_stopping_patience
-    train(ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience))
+    train(ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience, answers))
 
 
 def training_arguments(config: SftConfig) -> TrainingArguments:
@@ -182,35 +178,12 @@ def encoded_examples(
     )
 
 
-def order(data: TrainingData, config: SftConfig, args: TrainingArguments) -> TrainingOrder:
-    """The order in which the examples are read; every batch has the same mixture of data sets too."""
-    places = [place for place, (count, _) in enumerate(data.parts) for _ in range(count)]
-    return TrainingOrder(
-        [approximate_length(example) for example in data.examples],
-        [(place, kind(example)) for place, example in zip(places, data.examples, strict=True)],
-        batch_size=global_batch(args).size,
-        seed=config.seed,
-        group_by_length=config.group_by_length,
-        parts=data.parts,
-        multiple_of=args.train_batch_size * args.world_size if args.world_size > 1 else 1,
-    )
-
-
 def total_steps(config: SftConfig, examples: int, processes: int) -> int:
     """Optimiser steps of the whole run; the last step of an epoch may be a short one."""
     if config.max_steps is not None:
         return config.max_steps
     batches = math.ceil(examples / (config.per_device_train_batch_size * processes))
     return math.ceil(config.epochs * math.ceil(batches / config.gradient_accumulation_steps))
-
-
-def load_validation(config: SftConfig) -> tuple[Sequence[TrainingExample], Path] | None:
-    """The validation data and the folder of its images, if there is any; checked as the training data is."""
-    if not config.eval_data:
-        return None
-    examples, image_root = load_examples(config.eval_part(), config.scheme)
-    check_metric(config.best_metric, examples, config.eval_part().file)
-    return examples, image_root
 
 
 def train(trainer: ReflectionTrainer) -> None:

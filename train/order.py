@@ -9,6 +9,8 @@ from collections.abc import Hashable, Iterator, Sequence
 import torch
 from torch.utils.data import Sampler
 
+from reflectune.train.data import TrainingData, approximate_length, kind
+from reflectune.train.global_batch import GlobalBatch
 from reflectune.train.mixture import epoch_reads
 
 _POOL_BATCHES = 32
@@ -108,3 +110,17 @@ class TrainingOrder(Sampler[int]):
         full = len(merged) // self.batch_size
         shuffled = [batches[i] for i in torch.randperm(full, generator=generator).tolist()] + batches[full:]
         return [index for batch in shuffled for index in batch]
+
+
+def training_order(data: TrainingData, batch: GlobalBatch, *, seed: int, group_by_length: bool) -> TrainingOrder:
+    """The order in which training data is read; every batch has the same mixture of data sets, and of kinds of each."""
+    places = [place for place, (count, _) in enumerate(data.parts) for _ in range(count)]
+    return TrainingOrder(
+        [approximate_length(example) for example in data.examples],
+        [(place, kind(example)) for place, example in zip(places, data.examples, strict=True)],
+        batch_size=batch.size,
+        seed=seed,
+        group_by_length=group_by_length,
+        parts=data.parts,
+        multiple_of=batch.per_device * batch.processes if batch.processes > 1 else 1,
+    )
