@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from reflectune.models.quantization import missing_bitsandbytes
@@ -89,7 +90,8 @@ class SftConfig:
     save_total_limit: int = field(default=1, metadata=_help("checkpoints to keep"))
     logging_steps: int = field(default=10, metadata=_help("steps between log lines"))
     report_to: list[str] = field(
-        default_factory=list, metadata=_help("trackers, e.g. tensorboard, wandb; none by default")
+        default_factory=list,
+        metadata=_help("trackers, e.g. tensorboard, wandb, trackio; none by default. log.jsonl is always written"),
     )
     cache_mib: int = field(default=512, metadata=_help("memory for encoded examples, per process, in MiB"))
     dataloader_workers: int = field(
@@ -126,6 +128,7 @@ class SftConfig:
         issues += self.data_problems()
         if self.learning_rate <= 0:
             issues.append(f"`learning_rate` must be above 0, found {self.learning_rate}")
+        issues += [problem for name in self.report_to if (problem := _tracker_problem(name))]
         if self.method == "qlora" and (missing := missing_bitsandbytes()):
             issues.append(f"`method`: {missing}")
         issues += self._validation_problems()
@@ -178,6 +181,14 @@ class SftConfig:
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
 
 
+def _tracker_problem(name: str) -> str:
+    if name not in _TRACKERS:
+        return f"`report_to`: {name} is not a tracker; choose of {', '.join(_TRACKERS)}"
+    return "" if find_spec(name) else f"`report_to`: {name} is not installed: `pip install {name}`"
+
+
+_TRACKERS = ("clearml", "comet_ml", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+"""What transformers reports to, each by the name of its package."""
 _FREE = frozenset(
     "model train_data image_root output_dir resume save_steps save_total_limit logging_steps report_to cache_mib "
     "dataloader_workers eval_data eval_split dry_run per_device_train_batch_size gradient_accumulation_steps".split()
