@@ -20,16 +20,18 @@ rm -rf "$straight" "$killed"
 
 train() { exec "$python" train/sft.py "${settings[@]}" --output_dir "$1"; }
 
-logged() { wc -l <"$killed/log.jsonl" 2>/dev/null || echo 0; }
+logged() { { cat "$killed/log.jsonl" 2>/dev/null || true; } | wc -l; }
 
-cut_off() { # checkpoints that are not whole
+cut_off() { # a checkpoint that this process has begun to write and has not finished
   local checkpoint
   for checkpoint in "$killed"/checkpoint-*; do
-    if [ -d "$checkpoint" ] && [ ! -f "$checkpoint/run.json" ]; then echo "${checkpoint##*/}"; fi
+    if [ ! -f "$checkpoint/run.json" ] && [ -n "$(find "$checkpoint" -newer "$killed.started" 2>/dev/null)" ]; then
+      echo "${checkpoint##*/}"
+    fi
   done
 }
 
-validating() { # the last row is the loss of a step after which validation comes
+validating() { # the last row is the loss of a step after which validation comes (every fourth)
   local row
   row=$(tail -n 1 "$killed/log.jsonl" 2>/dev/null) && [[ "$row" =~ \"step\":\ ([0-9]+),\ \"loss\" ]] &&
     ((BASH_REMATCH[1] % 4 == 0))
@@ -45,22 +47,21 @@ trajectory() { # the log without what a clock measured
 
 (train "$straight") >"$straight.log" 2>&1
 for number in $(seq "$kills"); do
+  touch "$killed.started"
   (train "$killed") >"$killed.log" 2>&1 &
-  process=$!
+  process=$! wanted=$(($(logged) + 3 + RANDOM % 9))
   case $((number % 4)) in
-    0) moment=start && sleep "$((RANDOM % 8)).$((RANDOM % 10))" ;;
-    1) moment=step && wanted=$(($(logged) + 5 + RANDOM % 12)) && wait_until "$process" '[ "$(logged)" -ge "$wanted" ]' ;;
-    2) moment=checkpoint && before=$(cut_off) && wait_until "$process" '[ "$(cut_off)" != "$before" ]' ;;
-    3) moment=validation && wanted=$(($(logged) + 3 + RANDOM % 9)) &&
-      wait_until "$process" '[ "$(logged)" -ge "$wanted" ] && validating' ;;
+    0) aim=start && sleep "$((RANDOM % 8)).$((RANDOM % 10))" ;;
+    1) aim=step && wait_until "$process" '[ "$(logged)" -ge "$wanted" ]' ;;
+    2) aim=checkpoint && wait_until "$process" '[ -n "$(cut_off)" ]' ;;
+    3) aim=validation && wait_until "$process" '[ "$(logged)" -ge "$wanted" ] && validating' ;;
   esac
   sleep "0.0$((RANDOM % 10))"
   kill_tree "$process"
   wait "$process" 2>/dev/null || true
-  in=step
-  if validating; then in=validation; fi
-  if [ -n "$(cut_off)" ]; then in="writing $(cut_off | tr '\n' ' ')"; fi
-  echo "$method, kill $number ($moment): $(logged) rows logged, in: $in"
+  hit=$(cut_off)
+  if [ -z "$hit" ] && validating; then hit=validation; fi
+  echo "$method, kill $number, aimed at $aim: $(logged) rows logged, cut off: ${hit:-step or start}"
 done
 (train "$killed") >"$killed.log" 2>&1
 for file in "$straight"/*model.safetensors; do cmp "$file" "$killed/${file##*/}"; done

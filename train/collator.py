@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -24,8 +25,17 @@ class Collator:
     def __call__(self, examples: Sequence[EncodedExample]) -> dict[str, Any]:
         """The model's inputs, `labels` and `weights` (see `TreeCollator`), `sample_ids`, and the number of `tokens`."""
         trees = [tree for example in examples for tree in example.trees]
-        return {
-            **self._collate(trees),
-            "sample_ids": [example.id for example in examples],
-            "tokens": sum(tree.length for tree in trees),
-        }
+        sample_ids = [example.id for example in examples]
+        with naming(sample_ids):
+            batch = self._collate(trees)
+        return {**batch, "sample_ids": sample_ids, "tokens": sum(tree.length for tree in trees)}
+
+
+@contextlib.contextmanager
+def naming(sample_ids: Sequence[str]) -> Iterator[None]:
+    """Whatever fails inside says on which examples."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"on the training examples {', '.join(sample_ids)}")
+        raise

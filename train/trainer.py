@@ -29,6 +29,7 @@ from reflectune.models.tree import IGNORE, loss_terms
 from reflectune.train.answers import AnswerReader
 from reflectune.train.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.checkpoints import keep_newest, mark_whole, refuse_full_disk
+from reflectune.train.collator import naming
 from reflectune.train.gate_names import ANSWERS
 from reflectune.train.logs import LogFile, Progress
 from reflectune.train.order import TrainingOrder
@@ -112,7 +113,8 @@ class ReflectionTrainer(Trainer):
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts it
         sample_ids = inputs.pop("sample_ids")
-        summed, _ = loss_terms(model, inputs)
+        with naming(sample_ids):
+            summed, _ = loss_terms(model, inputs)
         # The processes' gradients are averaged, so their number cancels.
         loss = summed / num_items_in_batch * self.accelerator.num_processes
         if not torch.isfinite(loss):
