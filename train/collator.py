@@ -6,8 +6,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
+from reflectune.core.errors import UserError
 from reflectune.models.tree import TreeCollator
 from reflectune.train.data import EncodedExample
 
@@ -33,9 +35,10 @@ class Collator:
 
 @contextlib.contextmanager
 def naming(sample_ids: Sequence[str]) -> Iterator[None]:
-    """Whatever fails inside says on which examples."""
+    """Whatever fails inside says on which examples; what tells so itself, or a lack of memory, stays as it is."""
     try:
         yield
-    except Exception as error:
-        error.add_note(f"on the training examples {', '.join(sample_ids)}")
+    except (UserError, torch.OutOfMemoryError):
         raise
+    except Exception as error:
+        raise RuntimeError(f"{error} (on the training examples {', '.join(sample_ids)})") from error

@@ -5,7 +5,6 @@
 
 import ast
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -208,9 +207,8 @@ def test_a_processor_that_disagrees_with_the_model_is_blamed_on_the_example(
     content["image_processor"][setting] = value
     path.write_text(json.dumps(content))
 
-    with pytest.raises((ValueError, RuntimeError), match="size") as caught:
+    with pytest.raises(RuntimeError, match=r"size.* \(on the training examples [kv]\d+, [kv]\d+"):
         fine_tune(run)
-    assert re.search("on the training examples [kv][0-9]+, [kv][0-9]+", "".join(caught.value.__notes__))
 
 
 def test_a_corrupt_image_in_the_middle_of_an_epoch_is_named_and_mended(
