@@ -33,16 +33,16 @@ cut_off() { # a checkpoint that this process has begun to write and has not fini
 
 validating() { # the last row is the loss of a step after which validation comes (every fourth)
   local row
-  row=$(tail -n 1 "$killed/log.jsonl" 2>/dev/null) && [[ "$row" =~ \"step\":\ ([0-9]+),\ \"loss\" ]] &&
+  row=$(tail -n 1 "$killed/log.jsonl" 2>/dev/null) && [[ "$row" =~ \"step\":\ ([0-9]+),.*\"loss\" ]] &&
     ((BASH_REMATCH[1] % 4 == 0))
 }
 
 wait_until() { # process, condition
-  while kill -0 "$1" 2>/dev/null && ! eval "$2" && [ ! -f "$killed/run.json" ]; do sleep 0.005; done
+  while kill -0 "$1" 2>/dev/null && ! eval "$2" && [ ! -f "$killed/run.json" ]; do sleep 0.02; done
 }
 
 trajectory() { # the log without what a clock measured
-  grep -v '"train_runtime"' "$1/log.jsonl" | sed -E 's/"tokens_per_second": [0-9]+(, )?//'
+  grep -v '"train_runtime"' "$1/log.jsonl" | sed -E 's/, "tokens_per_second": [0-9]+//'
 }
 
 (train "$straight") >"$straight.log" 2>&1

@@ -64,4 +64,5 @@ def write_log(output_dir: str | Path, history: Sequence[Mapping[str, Any]]) -> N
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps({"step": row["step"], **row}) + "\n"
+    """A row by name, as it comes back from a checkpoint; its step first."""
+    return json.dumps({"step": row["step"], **dict(sorted(row.items()))}) + "\n"

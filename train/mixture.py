@@ -97,8 +97,8 @@ class Mixture(dict[str, Any]):
 
 
 def epoch_reads(count: int, weight: float) -> int:
-    """How many examples an epoch reads of a data set of `count`; at least one."""
-    return max(round(count * weight), 1)
+    """How many examples an epoch reads of a data set of `count`; at least one, if there is one."""
+    return max(round(count * weight), min(count, 1))
 
 
 def mixture_lines(parts: Sequence[Part], counts: Sequence[int]) -> list[str]:

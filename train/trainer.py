@@ -173,10 +173,10 @@ class ReflectionTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with the tokens per second of all processes since the last time."""
-        now = time.monotonic()
-        if "loss" in logs and now > self._tokens_since:
+        if "loss" in logs:
+            now = time.monotonic()
             tokens = self.accelerator.gather(torch.tensor(self._tokens, device=self.args.device)).sum()
-            logs["tokens_per_second"] = round(int(tokens) / (now - self._tokens_since))
+            logs["tokens_per_second"] = round(int(tokens) / max(now - self._tokens_since, 1e-9))
             self._tokens, self._tokens_since = 0, now
         super().log(logs, start_time)
 

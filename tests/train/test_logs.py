@@ -49,6 +49,7 @@ def test_the_log_has_each_row_once_in_a_resumed_run_too(
     assert all({"learning_rate", "tokens_per_second", "grad_norm"} <= set(row) for row in found if "loss" in row)
     trained = [row for row in without_clock(rows(straight.output_dir)) if "train_loss" not in row]
     assert trained == [row for row in without_clock(found) if "train_loss" not in row]
+    assert [list(row) for row in rows(straight.output_dir)] == [list(row) for row in found]  # and in the same order
 
 
 def test_the_progress_line_shows_eta_and_tokens_per_second(

@@ -138,6 +138,34 @@ def test_batches_may_be_divided_otherwise_when_a_run_goes_on(
 
 
 @pytest.mark.slow
+def test_two_processes_train_and_validate_as_one_does(
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    finish: Callable[..., None],
+    history: Callable[..., list[dict[str, Any]]],
+    weights: Callable[..., dict[str, torch.Tensor]],
+) -> None:
+    """DDP over gloo, started by `accelerate launch train/sft.py`, with the same global batch."""
+    examples = read_examples(data_folder / "train.parquet")
+    write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])  # odd: one process reads more
+    changes: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 2, "eval_answers": 7, "max_steps": 4}
+    one = config("one", lora_dropout=0.0, **changes)
+    two = config("two", lora_dropout=0.0, per_device_train_batch_size=2, **changes)
+    fine_tune(one)
+    finish(two, processes=2)
+
+    found, wanted = (
+        [{name: value for name, value in row.items() if "loss" in name or "eval" in name} for row in history(folder)]
+        for folder in (two.output_dir, one.output_dir)
+    )
+    assert "eval_answer_exact_match" in wanted[-2]
+    for row, expected in zip(found, wanted, strict=True):
+        assert row == pytest.approx(expected, rel=1e-4)
+    for name, weight in weights(one.output_dir).items():
+        torch.testing.assert_close(weights(two.output_dir)[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_one_process_then_two_then_one_train_what_one_does(
     config: Callable[..., SftConfig],
