@@ -60,7 +60,7 @@ for number in $(seq "$kills"); do
   kill_tree "$process"
   wait "$process" 2>/dev/null || true
   hit=$(cut_off)
-  if [ -z "$hit" ] && validating; then hit=validation; fi
+  if [ -z "$hit" ] && [ "$killed/log.jsonl" -nt "$killed.started" ] && validating; then hit=validation; fi
   echo "$method, kill $number, aimed at $aim: $(logged) rows logged, cut off: ${hit:-step or start}"
 done
 (train "$killed") >"$killed.log" 2>&1

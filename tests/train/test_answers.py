@@ -120,10 +120,12 @@ def test_the_sample_is_drawn_by_seed(
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
     config: Callable[..., SftConfig],
     data_folder: Path,
     method: str,
+    dtype: str,
     history: Callable[..., list[dict[str, Any]]],
     losses: Callable[..., list[float]],
     assert_equal_weights: Callable[..., None],
@@ -132,8 +134,9 @@ def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
     examples = read_examples(data_folder / "train.parquet")
     write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])
     reads: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 2, "eval_answers": 5}
-    without, read = config("without", method=method), config("read", method=method, **reads)
-    chosen = config("chosen", method=method, best_metric="answer_exact_match", **reads)
+    same = {"method": method, "dtype": dtype}
+    without, read = config("without", **same), config("read", **same, **reads)
+    chosen = config("chosen", best_metric="answer_exact_match", **same, **reads)
     for run in (without, read, chosen):
         fine_tune(run)
 

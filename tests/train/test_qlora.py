@@ -12,6 +12,7 @@ import torch
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.data_builders.reflection_data import write_examples
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
 from reflectune.models.quantization import Quantization
@@ -107,3 +108,21 @@ def test_the_scales_precision_is_a_setting_of_the_run(config: Callable[..., SftC
 
     with pytest.raises(UserError, match="`double_quantization` is False, was True"):
         fine_tune(config(max_steps=1, double_quantization=False))
+
+
+@pytest.mark.slow
+def test_validation_that_reads_answers_leaves_training_as_it_is(
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    examples: list[Any],
+    assert_equal_weights: Callable[..., None],
+    history: Callable[..., list[dict[str, Any]]],
+) -> None:
+    write_examples(data_folder / "val.parquet", [*examples[:4], *examples[18:21]])
+    reads = {"eval_data": str(data_folder), "eval_steps": 1, "eval_answers": 4}
+    without, read = config("without", max_steps=3), config("read", max_steps=3, **reads)
+    for run in (without, read):
+        fine_tune(run)
+
+    assert_equal_weights(without.output_dir, read.output_dir)
+    assert sum("eval_answer_exact_match" in row for row in history(read.output_dir)) == 3
