@@ -2,18 +2,12 @@
 # Kills probing ten times at random moments with one process, ten times with two, and compares with a run that wasn't.
 #   bash scripts/soak_probe.sh [folder]     KILLS=3 LIMIT=24 SEED=1 change how much and when
 set -euo pipefail
-cd "$(dirname "$0")/.."
-folder=${1:-runs/soak_probe} kills=${KILLS:-10} limit=${LIMIT:-96}
-RANDOM=${SEED:-0}
-export OMP_NUM_THREADS=1 TQDM_DISABLE=1
-python=${PYTHON:-.venv/bin/python}
-world="$folder/world" index="$folder/index"
+source "$(dirname "$0")/soak.sh"
+folder=${1:-runs/soak_probe} limit=${LIMIT:-96}
+make_world "$folder"
 settings=(--dataset "$world" --index "$index" --model miniature/llava --device cpu --summary sentences --samples 1
   --documents 5 --max_new_tokens 8 --window 8 --batch_questions 4 --limit "$limit")
 
-[ -f "$world/dataset.json" ] || "$python" -m reflectune.data_builders.build_world --output "$world" --size tiny
-[ -f "$index/manifest.json" ] ||
-  "$python" -m reflectune.retrieval.build_index --knowledge "$world/knowledge" --output "$index" --encoder miniature/clip
 rm -rf "$folder"/straight "$folder"/killed-1 "$folder"/killed-2
 
 probe() { # processes, output
@@ -25,12 +19,6 @@ probe() { # processes, output
 }
 
 rows() { { cat "$1"/log-*.jsonl 2>/dev/null || true; } | wc -l; }
-
-kill_tree() { # a process and all that it started
-  local child
-  for child in $(pgrep -P "$1"); do kill_tree "$child"; done
-  kill -9 "$1" 2>/dev/null || true
-}
 
 (probe 1 "$folder/straight") >"$folder/straight.log" 2>&1
 for processes in 1 2; do

@@ -27,11 +27,16 @@ def last_whole_checkpoint(output_dir: str | Path, settings: Mapping[str, Any]) -
     Raises:
         UserError: It belongs to a run with other settings.
     """
-    whole = [folder for folder in checkpoint_folders(output_dir) if (folder / RECORD).is_file()]
-    if not whole:
-        return None
-    _check_settings(whole[-1], settings)
-    return whole[-1]
+    newest = _newest_whole(output_dir)
+    if newest is not None:
+        _check_settings(newest, settings)
+    return newest
+
+
+def recorded_settings(output_dir: str | Path) -> dict[str, Any] | None:
+    """The settings of the run in a folder, finished or not; None if there is none yet."""
+    folder = Path(output_dir) if Path(output_dir, RECORD).is_file() else _newest_whole(output_dir)
+    return read_json(folder / RECORD, "the record of the run")["settings"] if folder else None
 
 
 def is_finished(output_dir: str | Path, settings: Mapping[str, Any]) -> bool:
@@ -83,6 +88,11 @@ def checkpoint_folders(output_dir: str | Path) -> list[Path]:
         if folder.is_dir() and step.isdecimal():
             found[int(step)] = folder
     return [found[step] for step in sorted(found)]
+
+
+def _newest_whole(output_dir: str | Path) -> Path | None:
+    whole = [folder for folder in checkpoint_folders(output_dir) if (folder / RECORD).is_file()]
+    return whole[-1] if whole else None
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:

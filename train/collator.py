@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
+from reflectune.core.errors import UserError
 from reflectune.models.tree import TreeCollator
 from reflectune.train.data import EncodedExample
 
@@ -24,8 +27,18 @@ class Collator:
     def __call__(self, examples: Sequence[EncodedExample]) -> dict[str, Any]:
         """The model's inputs, `labels` and `weights` (see `TreeCollator`), `sample_ids`, and the number of `tokens`."""
         trees = [tree for example in examples for tree in example.trees]
-        return {
-            **self._collate(trees),
-            "sample_ids": [example.id for example in examples],
-            "tokens": sum(tree.length for tree in trees),
-        }
+        sample_ids = [example.id for example in examples]
+        with naming(sample_ids):
+            batch = self._collate(trees)
+        return {**batch, "sample_ids": sample_ids, "tokens": sum(tree.length for tree in trees)}
+
+
+@contextlib.contextmanager
+def naming(sample_ids: Sequence[str]) -> Iterator[None]:
+    """Whatever fails inside says on which examples; what tells so itself, or a lack of memory, stays as it is."""
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise RuntimeError(f"{error} (on the training examples {', '.join(sample_ids)})") from error

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any, Literal
 
-from reflectune.data_builders.reflection_data import MANIFEST
 from reflectune.models.quantization import missing_bitsandbytes
-from reflectune.train.gate_names import metric_names
+from reflectune.train.gate_names import ANSWERS, metric_names
+from reflectune.train.mixture import Mixture, Part
 
 
 def _help(text: str) -> dict[str, str]:
@@ -23,8 +23,14 @@ class SftConfig:
 
     model: str = field(default="miniature/llava", metadata=_help("base model: a miniature, a hub id or a folder"))
     scheme: str = field(default="mr2ag", metadata=_help("whose tokens and prompts to train"))
-    train_data: str = field(default="", metadata=_help("reflection data: a folder, or one Parquet file"))
-    train_split: str = field(default="train", metadata=_help("split to train on, if train_data is a folder"))
+    train_data: Mixture = field(
+        default_factory=Mixture,
+        metadata=_help(
+            "reflection data: a folder, one Parquet file, or several of them, each with how often an epoch reads its "
+            "examples (0.5: half of them)"
+        ),
+    )
+    train_split: str = field(default="train", metadata=_help("split to train on, of a folder that names no other"))
     image_root: str = field(default="", metadata=_help("folder of the images; the one in the data's manifest if unset"))
     output_dir: str = field(default="", metadata=_help("folder for the checkpoint"))
 
@@ -84,7 +90,8 @@ class SftConfig:
     save_total_limit: int = field(default=1, metadata=_help("checkpoints to keep"))
     logging_steps: int = field(default=10, metadata=_help("steps between log lines"))
     report_to: list[str] = field(
-        default_factory=list, metadata=_help("trackers, e.g. tensorboard, wandb; none by default")
+        default_factory=list,
+        metadata=_help("trackers, e.g. tensorboard, wandb, trackio; none by default. log.jsonl is always written"),
     )
     cache_mib: int = field(default=512, metadata=_help("memory for encoded examples, per process, in MiB"))
     dataloader_workers: int = field(
@@ -94,6 +101,9 @@ class SftConfig:
         default="", metadata=_help("validation data, like train_data: its gates are read every eval_steps")
     )
     eval_split: str = field(default="val", metadata=_help("split to validate on, if eval_data is a folder"))
+    eval_answers: int = field(
+        default=0, metadata=_help("also answer this many questions of eval_data, drawn by seed, greedily; 0 for none")
+    )
     eval_steps: int = field(default=500, metadata=_help("steps between validations"))
     best_metric: str = field(
         default="", metadata=_help("end with the weights that were best by it, e.g. relevance_auroc; the last if unset")
@@ -103,6 +113,10 @@ class SftConfig:
     )
     dry_run: bool = field(default=False, metadata=_help("say what would be trained, and stop"))
 
+    def __post_init__(self) -> None:
+        """Read the data sets, which may be a path, a mapping or JSON."""
+        self.train_data = Mixture(self.train_data)
+
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = [f"`{name}` is needed: {why}" for name, why in _NEEDED.items() if not getattr(self, name)]
@@ -111,14 +125,10 @@ class SftConfig:
             if value is not None and not low <= value <= high:
                 bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
                 issues.append(f"`{name}` must be {bounds}, found {value}")
-        if self.train_data and not Path(self.train_data).exists():
-            issues.append(f"`train_data`: {self.train_data} does not exist; build it with data_builders.build_mr2ag")
-        if self.image_root and not Path(self.image_root).is_dir():
-            issues.append(f"`image_root`: {self.image_root} is not a folder")
-        elif self.train_data and not self.image_root and not Path(self.reflection_folder(), MANIFEST).is_file():
-            issues.append(f"`image_root` is needed: there is no {MANIFEST} beside the data to say where the images are")
+        issues += self.data_problems()
         if self.learning_rate <= 0:
             issues.append(f"`learning_rate` must be above 0, found {self.learning_rate}")
+        issues += [problem for name in self.report_to if (problem := _tracker_problem(name))]
         if self.method == "qlora" and (missing := missing_bitsandbytes()):
             issues.append(f"`method`: {missing}")
         issues += self._validation_problems()
@@ -128,47 +138,63 @@ class SftConfig:
             issues.append(f"`lora_targets` is no regular expression: {error}")
         return issues
 
+    def data_problems(self) -> list[str]:
+        """What is wrong with the training data, as far as can be seen without reading it."""
+        if malformed := self.train_data.malformed():
+            return [f"`train_data`: {problem}" for problem in malformed]
+        return [f"`train_data`: {problem}" for part in self.parts() for problem in part.problems()]
+
     def _validation_problems(self) -> list[str]:
         issues = []
         known = metric_names(self.scheme)
-        if self.eval_data and not self.eval_file().is_file():
-            issues.append(f"`eval_data`: {self.eval_file()} does not exist; build it, or choose another `eval_split`")
+        if self.eval_data and not self.eval_part().file.is_file():
+            issues.append(
+                f"`eval_data`: {self.eval_part().file} does not exist; build it, or choose another `eval_split`"
+            )
         if self.best_metric and self.best_metric not in known:
             issues.append(
                 f"`best_metric` must be one of {', '.join(known)} for {self.scheme}, found {self.best_metric}"
             )
+        if self.eval_answers and not self.eval_data:
+            issues.append("`eval_answers` needs `eval_data` to take questions from")
+        if self.best_metric == ANSWERS and not self.eval_answers:
+            issues.append(f"`best_metric: {ANSWERS}` needs `eval_answers`: how many to read")
         if self.best_metric and not self.eval_data:
             issues.append("`best_metric` needs `eval_data` to be measured on")
         if self.early_stopping_patience is not None and not self.best_metric:
             issues.append("`early_stopping_patience` needs a `best_metric` to be patient about")
         return issues
 
-    def reflection_folder(self) -> Path:
-        """The folder of the reflection data."""
-        return Path(self.train_data).parent if Path(self.train_data).is_file() else Path(self.train_data)
+    def parts(self) -> list[Part]:
+        """The data sets to train on."""
+        return self.train_data.parts(self.train_split, self.image_root)
 
-    def examples_file(self) -> Path:
-        """The Parquet file with the examples."""
-        path = Path(self.train_data)
-        return path if path.suffix == ".parquet" else path / f"{self.train_split}.parquet"
-
-    def eval_file(self) -> Path:
-        """The Parquet file with the examples to validate on."""
-        path = Path(self.eval_data)
-        return path if path.suffix == ".parquet" else path / f"{self.eval_split}.parquet"
+    def eval_part(self) -> Part:
+        """The data set to validate on."""
+        return Part(self.eval_data, self.eval_split, self.image_root)
 
     def run_settings(self) -> dict[str, Any]:
         """The settings that determine the weights: a run can only be resumed if they are the same."""
         unread = _FREE | (set() if self.method == "qlora" else {"double_quantization"})
         unread |= set() if self.best_metric else {"best_metric", "early_stopping_patience", "eval_steps"}
+        unread |= set() if self.best_metric == ANSWERS else {"eval_answers"}
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
 
 
+def _tracker_problem(name: str) -> str:
+    if name not in _TRACKERS:
+        return f"`report_to`: {name} is not a tracker; choose of {', '.join(_TRACKERS)}"
+    return "" if find_spec(name) else f"`report_to`: {name} is not installed: `pip install {name}`"
+
+
+_TRACKERS = ("clearml", "comet_ml", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+"""What transformers reports to, each by the name of its package."""
 _FREE = frozenset(
     "model train_data image_root output_dir resume save_steps save_total_limit logging_steps report_to cache_mib "
-    "dataloader_workers eval_data eval_split dry_run".split()
+    "dataloader_workers eval_data eval_split dry_run per_device_train_batch_size gradient_accumulation_steps".split()
 )
-"""Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed.)"""
+"""Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed. Of the
+batch sizes their product with the number of processes does: see `reflectune.train.global_batch`.)"""
 _NEEDED = {
     "train_data": "a folder of reflection data, e.g. the output of data_builders.build_mr2ag",
     "output_dir": "a folder for the checkpoint",
@@ -189,6 +215,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "per_device_train_batch_size": (1, float("inf")),
     "gradient_accumulation_steps": (1, float("inf")),
     "save_steps": (1, float("inf")),
+    "eval_answers": (0, float("inf")),
     "eval_steps": (1, float("inf")),
     "early_stopping_patience": (1, float("inf")),
     "save_total_limit": (1, float("inf")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
@@ -15,8 +15,8 @@ from reflectune.core.types import PromptedExample, ReflectionExample, TrainingEx
 from reflectune.data_builders.reflection_data import read_examples, read_manifest, read_prompted
 from reflectune.models.rendering import Renderer
 from reflectune.models.scheme import MMKB_RAG
-from reflectune.models.tree import Tree, independent_rows
-from reflectune.train.config import SftConfig
+from reflectune.models.tree import Segment, Tree, independent_rows
+from reflectune.train.mixture import Part
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,13 @@ class EncodedExamples(Dataset[EncodedExample]):
         return len(self.examples)
 
     def __getitem__(self, index: int) -> EncodedExample:
-        """The example, encoded.
+        """The example, encoded; a negative index i gives the example ~i with no weight (see `TrainingOrder`).
 
         Raises:
             UserError: Its image is unreadable, it is too long, or nothing in it is supervised.
         """
+        if index < 0:
+            return _weightless(self[~index])
         if index in self._cache:
             return self._cache[index]
         example = self.examples[index]
@@ -96,8 +98,33 @@ class EncodedExamples(Dataset[EncodedExample]):
             )
 
 
-def load_examples(config: SftConfig) -> tuple[Sequence[TrainingExample], Path]:
-    """Read the training data and check every row of it.
+@dataclass(frozen=True)
+class TrainingData:
+    """The examples of all data sets, one after the other.
+
+    Attributes:
+        examples: The examples.
+        image_root: The folder that their image paths start from.
+        parts: Of each data set the number of its examples, and how often an epoch reads each.
+    """
+
+    examples: Sequence[TrainingExample]
+    image_root: Path
+    parts: tuple[tuple[int, float], ...]
+
+
+def load_training_data(parts: Sequence[Part], scheme: str) -> TrainingData:
+    """Read data sets and check every row. Of several the image paths are made whole, since each has its own folder."""
+    read = [load_examples(part, scheme) for part in parts]
+    sizes = tuple((len(examples), part.weight) for part, (examples, _) in zip(parts, read, strict=True))
+    if len(read) == 1:
+        return TrainingData(*read[0], sizes)
+    whole = [replace(example, image=str(root / example.image)) for examples, root in read for example in examples]
+    return TrainingData(whole, Path(), sizes)
+
+
+def load_examples(part: Part, scheme: str) -> tuple[Sequence[TrainingExample], Path]:
+    """Read one data set and check every row of it.
 
     Returns:
         The examples, and the folder that their image paths start from.
@@ -105,15 +132,13 @@ def load_examples(config: SftConfig) -> tuple[Sequence[TrainingExample], Path]:
     Raises:
         UserError: There is no example, one is malformed, an image is missing, or the data is for another scheme.
     """
-    path = config.examples_file()
-    if config.image_root:
-        root = Path(config.image_root)
-    else:
-        manifest = read_manifest(config.reflection_folder())
+    path, root = part.file, Path(part.image_root)
+    if not part.image_root:
+        manifest = read_manifest(part.folder)
         root = manifest.image_root
-        if manifest.scheme != config.scheme:
-            raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{config.scheme}`")
-    examples = read_prompted(path) if config.scheme == MMKB_RAG.name else read_examples(path)
+        if manifest.scheme != scheme:
+            raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
+    examples = read_prompted(path) if scheme == MMKB_RAG.name else read_examples(path)
     if not examples:
         raise UserError(f"{path} holds no example; build it again, with questions of that split")
     _check_rows(examples, path, root)
@@ -179,6 +204,14 @@ def _reflection_problem(example: ReflectionExample) -> str:
     if any(branch.relevant and not branch.answer.strip() for branch in example.branches):
         return "a relevant branch has no answer"
     return ""
+
+
+def _weightless(encoded: EncodedExample) -> EncodedExample:
+    def silent(segment: Segment) -> Segment:
+        return replace(segment, weights=(0.0,) * len(segment.ids))
+
+    trees = [replace(t, prefix=silent(t.prefix), branches=tuple(map(silent, t.branches))) for t in encoded.trees]
+    return replace(encoded, trees=tuple(trees))
 
 
 def _memory(encoded: EncodedExample) -> int:

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,52 +21,64 @@ from reflectune.core.hashing import file_fingerprint
 from reflectune.core.types import TrainingExample
 from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.models.quantization import Quantization
+from reflectune.train.answers import AnswerReader
 from reflectune.train.best import end_with_best, has_stopped_early
 from reflectune.train.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
-from reflectune.train.data import EncodedExamples, approximate_length, kind, load_examples
+from reflectune.train.data import EncodedExamples, load_training_data
 from reflectune.train.gate_names import greater_is_better
+from reflectune.train.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
+from reflectune.train.logs import write_log
 from reflectune.train.lora import add_adapters
-from reflectune.train.order import TrainingOrder
+from reflectune.train.mixture import mixture_lines
+from reflectune.train.order import training_order
 from reflectune.train.parameters import freeze_tower, freeze_unread, keep_trained_weights_in_fp32
 from reflectune.train.preview import describe, parameter_table
 from reflectune.train.trainer import ReflectionTrainer
-from reflectune.train.validation import GateReader, check_metric
+from reflectune.train.validation import GateReader, load_validation
 
 
 def fine_tune(config: SftConfig) -> None:
     """Train as the config says, and write the checkpoint into `output_dir`; go on from the last one if there is one."""
     refuse_bad_launch(config, os.environ)
-    examples, image_root = load_examples(config)
+    data = load_training_data(config.parts(), config.scheme)
     validation = load_validation(config)
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
     loaded = load_base(config, args)
-    settings = run_settings(config, loaded, args)
+    batch = global_batch(args)
+    fixed = why_fixed(loaded.model, config.lora_dropout if config.method != "full" else 0.0, sharding(os.environ))
+    settings = run_settings(config, loaded) | batch.settings(fixed)
     if not config.dry_run and not config.resume:
         refuse_occupied(config.output_dir)
+    if not config.dry_run:
+        refuse_other_batch(config.output_dir, batch, fixed)
     if not config.dry_run and is_finished(config.output_dir, settings):
         say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
         return
     model = prepare_model(loaded, config)
-    dataset = encoded_examples(examples, image_root, loaded, config)
+    dataset = encoded_examples(data.examples, data.image_root, loaded, config)
+    reading_order = training_order(data, batch, seed=config.seed, group_by_length=config.group_by_length)
     if config.dry_run:
-        steps = total_steps(config, len(examples), args.world_size)
+        steps = total_steps(config, reading_order.examples, args.world_size)
+        say(args, "\n".join(mixture_lines(config.parts(), [count for count, _ in data.parts])))
         say(args, describe(config, model, dataset, loaded.renderer, steps))
         return
     say(args, parameter_table(model))
     collator = Collator(loaded.model)
-    reader = None
+    reader, answers, batch_size = None, None, config.per_device_train_batch_size
     if validation:
         held_out = encoded_examples(*validation, loaded, config)
-        batch_size = config.per_device_train_batch_size
         reader = GateReader(held_out, collator, loaded.renderer.token_ids, config.scheme, batch_size)
+    if validation and config.eval_answers:
+        count, seed = config.eval_answers, config.seed
+        answers = AnswerReader(loaded, *validation, count=count, seed=seed, batch_size=batch_size)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
-    reading_order, patience = order(examples, config, args), config.early_stopping_patience
-    train(ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience))
+    patience = config.early_stopping_patience
+    train(ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience, answers))
 
 
 def training_arguments(config: SftConfig) -> TrainingArguments:
@@ -135,15 +147,19 @@ def prepare_model(loaded: Loaded, config: SftConfig) -> PreTrainedModel | PeftMo
     return model.train()
 
 
-def run_settings(config: SftConfig, loaded: Loaded, args: TrainingArguments) -> dict[str, Any]:
-    """Everything that determines the weights of a run."""
+def global_batch(args: TrainingArguments) -> GlobalBatch:
+    """How an optimiser step's examples are divided."""
+    return GlobalBatch(args.train_batch_size, args.gradient_accumulation_steps, args.world_size)
+
+
+def run_settings(config: SftConfig, loaded: Loaded) -> dict[str, Any]:
+    """What determines the weights of a run, beside its global batch."""
     return {
         **config.run_settings(),
-        "data_fingerprint": file_fingerprint(config.examples_file()),
+        "data_fingerprint": [[file_fingerprint(part.file), part.weight] for part in config.parts()],
         "model_fingerprint": loaded.fingerprint,  # of weights, tokens, chat template and scheme
-        "processes": args.world_size,
         **({"sharding": kind} if (kind := sharding(os.environ)) else {}),
-        **({"eval_fingerprint": file_fingerprint(config.eval_file())} if config.best_metric else {}),
+        **({"eval_fingerprint": file_fingerprint(config.eval_part().file)} if config.best_metric else {}),
     }
 
 
@@ -162,32 +178,12 @@ def encoded_examples(
     )
 
 
-def order(examples: Sequence[TrainingExample], config: SftConfig, args: TrainingArguments) -> TrainingOrder:
-    """The order in which the examples are read."""
-    return TrainingOrder(
-        [approximate_length(example) for example in examples],
-        [kind(example) for example in examples],
-        batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
-        seed=config.seed,
-        group_by_length=config.group_by_length,
-    )
-
-
 def total_steps(config: SftConfig, examples: int, processes: int) -> int:
     """Optimiser steps of the whole run; the last step of an epoch may be a short one."""
     if config.max_steps is not None:
         return config.max_steps
     batches = math.ceil(examples / (config.per_device_train_batch_size * processes))
     return math.ceil(config.epochs * math.ceil(batches / config.gradient_accumulation_steps))
-
-
-def load_validation(config: SftConfig) -> tuple[Sequence[TrainingExample], Path] | None:
-    """The validation data and the folder of its images, if there is any; checked as the training data is."""
-    if not config.eval_data:
-        return None
-    examples, image_root = load_examples(replace(config, train_data=str(config.eval_file())))
-    check_metric(config.best_metric, examples, config.eval_file())
-    return examples, image_root
 
 
 def train(trainer: ReflectionTrainer) -> None:
@@ -210,6 +206,7 @@ def train(trainer: ReflectionTrainer) -> None:
         say(args, f"best {best_metric}: {trainer.state.best_metric:.4f}, at step {trainer.state.best_global_step}")
     trainer.save_state()
     if args.should_save:
+        write_log(output_dir, trainer.state.log_history)
         mark_whole(output_dir, settings, trainer.state.global_step)
 
 

@@ -1,4 +1,4 @@
-"""What validation calls a scheme's gates and their metrics."""
+"""What validation calls a scheme's gates, and what it measures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Final
 
 _GATES: Final = {"mr2ag": ("retrieve", "relevance"), "mmkb_rag": ("ret", "srt")}
 _METRICS: Final = ("accuracy", "auroc", "calibration_error")
+ANSWERS: Final = "answer_exact_match"
+"""The share of right answers, if any are read."""
 
 
 def gate_names(scheme: str) -> tuple[str, str]:
@@ -15,7 +17,7 @@ def gate_names(scheme: str) -> tuple[str, str]:
 
 def metric_names(scheme: str) -> list[str]:
     """What validation measures, and `best_metric` may be; none for a scheme that is not known."""
-    return ["loss", *(f"{gate}_{metric}" for gate in _GATES.get(scheme, ()) for metric in _METRICS)]
+    return ["loss", *(f"{gate}_{metric}" for gate in _GATES.get(scheme, ()) for metric in _METRICS), ANSWERS]
 
 
 def greater_is_better(metric: str) -> bool:

@@ -34,6 +34,11 @@ def refuse_bad_launch(config: SftConfig, environment: Mapping[str, str]) -> None
             "(https://github.com/huggingface/peft/issues/2946). Launch with configs/accelerate/zero2.yaml or "
             "multi_gpu.yaml: adapters have so few optimiser states that there is little to divide"
         )
+    if kind in ("zero3", "fsdp") and config.eval_answers:
+        raise UserError(
+            f"`eval_answers` under {kind} is not supported: each pass through the divided weights takes all processes, "
+            "and answers end at different lengths. Leave it out, and evaluate checkpoints with inference/evaluate.py"
+        )
 
 
 def sharding(environment: Mapping[str, str]) -> str:

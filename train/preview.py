@@ -57,9 +57,9 @@ def _data_lines(config: SftConfig, dataset: EncodedExamples) -> list[str]:
     tokens = sum(len(segment.ids) for row in segments for segment in row) / len(sample)
     supervised = sum(label != IGNORE for row in segments for s in row for label in s.labels) / len(sample)
     return [
-        f"data: {len(examples):,} questions ({kinds}), {branches:,} branches, from {config.examples_file()}",
+        f"data: {len(examples):,} questions ({kinds}), {branches:,} branches, from {config.train_data}",
         f"tokens: about {tokens:,.0f} a question, {supervised:,.1f} of them supervised; "
-        f"{tokens * len(examples):,.0f} an epoch (estimated from {len(sample)} questions)",
+        f"{tokens * len(examples):,.0f} to read each once (estimated from {len(sample)} questions)",
     ]
 
 

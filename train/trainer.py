@@ -13,13 +13,25 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.errors import UserError
 from reflectune.models.tree import IGNORE, loss_terms
+from reflectune.train.answers import AnswerReader
 from reflectune.train.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.checkpoints import keep_newest, mark_whole, refuse_full_disk
+from reflectune.train.collator import naming
+from reflectune.train.gate_names import ANSWERS
+from reflectune.train.logs import LogFile, Progress
 from reflectune.train.order import TrainingOrder
 from reflectune.train.parameters import parameter_count
 from reflectune.train.validation import GateReader, Sums, gate_metrics
@@ -42,6 +54,7 @@ class ReflectionTrainer(Trainer):
         settings: What determines the run, recorded in each checkpoint.
         reader: Reads gates for validation, if there is any.
         patience: Validations without a better `args.metric_for_best_model` before training stops; None for any number.
+        answers: Reads answers for validation, if any are to be read.
     """
 
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the weight of the whole accumulated batch
@@ -57,11 +70,14 @@ class ReflectionTrainer(Trainer):
         settings: Mapping[str, Any],
         reader: GateReader | None = None,
         patience: int | None = None,
+        answers: AnswerReader | None = None,
     ) -> None:
         self._checkpoints_to_keep, args.save_total_limit = args.save_total_limit or 1, None
         validated = reader.dataset if reader else None
-        super().__init__(model, args, collator, dataset, validated, callbacks=[_FollowEpochs(order)])
-        self._reader, self.patience = reader, patience
+        super().__init__(model, args, collator, dataset, validated, callbacks=[_FollowEpochs(order), LogFile()])
+        if self.pop_callback(ProgressCallback):  # there is none if tqdm is off
+            self.add_callback(Progress())
+        self._reader, self._answers, self.patience = reader, answers, patience
         self._order, self._save_to, self.settings = order, save, settings
         self._bare_model, self._folder = model, Path(str(args.output_dir))
         self._tokens, self._tokens_since = 0, time.monotonic()
@@ -97,7 +113,8 @@ class ReflectionTrainer(Trainer):
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts it
         sample_ids = inputs.pop("sample_ids")
-        summed, _ = loss_terms(model, inputs)
+        with naming(sample_ids):
+            summed, _ = loss_terms(model, inputs)
         # The processes' gradients are averaged, so their number cancels.
         loss = summed / num_items_in_batch * self.accelerator.num_processes
         if not torch.isfinite(loss):
@@ -111,20 +128,27 @@ class ReflectionTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Read the gates of the validation data, over all processes, and log `eval_<metric>`; see `gate_metrics`.
+        """Read the gates of the validation data, and answers of a sample, over all processes; log `eval_<metric>`.
 
-        Training is not touched: no random number is drawn.
+        See `gate_metrics` for the gates' metrics. Training is not touched: no random number is drawn.
         """
         assert self._reader is not None  # validation is only on if there is one
         began = time.monotonic()
         model = self.model_wrapped
         model.eval()  # DeepSpeed's returns nothing
         own = self._reader.read(model, self._prepare_inputs, self.args.process_index, self.args.world_size)
+        right: list[bool] = []
+        if self._answers is not None:
+            with self.accelerator.autocast():
+                right = self._answers.read(self.args.process_index, self.args.world_size)
         model.train()
-        parts = gather_object([own])
-        readings = [reading for found, _ in parts for reading in found]
-        sums = Sums(sum(part.loss for _, part in parts), sum(part.weight for _, part in parts))
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in gate_metrics(readings, sums).items()}
+        parts = gather_object([(*own, right)])
+        readings = [reading for found, _, _ in parts for reading in found]
+        sums = Sums(sum(part.loss for _, part, _ in parts), sum(part.weight for _, part, _ in parts))
+        found = gate_metrics(readings, sums)
+        if self._answers is not None:
+            found[ANSWERS] = sum(sum(own) for *_, own in parts) / len(self._answers.sample)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self._tokens_since += time.monotonic() - began
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -148,10 +172,11 @@ class ReflectionTrainer(Trainer):
         return is_better
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with the tokens per second of this process since the last time."""
-        now = time.monotonic()
-        if "loss" in logs and now > self._tokens_since:
-            logs["tokens_per_second"] = round(self._tokens / (now - self._tokens_since))
+        """Log with the tokens per second of all processes since the last time."""
+        if "loss" in logs:
+            now = time.monotonic()
+            tokens = self.accelerator.gather(torch.tensor(self._tokens, device=self.args.device)).sum()
+            logs["tokens_per_second"] = round(int(tokens) / max(now - self._tokens_since, 1e-9))
             self._tokens, self._tokens_since = 0, now
         super().log(logs, start_time)
 

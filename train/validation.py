@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from reflectune.core.types import PromptedExample, TrainingExample
 from reflectune.metrics.gates import accuracy, auroc, expected_calibration_error
 from reflectune.models.scheme import MMKB_RAG
 from reflectune.models.tree import IGNORE
-from reflectune.train.data import EncodedExamples
-from reflectune.train.gate_names import gate_names
+from reflectune.train.answers import check_answers
+from reflectune.train.config import SftConfig
+from reflectune.train.data import EncodedExamples, load_examples
+from reflectune.train.gate_names import ANSWERS, gate_names
 
 _ROLES = (("retrieve", "no_retrieve"), ("relevant", "irrelevant"))
 
@@ -45,6 +48,17 @@ class Sums:
     weight: float = 0.0
 
 
+def load_validation(config: SftConfig) -> tuple[Sequence[TrainingExample], Path] | None:
+    """The validation data and the folder of its images, if there is any; checked as the training data is."""
+    if not config.eval_data:
+        return None
+    examples, image_root = load_examples(config.eval_part(), config.scheme)
+    check_metric(config.best_metric, examples, config.eval_part().file)
+    if config.eval_answers:
+        check_answers(examples, config.eval_part().file)
+    return examples, image_root
+
+
 def gate_truths(examples: Iterable[TrainingExample]) -> dict[str, set[bool]]:
     """The labels that occur at each gate of some examples, by the gate's name."""
     found: dict[str, set[bool]] = defaultdict(set)
@@ -66,7 +80,7 @@ def check_metric(metric: str, examples: Sequence[TrainingExample], path: Any) ->
     gate = metric.split("_")[0]
     labels = gate_truths(examples).get(gate, set())
     needed = 2 if metric.endswith("_auroc") else 1
-    if metric not in ("", "loss") and len(labels) < needed:
+    if metric not in ("", "loss", ANSWERS) and len(labels) < needed:
         what = f"only {labels.pop()} labels" if labels else "no label"
         raise UserError(f"`best_metric: {metric}` cannot be computed: {path} has {what} for the gate `{gate}`")
 

@@ -1,14 +1,28 @@
+import dataclasses
+import json
+import os
 import random
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest, write_prompted
 from reflectune.models.miniature.architecture import Family, Size, build_model, build_processor, train_tokenizer
+from reflectune.train.config import SftConfig
+from reflectune.train.fine_tune import fine_tune
+from reflectune.train.trainer import ReflectionTrainer
 
 COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}
 
@@ -94,3 +108,151 @@ def base_model(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return build
+
+
+@pytest.fixture
+def config(tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]) -> Callable[..., SftConfig]:
+    """Makes the settings of a short run into the folder `out`."""
+
+    def build(out: str = "out", family: Family = "llava", size: Size = "test", **changes: Any) -> SftConfig:
+        values: dict[str, Any] = {
+            "model": str(base_model(family, size=size)),
+            "train_data": str(data_folder),
+            "output_dir": str(tmp_path / out),
+            "device": "cpu",
+            "learning_rate": 5e-3,
+            "per_device_train_batch_size": 4,
+            "max_steps": 8,
+            "save_steps": 3,
+            "logging_steps": 1,
+            "lora_dropout": 0.1,
+        }
+        return SftConfig(**{**values, **changes})
+
+    return build
+
+
+@pytest.fixture
+def weights() -> Callable[[str | Path], dict[str, torch.Tensor]]:
+    """Reads the weights, or the adapter, in a folder."""
+
+    def read(folder: str | Path) -> dict[str, torch.Tensor]:
+        return load_file(next(Path(folder).glob("*model.safetensors")))
+
+    return read
+
+
+@pytest.fixture
+def assert_equal_weights(weights: Callable[..., dict[str, torch.Tensor]]) -> Callable[[str | Path, str | Path], None]:
+    """Compares the weights in two folders, bit by bit."""
+
+    def compare(one: str | Path, other: str | Path) -> None:
+        first, second = weights(one), weights(other)
+        assert first.keys() == second.keys()
+        assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+    return compare
+
+
+@pytest.fixture
+def history() -> Callable[[str | Path], list[dict[str, Any]]]:
+    """Reads the rows that a run logged."""
+
+    def read(folder: str | Path) -> list[dict[str, Any]]:
+        return json.loads(Path(folder, "trainer_state.json").read_text())["log_history"]
+
+    return read
+
+
+@pytest.fixture
+def losses(history: Callable[..., list[dict[str, Any]]]) -> Callable[[str | Path], list[float]]:
+    """Reads the losses that a run logged."""
+    return lambda folder: [row["loss"] for row in history(folder) if "loss" in row]
+
+
+@pytest.fixture
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a run in a process of its own, or in several that meet over gloo, as a user would: from any folder."""
+    root, elsewhere = Path(__file__).parents[2], tmp_path_factory.mktemp("elsewhere")
+
+    def begin(config: SftConfig, processes: int = 1) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "reflectune.train.sft"]
+        if processes > 1:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = str(free.getsockname()[1])
+            command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", port]
+            command += ["--config_file", str(root / "configs/accelerate/cpu_2_processes.yaml")]
+            command += ["--num_processes", str(processes), str(root / "train/sft.py")]
+        for item in dataclasses.fields(config):
+            value = getattr(config, item.name)
+            if value not in (None, [], {}, ""):
+                texts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+                command += [f"--{item.name}", *map(str, texts)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=elsewhere,
+        )
+
+    return begin
+
+
+@pytest.fixture
+def finish(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
+    """Runs a config to its end in processes of its own."""
+
+    def run(config: SftConfig, processes: int = 1) -> None:
+        with start(config, processes) as process:
+            _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-3000:]
+
+    return run
+
+
+@pytest.fixture
+def killed(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
+    """Starts a run and kills it with all its processes, some seconds after a file of its folder appears."""
+
+    def run(config: SftConfig, wait_for: str, delay: float = 0.0, processes: int = 1) -> None:
+        with start(config, processes) as process:
+            while not Path(config.output_dir, wait_for).exists():
+                assert process.poll() is None, process.stderr.read() if process.stderr else ""
+                time.sleep(0.001)
+            time.sleep(delay)
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+
+    return run
+
+
+class _Stop(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[SftConfig, int], None]:
+    """Trains up to a step and stops there, as Ctrl-C would."""
+    original = ReflectionTrainer.train
+
+    def run(config: SftConfig, step: int) -> None:
+        def train(self: Any, **kwargs: Any) -> Any:
+            self.add_callback(_Stop(step))
+            return original(self, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ReflectionTrainer, "train", train)
+            with pytest.raises(KeyboardInterrupt):
+                fine_tune(config)
+
+    return run

@@ -16,7 +16,7 @@ def test_the_defaults_need_only_data_and_a_place(tmp_path: Path) -> None:
     (config,) = parse_config(SftConfig, argv=arguments(tmp_path))
 
     assert config.problems() == []
-    assert config.examples_file() == tmp_path / "train.parquet"
+    assert [part.file for part in config.parts()] == [tmp_path / "train.parquet"]
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:

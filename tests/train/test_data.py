@@ -11,8 +11,8 @@ from reflectune.core.types import ReflectionExample
 from reflectune.data_builders.reflection_data import write_examples
 from reflectune.models.loading import load
 from reflectune.models.rendering import Renderer
-from reflectune.train.config import SftConfig
 from reflectune.train.data import EncodedExamples, load_examples
+from reflectune.train.mixture import Part
 
 
 @pytest.fixture
@@ -29,10 +29,10 @@ def encoded(renderer: Renderer, data_folder: Path, examples: list[ReflectionExam
     return build
 
 
-def rewritten(folder: Path, examples: list[ReflectionExample], **changes: Any) -> SftConfig:
+def rewritten(folder: Path, examples: list[ReflectionExample], **changes: Any) -> Part:
     """The data with its first example changed."""
     write_examples(folder / "train.parquet", [dataclasses.replace(examples[0], **changes), *examples[1:]])
-    return SftConfig(train_data=str(folder), output_dir="out")
+    return Part(str(folder), "train")
 
 
 def test_an_example_is_encoded_once_while_memory_lasts(encoded: Callable[..., EncodedExamples]) -> None:
@@ -78,7 +78,7 @@ def test_a_truncated_image_is_named_with_its_example(
 
 
 def test_examples_are_read_with_their_image_root(data_folder: Path, examples: list[ReflectionExample]) -> None:
-    found, root = load_examples(SftConfig(train_data=str(data_folder), output_dir="out"))
+    found, root = load_examples(Part(str(data_folder), "train"), "mr2ag")
 
     assert found == examples
     assert root == data_folder / "images"
@@ -98,33 +98,33 @@ def test_a_bad_row_is_named(
     data_folder: Path, examples: list[ReflectionExample], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        load_examples(rewritten(data_folder, examples, **changes))
+        load_examples(rewritten(data_folder, examples, **changes), "mr2ag")
 
 
 def test_a_relevant_branch_without_an_answer_is_named(data_folder: Path, examples: list[ReflectionExample]) -> None:
     branch = dataclasses.replace(examples[0].branches[0], answer="")
 
     with pytest.raises(UserError, match="k0: a relevant branch has no answer"):
-        load_examples(rewritten(data_folder, examples, branches=(branch,)))
+        load_examples(rewritten(data_folder, examples, branches=(branch,)), "mr2ag")
 
 
 def test_all_bad_rows_are_counted(data_folder: Path, examples: list[ReflectionExample]) -> None:
     write_examples(data_folder / "train.parquet", [dataclasses.replace(example, question="") for example in examples])
 
     with pytest.raises(UserError, match=r"24 bad rows(.|\n)*and 14 more"):
-        load_examples(SftConfig(train_data=str(data_folder), output_dir="out"))
+        load_examples(Part(str(data_folder), "train"), "mr2ag")
 
 
 def test_data_of_another_scheme_is_refused(data_folder: Path) -> None:
     with pytest.raises(UserError, match="built for the scheme `mr2ag`, and `scheme` is `mmkb_rag`"):
-        load_examples(SftConfig(train_data=str(data_folder), output_dir="out", scheme="mmkb_rag"))
+        load_examples(Part(str(data_folder), "train"), "mmkb_rag")
 
 
 def test_no_examples_are_an_error(data_folder: Path) -> None:
     write_examples(data_folder / "train.parquet", [])
 
     with pytest.raises(UserError, match="holds no example"):
-        load_examples(SftConfig(train_data=str(data_folder), output_dir="out"))
+        load_examples(Part(str(data_folder), "train"), "mr2ag")
 
 
 def test_an_image_of_any_mode_is_read(data_folder: Path, encoded: Callable[..., EncodedExamples]) -> None:

@@ -1,11 +1,6 @@
-import json
-import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
-from transformers import AutoModelForImageTextToText, TrainerCallback
+from transformers import AutoModelForImageTextToText
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
-from reflectune.train import trainer as trainer_module
 from reflectune.train.checkpoints import RECORD, checkpoint_folders
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tune import fine_tune, total_steps
@@ -27,80 +20,21 @@ from reflectune.train.fine_tune import fine_tune, total_steps
 METHODS = ("full", "lora")
 
 
-@pytest.fixture
-def config(tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]) -> Callable[..., SftConfig]:
-    def build(out: str = "out", family: Family = "llava", **changes: Any) -> SftConfig:
-        values: dict[str, Any] = {
-            "model": str(base_model(family)),
-            "train_data": str(data_folder),
-            "output_dir": str(tmp_path / out),
-            "device": "cpu",
-            "learning_rate": 5e-3,
-            "per_device_train_batch_size": 4,
-            "max_steps": 8,
-            "save_steps": 3,
-            "logging_steps": 1,
-            "lora_dropout": 0.1,
-        }
-        return SftConfig(**{**values, **changes})
-
-    return build
-
-
-def weights(folder: str | Path) -> dict[str, torch.Tensor]:
-    found = [path for name in ("model", "adapter_model") if (path := Path(folder, f"{name}.safetensors")).is_file()]
-    return load_file(found[0])
-
-
-def assert_equal_weights(one: str | Path, other: str | Path) -> None:
-    first, second = weights(one), weights(other)
-    assert first.keys() == second.keys()
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
-
-
-def losses(folder: str | Path) -> list[float]:
-    return [
-        row["loss"]
-        for row in json.loads(Path(folder, "trainer_state.json").read_text())["log_history"]
-        if "loss" in row
-    ]
-
-
-class Stop(TrainerCallback):
-    """Interrupts a run after a step, as Ctrl-C would."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
-
-
-def interrupted(config: SftConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a config up to a step and stop there."""
-    original = trainer_module.ReflectionTrainer.train
-
-    def train(self: Any, **kwargs: Any) -> Any:
-        self.add_callback(Stop(step))
-        return original(self, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer_module.ReflectionTrainer, "train", train)
-        with pytest.raises(KeyboardInterrupt):
-            fine_tune(config)
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(  # before any checkpoint, in the first epoch, after it
     "step", [pytest.param(2, marks=pytest.mark.slow), 5, pytest.param(7, marks=pytest.mark.slow)]
 )
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(
-    config: Callable[..., SftConfig], method: str, step: int, monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., SftConfig],
+    method: str,
+    step: int,
+    assert_equal_weights: Callable[..., None],
+    losses: Callable[..., list[float]],
+    interrupted: Callable[..., None],
 ) -> None:
     fine_tune(config("straight", method=method))
 
-    interrupted(config("resumed", method=method), step, monkeypatch)
+    interrupted(config("resumed", method=method), step)
     fine_tune(config("resumed", method=method))
 
     assert_equal_weights(config("straight").output_dir, config("resumed").output_dir)
@@ -131,7 +65,12 @@ def test_a_checkpoint_is_loaded_by_us_and_by_plain_transformers_or_peft(
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 @pytest.mark.parametrize(("method", "rate", "share"), [("full", 1e-2, 0.6), ("lora", 3e-2, 0.85)])
 def test_a_model_learns_its_examples(
-    config: Callable[..., SftConfig], family: Family, method: str, rate: float, share: float
+    config: Callable[..., SftConfig],
+    family: Family,
+    method: str,
+    rate: float,
+    share: float,
+    losses: Callable[..., list[float]],
 ) -> None:
     run = config(family=family, method=method, max_steps=16, save_steps=100, learning_rate=rate)
     fine_tune(run)
@@ -143,7 +82,12 @@ def test_a_model_learns_its_examples(
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 @pytest.mark.parametrize(("method", "rate"), [("full", 1e-2), ("lora", 3e-2)])
 def test_the_three_tasks_of_mmkb_rag_are_learned_together(
-    config: Callable[..., SftConfig], prompted_folder: Path, family: Family, method: str, rate: float
+    config: Callable[..., SftConfig],
+    prompted_folder: Path,
+    family: Family,
+    method: str,
+    rate: float,
+    losses: Callable[..., list[float]],
 ) -> None:
     run = config(
         family=family,
@@ -163,7 +107,7 @@ def test_the_three_tasks_of_mmkb_rag_are_learned_together(
 
 @pytest.mark.slow
 def test_trees_and_separate_rows_train_the_same_weights_for_mmkb_rag(
-    config: Callable[..., SftConfig], prompted_folder: Path
+    config: Callable[..., SftConfig], prompted_folder: Path, weights: Callable[..., dict[str, torch.Tensor]]
 ) -> None:
     changes: dict[str, Any] = {"scheme": "mmkb_rag", "train_data": str(prompted_folder), "max_steps": 3}
     fine_tune(config("trees", **changes))
@@ -173,7 +117,9 @@ def test_trees_and_separate_rows_train_the_same_weights_for_mmkb_rag(
         torch.testing.assert_close(weights(config("rows").output_dir)[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_trees_and_separate_rows_train_the_same_weights(config: Callable[..., SftConfig]) -> None:
+def test_trees_and_separate_rows_train_the_same_weights(
+    config: Callable[..., SftConfig], weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
     fine_tune(config("trees", max_steps=3))
     fine_tune(config("rows", max_steps=3, tree=False))
 
@@ -181,7 +127,11 @@ def test_trees_and_separate_rows_train_the_same_weights(config: Callable[..., Sf
         torch.testing.assert_close(weights(config("rows").output_dir)[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_accumulated_batches_train_the_weights_of_one_large_batch(config: Callable[..., SftConfig]) -> None:
+def test_accumulated_batches_train_the_weights_of_one_large_batch(
+    config: Callable[..., SftConfig],
+    weights: Callable[..., dict[str, torch.Tensor]],
+    losses: Callable[..., list[float]],
+) -> None:
     """The loss is a mean over the tokens of the global batch, not of each batch's mean: label counts are ragged."""
     whole = config("whole", per_device_train_batch_size=4, max_steps=3, group_by_length=False)
     parts = config(
@@ -197,7 +147,9 @@ def test_accumulated_batches_train_the_weights_of_one_large_batch(config: Callab
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_recomputed_activations_train_the_same_weights(config: Callable[..., SftConfig], method: str) -> None:
+def test_recomputed_activations_train_the_same_weights(
+    config: Callable[..., SftConfig], method: str, weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
     fine_tune(config("kept", method=method, max_steps=2))
     fine_tune(config("recomputed", method=method, max_steps=2, gradient_checkpointing=True))
 
@@ -206,7 +158,9 @@ def test_recomputed_activations_train_the_same_weights(config: Callable[..., Sft
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_in_half_precision_small_updates_still_reach_the_weights(config: Callable[..., SftConfig], method: str) -> None:
+def test_in_half_precision_small_updates_still_reach_the_weights(
+    config: Callable[..., SftConfig], method: str, weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
     """In bf16 an update of 1e-5 to a weight of 0.05 would be rounded away."""
     run = config(method=method, dtype="bfloat16", max_steps=2, learning_rate=1e-5, warmup=0.0)
     fine_tune(run)
@@ -223,7 +177,9 @@ def test_in_half_precision_small_updates_still_reach_the_weights(config: Callabl
         assert (lora_b != 0).float().mean() > 0.9
 
 
-def test_a_frozen_vision_tower_stays_as_it_is_and_the_rest_moves(config: Callable[..., SftConfig]) -> None:
+def test_a_frozen_vision_tower_stays_as_it_is_and_the_rest_moves(
+    config: Callable[..., SftConfig], weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
     run = config(freeze_vision=True)
     fine_tune(run)
     before, after = weights(run.model), weights(run.output_dir)
@@ -247,11 +203,13 @@ def test_a_finished_run_is_left_alone(config: Callable[..., SftConfig], capsys: 
 
 
 def test_a_half_written_checkpoint_is_passed_over(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., SftConfig],
+    assert_equal_weights: Callable[..., None],
+    interrupted: Callable[..., None],
 ) -> None:
     fine_tune(config("straight"))
     run = config("resumed")
-    interrupted(run, 4, monkeypatch)
+    interrupted(run, 4)
     cut_off = Path(run.output_dir, "checkpoint-4")
     shutil.copytree(Path(run.output_dir, "checkpoint-3"), cut_off)
     (cut_off / RECORD).unlink()
@@ -263,18 +221,20 @@ def test_a_half_written_checkpoint_is_passed_over(
 
 
 def test_a_run_with_other_settings_is_not_continued(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., SftConfig], interrupted: Callable[..., None]
 ) -> None:
-    interrupted(config(), 4, monkeypatch)
+    interrupted(config(), 4)
 
     with pytest.raises(UserError, match=r"`learning_rate` is 0\.1, was 0\.005"):
         fine_tune(config(learning_rate=0.1))
 
 
 def test_changed_data_is_not_continued_with(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, data_folder: Path
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    interrupted: Callable[..., None],
 ) -> None:
-    interrupted(config(), 4, monkeypatch)
+    interrupted(config(), 4)
     other = Path(data_folder, "other.parquet")
     from reflectune.data_builders.reflection_data import read_examples, write_examples
 
@@ -285,10 +245,10 @@ def test_changed_data_is_not_continued_with(
 
 
 def test_a_full_disk_is_noticed_before_anything_is_written(
-    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, interrupted: Callable[..., None]
 ) -> None:
     run = config()
-    interrupted(run, 4, monkeypatch)
+    interrupted(run, 4)
     usage = shutil.disk_usage(run.output_dir)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
 
@@ -329,59 +289,25 @@ def repository() -> Path:
     return Path(__file__).parents[2]
 
 
-def command(
-    config: SftConfig, *, launcher: tuple[str, ...] = (sys.executable, "-m", "reflectune.train.sft")
-) -> list[str]:
-    names = ["model", "train_data", "output_dir", "device", "learning_rate", "per_device_train_batch_size", "max_steps"]
-    names += ["save_steps", "logging_steps", "lora_dropout", "method", "gradient_accumulation_steps"]
-    return [*launcher, *(text for name in names for text in (f"--{name}", str(getattr(config, name))))]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_killed_process_resumes_to_the_same_weights(config: Callable[..., SftConfig], method: str) -> None:
+def test_a_killed_process_resumes_to_the_same_weights(
+    config: Callable[..., SftConfig],
+    method: str,
+    finish: Callable[..., None],
+    killed: Callable[..., None],
+    assert_equal_weights: Callable[..., None],
+) -> None:
     """`kill -9` as soon as a checkpoint's folder appears (it is cut off), and again a moment later."""
     straight = config("straight", method=method, max_steps=30)
-    killed = config("killed", method=method, max_steps=30)
-    subprocess.run(command(straight), check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    for wait_for, delay in (("checkpoint-3", 0.0), ("checkpoint-12", 0.11)):
-        with subprocess.Popen(
-            command(killed),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        ) as process:
-            while not Path(killed.output_dir, wait_for).exists():
-                assert process.poll() is None, process.stderr.read() if process.stderr else ""
-                time.sleep(0.001)
-            time.sleep(delay)
-            process.send_signal(signal.SIGKILL)
+    cut_off = config("killed", method=method, max_steps=30)
+    finish(straight)
+    killed(cut_off, "checkpoint-3")
+    killed(cut_off, "checkpoint-12", 0.11)
 
-    subprocess.run(command(killed), check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    finish(cut_off)
 
-    assert_equal_weights(straight.output_dir, killed.output_dir)
-
-
-@pytest.mark.slow
-def test_two_processes_train_the_weights_of_one(config: Callable[..., SftConfig]) -> None:
-    """DDP over gloo, started by `accelerate launch train/sft.py`, with the same global batch."""
-    one = config("one", per_device_train_batch_size=4, max_steps=4, lora_dropout=0.0)
-    two = config("two", per_device_train_batch_size=2, max_steps=4, lora_dropout=0.0)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    accelerate = str(Path(sys.executable).with_name("accelerate"))
-    launch_config = str(repository() / "configs/accelerate/cpu_2_processes.yaml")
-    options = ("--main_process_port", str(port), "--config_file", launch_config)
-    launcher = (accelerate, "launch", *options, str(repository() / "train/sft.py"))
-
-    fine_tune(one)
-    subprocess.run(command(two, launcher=launcher), check=True, capture_output=True, cwd=two.train_data, timeout=200)
-
-    assert json.loads(Path(two.output_dir, RECORD).read_text())["settings"]["processes"] == 2
-    assert losses(one.output_dir) == pytest.approx(losses(two.output_dir), rel=1e-4)
-    for name, weight in weights(one.output_dir).items():
-        torch.testing.assert_close(weights(two.output_dir)[name], weight, rtol=1e-3, atol=1e-4)
+    assert_equal_weights(straight.output_dir, cut_off.output_dir)
 
 
 @pytest.mark.slow
@@ -395,7 +321,7 @@ def test_the_script_starts_from_any_folder_and_a_mistake_is_one_line(
             sys.executable,
             *launcher,
             "--train_data",
-            run.train_data,
+            str(run.train_data),
             "--output_dir",
             run.output_dir,
             "--model",

@@ -61,6 +61,13 @@ def test_adapters_are_refused_where_their_rows_would_not_be_saved(method: str) -
         refuse_bad_launch(config, ZERO_3)
 
 
+@pytest.mark.parametrize("environment", [ZERO_3, FSDP])
+def test_answers_are_not_read_with_weights_that_are_divided(environment: dict[str, str]) -> None:
+    refuse_bad_launch(SftConfig(eval_answers=3), ZERO_2)
+    with pytest.raises(UserError, match=r"`eval_answers` under (zero3|fsdp) is not supported"):
+        refuse_bad_launch(SftConfig(eval_answers=3), environment)
+
+
 def test_a_missing_deepspeed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reflectune.train.launch.find_spec", lambda name: None)
 

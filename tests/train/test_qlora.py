@@ -1,24 +1,22 @@
 """Adapters on a 4-bit language model: whole runs on the CPU. Four bits need widths of 64 at least: size `base`."""
 
+import functools
 import importlib.util
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import TrainerCallback
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.data_builders.reflection_data import write_examples
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
 from reflectune.models.quantization import Quantization
 from reflectune.models.tree import collate
-from reflectune.train import trainer as trainer_module
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tune import fine_tune, prepare_model
 from reflectune.train.trainer import load_weights
@@ -27,28 +25,8 @@ pytest.importorskip("bitsandbytes")
 
 
 @pytest.fixture
-def config(tmp_path: Path, data_folder: Path, base_model: Callable[..., Path]) -> Callable[..., SftConfig]:
-    def build(out: str = "out", family: Family = "llava", **changes: Any) -> SftConfig:
-        values: dict[str, Any] = {
-            "model": str(base_model(family, size="base")),
-            "train_data": str(data_folder),
-            "output_dir": str(tmp_path / out),
-            "method": "qlora",
-            "device": "cpu",
-            "learning_rate": 1e-2,
-            "per_device_train_batch_size": 4,
-            "max_steps": 8,
-            "save_steps": 3,
-            "logging_steps": 1,
-        }
-        return SftConfig(**{**values, **changes})
-
-    return build
-
-
-def losses(run: SftConfig) -> list[float]:
-    history = json.loads(Path(run.output_dir, "trainer_state.json").read_text())["log_history"]
-    return [row["loss"] for row in history if "loss" in row]
+def config(config: Callable[..., SftConfig]) -> Callable[..., SftConfig]:
+    return functools.partial(config, size="base", method="qlora", learning_rate=1e-2, lora_dropout=0.0)
 
 
 @pytest.mark.slow
@@ -58,28 +36,21 @@ def test_it_learns_resumes_exactly_and_loads_as_it_was(
     data_folder: Path,
     examples: list[Any],
     family: Family,
-    monkeypatch: pytest.MonkeyPatch,
+    weights: Callable[..., dict[str, torch.Tensor]],
+    assert_equal_weights: Callable[..., None],
+    losses: Callable[..., list[float]],
+    interrupted: Callable[..., None],
 ) -> None:
     straight, resumed = (config(name, family) for name in ("straight", "resumed"))
     fine_tune(straight)
-    found = losses(straight)
+    found = losses(straight.output_dir)
     assert sum(found[-2:]) / 2 < 0.8 * found[0]
 
-    with monkeypatch.context() as patch:
-        original = trainer_module.ReflectionTrainer.train
-        patch.setattr(
-            trainer_module.ReflectionTrainer,
-            "train",
-            lambda self, **kwargs: (self.add_callback(_Stop()), original(self, **kwargs))[1],
-        )
-        with pytest.raises(KeyboardInterrupt):
-            fine_tune(resumed)
+    interrupted(resumed, 5)
     fine_tune(resumed)
-    one, other = (load_file(Path(run.output_dir, "adapter_model.safetensors")) for run in (straight, resumed))
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
-    assert {weight.dtype for weight in one.values()} == {torch.float32}
-    assert found == losses(resumed)
+    assert_equal_weights(straight.output_dir, resumed.output_dir)
+    assert {weight.dtype for weight in weights(straight.output_dir).values()} == {torch.float32}
+    assert found == losses(resumed.output_dir)
 
     loaded = load(straight.output_dir)
     trained = load(straight.model, scheme="mr2ag", quantization=Quantization("float32"))
@@ -93,16 +64,12 @@ def test_it_learns_resumes_exactly_and_loads_as_it_was(
         torch.testing.assert_close(loaded.model(**inputs, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-class _Stop(TrainerCallback):
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 5:
-            raise KeyboardInterrupt
-
-
-def test_in_half_precision_with_recomputed_activations_adapters_stay_in_fp32(config: Callable[..., SftConfig]) -> None:
+def test_in_half_precision_with_recomputed_activations_adapters_stay_in_fp32(
+    config: Callable[..., SftConfig], weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
     run = config(dtype="bfloat16", max_steps=2, gradient_checkpointing=True, learning_rate=1e-5, warmup=0.0)
     fine_tune(run)
-    after = load_file(Path(run.output_dir, "adapter_model.safetensors"))
+    after = weights(run.output_dir)
 
     assert {weight.dtype for weight in after.values()} == {torch.float32}
     lora_b = torch.cat([weight.flatten() for name, weight in after.items() if "lora_B" in name])
@@ -141,3 +108,21 @@ def test_the_scales_precision_is_a_setting_of_the_run(config: Callable[..., SftC
 
     with pytest.raises(UserError, match="`double_quantization` is False, was True"):
         fine_tune(config(max_steps=1, double_quantization=False))
+
+
+@pytest.mark.slow
+def test_validation_that_reads_answers_leaves_training_as_it_is(
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    examples: list[Any],
+    assert_equal_weights: Callable[..., None],
+    history: Callable[..., list[dict[str, Any]]],
+) -> None:
+    write_examples(data_folder / "val.parquet", [*examples[:4], *examples[18:21]])
+    reads = {"eval_data": str(data_folder), "eval_steps": 1, "eval_answers": 4}
+    without, read = config("without", max_steps=3), config("read", max_steps=3, **reads)
+    for run in (without, read):
+        fine_tune(run)
+
+    assert_equal_weights(without.output_dir, read.output_dir)
+    assert sum("eval_answer_exact_match" in row for row in history(read.output_dir)) == 3

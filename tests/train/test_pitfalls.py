@@ -1,0 +1,293 @@
+"""What other trainers fall into (a list of 26), and bad input: each has a test, here or elsewhere.
+
+`COVERED` is the table. Tests that are here are those that no other file has.
+"""
+
+import ast
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from PIL import Image
+from transformers import AutoTokenizer
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.types import ReflectionExample
+from reflectune.models.loading import load
+from reflectune.models.miniature.architecture import Family
+from reflectune.models.tree import IGNORE, Segment, Tree
+from reflectune.train.checkpoints import RECORD, checkpoint_folders
+from reflectune.train.config import SftConfig
+from reflectune.train.data import EncodedExamples
+from reflectune.train.fine_tune import fine_tune, prepare_model
+
+ROOT = Path(__file__).parents[2]
+
+COVERED: dict[int | str, tuple[str, ...]] = {
+    # New tokens and adapters.
+    1: ("train/test_lora.py::test_the_new_rows_of_both_matrices_move_and_no_others",),  # output rows stay frozen
+    2: ("train/test_pitfalls.py::test_no_trainer_of_trl_is_used",),  # its fused head needs a bias that peft hides
+    3: ("train/test_pitfalls.py::test_adapters_copy_no_whole_module",),  # modules_to_save beside token rows
+    4: ("train/test_merging.py::test_merged_is_the_adapter_is_the_reloaded",),  # a tied head drifts apart
+    5: ("train/test_lora.py::test_adapter_reloaded_and_merged_compute_the_same",),  # new rows aren't saved
+    6: ("train/test_sharding.py::test_divided_among_processes_it_trains_as_ddp_does_and_resumes",),  # ZeRO-3 resize
+    7: ("train/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # empty tensors
+    8: ("train/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # ZeRO-3, token rows
+    9: ("train/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # ZeRO-3, dtypes
+    10: ("models/test_tokens.py::test_new_rows_differ_and_follow_the_seed",),  # two tokens begin as one
+    11: (  # small updates are rounded away in bf16
+        "train/test_fine_tune.py::test_in_half_precision_small_updates_still_reach_the_weights",
+        "train/test_qlora.py::test_in_half_precision_with_recomputed_activations_adapters_stay_in_fp32",
+        "train/test_parameters.py::test_weights_that_train_are_kept_in_fp32",
+    ),
+    # What a model reads.
+    12: ("models/test_loading.py::test_an_old_llava_processor_learns_its_image_tokens",),  # LLaVA's token count
+    13: ("train/test_pitfalls.py::test_training_and_inference_see_the_same_pixels",),  # cropped here, padded there
+    14: ("models/test_engine.py::test_answers_and_scores_are_those_of_independent_rows",),  # padding at generation
+    15: ("models/test_shared_prefix.py::test_a_batch_of_mixed_image_counts",),  # images of a batch in disorder
+    16: ("models/test_tokens.py::test_a_token_is_one_id_everywhere",),  # spaces around special tokens
+    17: ("models/test_engine.py::test_reflection_tokens_stay_in_the_text",),  # skip_special_tokens
+    18: ("models/test_tokens.py::test_a_token_that_is_not_one_token_is_refused",),
+    19: ("train/test_pitfalls.py::test_a_pixel_budget_bounds_the_tokens_of_an_image",),  # max_pixels is ignored
+    20: ("models/test_rendering.py::test_a_question_without_an_image_is_refused",),  # text-only batches hang
+    21: (  # adapters on the vision tower
+        "train/test_lora.py::test_everything_that_trains_is_in_fp32_and_in_the_language_model",
+        "train/test_lora.py::test_targets_beyond_the_language_model_are_refused",
+    ),
+    22: ("models/test_positions.py::test_mrope_positions_are_those_of_the_model",),  # M-RoPE without token types
+    23: ("train/test_collator.py::test_a_packed_batch_has_the_loss_of_its_examples",),  # packing and M-RoPE
+    24: ("train/test_pitfalls.py::test_an_example_without_a_supervised_token_is_named",),  # silently masked
+    25: ("train/test_logs.py::test_an_offline_run_of_wandb_is_read_back",),  # report_to is "none" by default
+    26: ("models/test_tokens.py::test_only_the_new_rows_change_and_the_table_never_shrinks",),  # resizing shrinks
+    # Running on CPUs and resuming.
+    "resuming a full fine-tune loads nothing": (
+        "train/test_fine_tune.py::test_an_interrupted_run_ends_with_the_straight_runs_weights",
+        "train/test_fine_tune.py::test_a_killed_process_resumes_to_the_same_weights",
+    ),
+    "another number of processes pads an epoch otherwise": (
+        "train/test_process_counts.py::test_one_process_then_two_then_one_train_what_one_does",
+    ),
+    "a launch of N processes starts one": (
+        "train/test_launch.py::test_a_launch_of_one_process_instead_of_several_is_refused",
+        "train/test_launch.py::test_a_launch_that_would_do_less_than_it_was_asked_for_is_refused",
+    ),
+    "bitsandbytes loses gradients after an evaluation": (
+        "models/test_quantization.py::test_an_evaluation_takes_no_gradient_away",
+    ),
+    "telemetry": ("train/test_logs.py::test_nothing_is_sent_unless_it_is_asked_for",),
+    # Bad input.
+    "zero supervised tokens": ("train/test_pitfalls.py::test_an_example_without_a_supervised_token_is_named",),
+    "image count mismatch": (
+        "train/test_pitfalls.py::test_a_processor_that_disagrees_with_the_model_is_blamed_on_the_example",
+        "models/test_rendering.py::test_no_question_can_forge_a_token",
+    ),
+    "an over-long sample": ("train/test_data.py::test_an_example_that_is_too_long_is_named",),
+    "a corrupt image in the middle of an epoch": (
+        "train/test_pitfalls.py::test_a_corrupt_image_in_the_middle_of_an_epoch_is_named_and_mended",
+    ),
+    "a NaN loss": ("train/test_fine_tune.py::test_a_loss_that_is_not_finite_names_step_and_examples",),
+    "a full disk at checkpoint time": (
+        "train/test_fine_tune.py::test_a_full_disk_is_noticed_before_anything_is_written",
+        "train/test_pitfalls.py::test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_one_before",
+    ),
+    "a half-written last checkpoint": ("train/test_fine_tune.py::test_a_half_written_checkpoint_is_passed_over",),
+    "a checkpoint of another scheme": ("train/test_pitfalls.py::test_a_run_of_another_scheme_is_not_continued",),
+    "a checkpoint of another base": ("train/test_pitfalls.py::test_a_run_of_another_base_is_not_continued",),
+    "a checkpoint of another tokenizer": ("train/test_pitfalls.py::test_a_run_of_another_tokenizer_is_not_continued",),
+}
+
+
+def test_the_table_is_whole_and_every_test_in_it_exists() -> None:
+    assert [number for number in COVERED if isinstance(number, int)] == list(range(1, 27))
+    for names in COVERED.values():
+        for name in names:
+            file, test = name.split("::")
+            tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+            assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
+
+
+def test_no_trainer_of_trl_is_used() -> None:
+    """Nor `clone_chat_template`: of TRL only the parser of configs is imported, so that its fused head never runs."""
+    imported = set()
+    for path in ROOT.rglob("*.py"):
+        folder = path.relative_to(ROOT).parts[0]
+        if folder in ("core", "models", "train", "data_builders", "inference", "retrieval", "metrics"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl":
+                    imported |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.Import):
+                    imported |= {alias.name for alias in node.names if alias.name.split(".")[0] == "trl"}
+
+    assert imported == {"TrlParser"}
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_adapters_copy_no_whole_module(tie: bool, base_model: Callable[..., Path]) -> None:
+    model = prepare_model(load(str(base_model(tie=tie)), scheme="mr2ag"), SftConfig(method="lora"))
+
+    assert isinstance(model, PeftModel)
+    assert not model.peft_config["default"].modules_to_save
+    assert model.peft_config["default"].trainable_token_indices
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_training_and_inference_see_the_same_pixels(
+    family: Family, config: Callable[..., SftConfig], data_folder: Path, examples: list[ReflectionExample]
+) -> None:
+    """The picture is neither square nor of the model's size, so that cropping and padding would differ."""
+    Image.effect_mandelbrot((150, 64), (-2, -1, 1, 1), 50).convert("RGB").save(data_folder / "images" / "wide.png")
+    run = config(family=family, max_steps=1)
+    fine_tune(run)
+    image = load_image("wide.png", root=data_folder / "images")
+
+    trained = load(run.model, scheme="mr2ag").renderer.encode_example(examples[0], image).vision
+    read = load(run.output_dir).renderer.prefix(examples[0].question, image).vision
+
+    assert trained.keys() == read.keys()
+    assert all(torch.equal(value, read[name]) for name, value in trained.items())
+
+
+def test_a_pixel_budget_bounds_the_tokens_of_an_image(base_model: Callable[..., Path], data_folder: Path) -> None:
+    folder = base_model("qwen2_vl")
+    image = Image.new("RGB", (1600, 900))
+    path = folder / "processor_config.json"
+    content = json.loads(path.read_text())
+    counts = []
+    for longest in (64 * 64, 128 * 128):
+        content["image_processor"]["size"] = {"shortest_edge": 32 * 32, "longest_edge": longest}
+        path.write_text(json.dumps(content))
+        renderer = load(str(folder), scheme="mr2ag").renderer
+        counts.append(renderer.prefix("Why?", image).ids.count(renderer.image_token_id))
+
+    assert counts[0] <= 16 < counts[1] <= 64  # a token is a square of 16 pixels a side
+
+
+def test_an_example_without_a_supervised_token_is_named(
+    base_model: Callable[..., Path],
+    data_folder: Path,
+    examples: list[ReflectionExample],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A chat template that ends no turn would leave labels empty; here the labels are lost on the way."""
+    renderer = load(str(base_model()), scheme="mr2ag").renderer
+    encode = renderer.encode_example
+
+    def unlabelled(example: ReflectionExample, image: Image.Image) -> Tree:
+        tree = encode(example, image)
+        silent = [Segment.of(part.ids, [IGNORE] * len(part.ids)) for part in (tree.prefix, *tree.branches)]
+        return Tree(silent[0], tuple(silent[1:]), tree.vision)
+
+    monkeypatch.setattr(renderer, "encode_example", unlabelled)
+    dataset = EncodedExamples(examples, renderer, data_folder / "images", max_tokens=4096)
+
+    with pytest.raises(UserError, match="training example k0 has no supervised token: it would teach nothing"):
+        dataset[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "setting", "value"),
+    [
+        ("llava", "crop_size", {"height": 96, "width": 96}),  # noticed by the vision tower
+        ("qwen2_vl", "merge_size", 1),  # noticed when positions are counted
+    ],
+)
+def test_a_processor_that_disagrees_with_the_model_is_blamed_on_the_example(
+    family: Family, setting: str, value: Any, config: Callable[..., SftConfig]
+) -> None:
+    """A placeholder too many or too few for what the vision tower makes of the image."""
+    run = config(family=family)
+    path = Path(run.model, "processor_config.json")
+    content = json.loads(path.read_text())
+    content["image_processor"][setting] = value
+    path.write_text(json.dumps(content))
+
+    with pytest.raises(RuntimeError, match=r"size.* \(on the training examples [kv]\d+, [kv]\d+"):
+        fine_tune(run)
+
+
+def test_a_corrupt_image_in_the_middle_of_an_epoch_is_named_and_mended(
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    interrupted: Callable[..., None],
+    assert_equal_weights: Callable[..., None],
+) -> None:
+    """The previous checkpoint stays, and with the image mended the run ends as if nothing had been."""
+    fine_tune(config("straight"))
+    run = config("spoilt")
+    interrupted(run, 4)
+    images = data_folder / "images"
+    shutil.copytree(images, data_folder / "whole")
+    for path in images.iterdir():
+        path.write_bytes(path.read_bytes()[:60])
+
+    with pytest.raises(UserError, match=r"image unreadable: .*\.png \(needed by training example [kv]\d+\)"):
+        fine_tune(run)
+    assert [folder.name for folder in checkpoint_folders(run.output_dir)] == ["checkpoint-3"]
+    shutil.copytree(data_folder / "whole", images, dirs_exist_ok=True)
+    fine_tune(run)
+
+    assert_equal_weights(config("straight").output_dir, run.output_dir)
+
+
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_one_before(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, assert_equal_weights: Callable[..., None]
+) -> None:
+    """There was room when it was looked for, and then somebody else took it."""
+    fine_tune(config("straight"))
+    run = config("full")
+    save, written = torch.save, []
+
+    def fills_up(content: Any, path: Any, *rest: Any, **named: Any) -> None:
+        if "checkpoint-6" in str(path):
+            written.append(path)
+            Path(path).write_bytes(b"a part")
+            raise OSError(28, "No space left on device", str(path))
+        save(content, path, *rest, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", fills_up)
+        with pytest.raises(OSError, match="No space left"):
+            fine_tune(run)
+    assert written
+    assert Path(run.output_dir, "checkpoint-3", RECORD).is_file()
+    assert not Path(run.output_dir, "checkpoint-6", RECORD).exists()
+    fine_tune(run)
+
+    assert_equal_weights(config("straight").output_dir, run.output_dir)
+
+
+def test_a_run_of_another_scheme_is_not_continued(
+    config: Callable[..., SftConfig], interrupted: Callable[..., None], prompted_folder: Path
+) -> None:
+    interrupted(config(), 4)
+
+    with pytest.raises(UserError, match=r"checkpoint-3 belongs to a run with other settings: .*`scheme` is 'mmkb_rag'"):
+        fine_tune(config(scheme="mmkb_rag", train_data=str(prompted_folder)))
+
+
+def test_a_run_of_another_base_is_not_continued(
+    config: Callable[..., SftConfig], interrupted: Callable[..., None], base_model: Callable[..., Path]
+) -> None:
+    interrupted(config(), 4)
+
+    with pytest.raises(UserError, match="other settings: `model_fingerprint` is"):
+        fine_tune(config(model=str(base_model(seed=1))))
+
+
+def test_a_run_of_another_tokenizer_is_not_continued(
+    config: Callable[..., SftConfig], interrupted: Callable[..., None]
+) -> None:
+    run = config()
+    interrupted(run, 4)
+    tokenizer = AutoTokenizer.from_pretrained(run.model)
+    tokenizer.add_tokens(["tower"])
+    tokenizer.save_pretrained(run.model)
+
+    with pytest.raises(UserError, match="other settings: `model_fingerprint` is"):
+        fine_tune(run)

@@ -1,0 +1,194 @@
+"""The same global batch on one process or on two: the same data, the same losses, the same weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import ReflectionExample
+from reflectune.data_builders.reflection_data import read_examples, write_examples
+from reflectune.models.loading import load
+from reflectune.train.checkpoints import RECORD, mark_whole
+from reflectune.train.collator import Collator
+from reflectune.train.config import SftConfig
+from reflectune.train.data import EncodedExamples
+from reflectune.train.fine_tune import fine_tune
+from reflectune.train.global_batch import GlobalBatch, refuse_other_batch, why_fixed
+from reflectune.train.order import TrainingOrder
+from reflectune.train.trainer import supervised_weight
+
+
+def shares(order: TrainingOrder, batch: GlobalBatch) -> list[list[int]]:
+    """What each optimiser step of an epoch reads: processes take batches by turns, as accelerate deals them."""
+    indices = list(order)
+    assert len(indices) == len(order)
+    batches = [indices[i : i + batch.per_device] for i in range(0, len(indices), batch.per_device)]
+    assert len(batches) % batch.processes == 0
+    turns = batch.processes * batch.accumulation
+    steps = [batches[i : i + turns] for i in range(0, len(batches), turns)]
+    return [sorted(index for own in step for index in own if index >= 0) for step in steps]
+
+
+@pytest.mark.parametrize("examples", [24, 25, 31, 3])
+@pytest.mark.parametrize("group", [True, False])
+def test_an_optimiser_step_reads_the_same_examples_however_they_are_shared(examples: int, group: bool) -> None:
+    splits = [GlobalBatch(8, 1, 1), GlobalBatch(2, 4, 1), GlobalBatch(4, 1, 2), GlobalBatch(2, 2, 2)]
+    splits += [GlobalBatch(1, 2, 4), GlobalBatch(1, 1, 8)]
+    found = []
+    for batch in splits:
+        order = TrainingOrder(
+            list(range(examples)),
+            [0] * examples,
+            batch_size=batch.size,
+            seed=0,
+            group_by_length=group,
+            multiple_of=batch.per_device * batch.processes if batch.processes > 1 else 1,
+        )
+        order.start_epoch(1)
+        found.append(shares(order, batch))
+
+    assert sorted(index for step in found[0] for index in step) == list(range(examples))
+    assert all(own == found[0] for own in found)
+
+
+def test_a_filler_is_read_and_counts_for_nothing(
+    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
+) -> None:
+    loaded = load(str(base_model()), scheme="mr2ag")
+    dataset = EncodedExamples(examples, loaded.renderer, data_folder / "images", max_tokens=4096)
+    collate = Collator(loaded.model)
+
+    real, filler = collate([dataset[3]]), collate([dataset[~3]])
+
+    assert torch.equal(real["input_ids"], filler["input_ids"])
+    assert torch.equal(real["labels"], filler["labels"])
+    assert supervised_weight(real) > 0
+    assert supervised_weight(filler) == 0
+    assert supervised_weight(collate([dataset[3], dataset[~5]])) == supervised_weight(real)
+
+
+@pytest.mark.parametrize(
+    ("batch", "wanted", "fitting"),
+    [
+        (GlobalBatch(4, 1, 2), 4, GlobalBatch(2, 1, 2)),
+        (GlobalBatch(4, 1, 1), 16, GlobalBatch(4, 4, 1)),
+        (GlobalBatch(3, 1, 2), 16, GlobalBatch(2, 4, 2)),
+        (GlobalBatch(4, 1, 3), 16, None),
+    ],
+)
+def test_a_global_batch_is_divided_among_other_processes(
+    batch: GlobalBatch, wanted: int, fitting: GlobalBatch | None
+) -> None:
+    assert batch.divided(wanted) == fitting
+    assert fitting is None or fitting.size == wanted
+
+
+def test_another_global_batch_is_refused_with_the_numbers_that_are_right(tmp_path: Path) -> None:
+    mark_whole(tmp_path, GlobalBatch(4, 1, 1).settings(""), 8)
+
+    refuse_other_batch(tmp_path / "new", GlobalBatch(4, 1, 2), "")
+    refuse_other_batch(tmp_path, GlobalBatch(1, 2, 2), "")
+    with pytest.raises(UserError, match=r"read 4 examples; .* 4 x .* 1 x 2 process\(es\) would be 8\.") as caught:
+        refuse_other_batch(tmp_path, GlobalBatch(4, 1, 2), "")
+    assert "With 2 process(es) set `per_device_train_batch_size: 2` and `gradient_accumulation_steps: 1`" in str(
+        caught.value
+    )
+    with pytest.raises(UserError, match=r"4 can't be shared by 3 processes: start as many as divide it \(1, 2, 4\)"):
+        refuse_other_batch(tmp_path, GlobalBatch(4, 1, 3), "")
+
+
+def test_processes_that_are_fixed_are_refused_with_the_reason(tmp_path: Path) -> None:
+    mark_whole(tmp_path, GlobalBatch(2, 1, 2).settings("dropout"), 8)
+
+    with pytest.raises(UserError, match=r"a run of 2 process\(es\), and 1 were started: because\. Start 2"):
+        refuse_other_batch(tmp_path, GlobalBatch(4, 1, 1), "because")
+
+
+def test_dropout_and_divided_weights_fix_the_number_of_processes(base_model: Callable[..., Path]) -> None:
+    model = load(str(base_model()), scheme="mr2ag").model
+
+    assert why_fixed(model, 0.0, "") == ""
+    assert "with dropout each process" in why_fixed(model, 0.05, "")
+    assert "under zero3 each process" in why_fixed(model, 0.0, "zero3")
+    model.config.text_config.attention_dropout = 0.1
+    assert "with dropout each process" in why_fixed(model, 0.0, "")
+
+
+def test_batches_may_be_divided_otherwise_when_a_run_goes_on(
+    config: Callable[..., SftConfig],
+    interrupted: Callable[..., None],
+    losses: Callable[..., list[float]],
+    weights: Callable[..., dict[str, torch.Tensor]],
+) -> None:
+    straight, changed = config("straight"), config("changed")
+    fine_tune(straight)
+    interrupted(changed, 4)
+    other: dict[str, Any] = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    with pytest.raises(UserError, match=r"With 1 process.* `gradient_accumulation_steps: 2`"):
+        fine_tune(config("changed", **{**other, "gradient_accumulation_steps": 3}))
+    fine_tune(config("changed", **other))
+
+    assert losses(straight.output_dir) == pytest.approx(losses(changed.output_dir), rel=1e-4)
+    for name, weight in weights(straight.output_dir).items():
+        torch.testing.assert_close(weights(changed.output_dir)[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_validate_as_one_does(
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    finish: Callable[..., None],
+    history: Callable[..., list[dict[str, Any]]],
+    weights: Callable[..., dict[str, torch.Tensor]],
+) -> None:
+    """DDP over gloo, started by `accelerate launch train/sft.py`, with the same global batch."""
+    examples = read_examples(data_folder / "train.parquet")
+    write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])  # odd: one process reads more
+    changes: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 2, "eval_answers": 7, "max_steps": 4}
+    one = config("one", lora_dropout=0.0, **changes)
+    two = config("two", lora_dropout=0.0, per_device_train_batch_size=2, **changes)
+    fine_tune(one)
+    finish(two, processes=2)
+
+    found, wanted = (
+        [{name: value for name, value in row.items() if "loss" in name or "eval" in name} for row in history(folder)]
+        for folder in (two.output_dir, one.output_dir)
+    )
+    assert "eval_answer_exact_match" in wanted[-2]
+    for row, expected in zip(found, wanted, strict=True):
+        assert row == pytest.approx(expected, rel=1e-4)
+    for name, weight in weights(one.output_dir).items():
+        torch.testing.assert_close(weights(two.output_dir)[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_one_process_then_two_then_one_train_what_one_does(
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    method: str,
+    finish: Callable[..., None],
+    killed: Callable[..., None],
+    losses: Callable[..., list[float]],
+    weights: Callable[..., dict[str, torch.Tensor]],
+) -> None:
+    """Real processes over gloo, killed with `kill -9`. An epoch ends in a short step, of three examples of four."""
+    write_examples(data_folder / "train.parquet", read_examples(data_folder / "train.parquet")[1:])
+    changes: dict[str, Any] = {"method": method, "max_steps": 20, "lora_dropout": 0.0, "learning_rate": 2e-3}
+    straight = config("straight", **changes)
+    alone, shared = config("changed", **changes), config("changed", per_device_train_batch_size=2, **changes)
+    finish(straight)
+
+    killed(alone, f"checkpoint-3/{RECORD}")
+    killed(shared, f"checkpoint-12/{RECORD}", processes=2)
+    finish(alone)
+
+    assert json.loads(Path(alone.output_dir, RECORD).read_text())["settings"]["global_batch"] == 4
+    # Two processes add the same numbers in another order; everything else is equal.
+    assert losses(straight.output_dir) == pytest.approx(losses(alone.output_dir), rel=1e-4)
+    for name, weight in weights(straight.output_dir).items():
+        torch.testing.assert_close(weights(alone.output_dir)[name], weight, rtol=1e-3, atol=1e-4)
