@@ -104,24 +104,29 @@ class SftConfig:
     dry_run: bool = field(default=False, metadata=_help("say what would be trained, and stop"))
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
+        """What is wrong with the values and with the files that they name, one sentence each."""
         issues = [f"`{name}` is needed: {why}" for name, why in _NEEDED.items() if not getattr(self, name)]
-        for name, (low, high) in _LIMITS.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-                issues.append(f"`{name}` must be {bounds}, found {value}")
+        issues += self.value_problems()
         if self.train_data and not Path(self.train_data).exists():
             issues.append(f"`train_data`: {self.train_data} does not exist; build it with data_builders.build_mr2ag")
         if self.image_root and not Path(self.image_root).is_dir():
             issues.append(f"`image_root`: {self.image_root} is not a folder")
         elif self.train_data and not self.image_root and not Path(self.reflection_folder(), MANIFEST).is_file():
             issues.append(f"`image_root` is needed: there is no {MANIFEST} beside the data to say where the images are")
-        if self.learning_rate <= 0:
-            issues.append(f"`learning_rate` must be above 0, found {self.learning_rate}")
         if self.method == "qlora" and (missing := missing_bitsandbytes()):
             issues.append(f"`method`: {missing}")
-        issues += self._validation_problems()
+        return issues + self._validation_problems()
+
+    def value_problems(self) -> list[str]:
+        """What is wrong with the values by themselves, wherever they are read."""
+        issues = []
+        for name, (low, high) in _LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+                issues.append(f"`{name}` must be {bounds}, found {value}")
+        if self.learning_rate <= 0:
+            issues.append(f"`learning_rate` must be above 0, found {self.learning_rate}")
         try:
             re.compile(self.lora_targets)
         except re.error as error:

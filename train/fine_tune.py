@@ -55,7 +55,7 @@ def fine_tune(config: SftConfig) -> None:
     dataset = encoded_examples(examples, image_root, loaded, config)
     if config.dry_run:
         steps = total_steps(config, len(examples), args.world_size)
-        say(args, describe(config, model, dataset, loaded.renderer, steps))
+        say(args, describe(config, model, dataset, loaded.renderer, steps, args.device, args.world_size))
         return
     say(args, parameter_table(model))
     collator = Collator(loaded.model)
