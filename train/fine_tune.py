@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, TrainerState, TrainingArguments, set_s
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
+from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.types import TrainingExample
 from reflectune.models.loading import Loaded, load, save_checkpoint
@@ -26,6 +27,7 @@ from reflectune.train.checkpoints import is_finished, last_whole_checkpoint, mar
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
 from reflectune.train.data import EncodedExamples, approximate_length, kind, load_examples
+from reflectune.train.failures import advice, is_out_of_memory
 from reflectune.train.gate_names import greater_is_better
 from reflectune.train.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
 from reflectune.train.lora import add_adapters
@@ -66,7 +68,13 @@ def fine_tune(config: SftConfig) -> None:
         reader = GateReader(held_out, collator, loaded.renderer.token_ids, config.scheme, batch_size)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
     reading_order, patience = order(examples, config, args), config.early_stopping_patience
-    train(ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience))
+    trainer = ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience)
+    try:
+        train(trainer)
+    except (RuntimeError, MemoryError) as error:
+        if trainer.reading is None or not is_out_of_memory(error):
+            raise
+        raise UserError(advice(config, model, trainer.reading, args.device, args.world_size)) from error
 
 
 def training_arguments(config: SftConfig) -> TrainingArguments:

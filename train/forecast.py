@@ -108,9 +108,17 @@ def batch_of(trees: Sequence[Tree], patch_size: int) -> Batch:
         tokens=sum(tree.length for tree in trees),
         longest=max(tree.length for tree in trees),
         supervised=sum(tree.supervised for tree in trees),
-        patches=sum(_patches(tree.vision, patch_size) for tree in trees),
+        patches=sum(patches(tree.vision, patch_size) for tree in trees),
         trees=len(trees),
     )
+
+
+def patches(vision: Mapping[str, Any], patch_size: int) -> int:
+    """Patches that the vision tower reads: rows of Qwen's pixels; of LLaVA's pictures, tile by tile, squares."""
+    pixels: Tensor = vision["pixel_values"]
+    if pixels.dim() == 2:
+        return len(pixels)
+    return pixels.shape[:-3].numel() * (pixels.shape[-1] // patch_size) * (pixels.shape[-2] // patch_size)
 
 
 def seconds_of_batch(
@@ -159,11 +167,3 @@ def _timed(model: nn.Module, inputs: Mapping[str, Any], device: torch.device, dt
 
 def _length(example: EncodedExample) -> int:
     return sum(tree.length for tree in example.trees)
-
-
-def _patches(vision: Mapping[str, Tensor], patch_size: int) -> int:
-    """Patches that the vision tower reads: rows of Qwen's pixels; of LLaVA's pictures, tile by tile, squares."""
-    pixels = vision["pixel_values"]
-    if pixels.dim() == 2:
-        return len(pixels)
-    return pixels.shape[:-3].numel() * (pixels.shape[-1] // patch_size) * (pixels.shape[-2] // patch_size)

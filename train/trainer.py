@@ -20,6 +20,7 @@ from reflectune.core.errors import UserError
 from reflectune.models.tree import IGNORE, loss_terms
 from reflectune.train.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.checkpoints import keep_newest, mark_whole, refuse_full_disk
+from reflectune.train.failures import Reading, naming, plain_worker_errors
 from reflectune.train.order import TrainingOrder
 from reflectune.train.parameters import parameter_count
 from reflectune.train.validation import GateReader, Sums, gate_metrics
@@ -28,9 +29,10 @@ from reflectune.train.validation import GateReader, Sums, gate_metrics
 class ReflectionTrainer(Trainer):
     """Trains on batches from `reflectune.train.collator.Collator`.
 
-    The stock Trainer is kept but for four things: the loss, the order of the data, what a checkpoint holds, and how it
-    is loaded (the stock one resumes a full fine-tune of a vision-language model from nothing, with a warning only:
-    https://github.com/huggingface/transformers/issues/43701; `_load_from_checkpoint` here can go once that is closed).
+    The stock Trainer is kept but for five things: the loss, the order of the data, what an error names, what a
+    checkpoint holds, and how it is loaded (the stock one resumes a full fine-tune of a vision-language model from
+    nothing, with a warning only: https://github.com/huggingface/transformers/issues/43701; `_load_from_checkpoint`
+    here can go once that is closed).
 
     Args:
         model: The model, with whatever shall not train frozen.
@@ -65,15 +67,26 @@ class ReflectionTrainer(Trainer):
         self._order, self._save_to, self.settings = order, save, settings
         self._bare_model, self._folder = model, Path(str(args.output_dir))
         self._tokens, self._tokens_since = 0, time.monotonic()
+        self.reading: Reading | None = None
+        """What the last step has read, or the one that failed."""
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor]:
         """The batches of one optimiser step, and the weight of their supervised tokens over all processes."""
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        with plain_worker_errors():
+            batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._tokens += sum(batch.pop("tokens") for batch in batches)
         weight = torch.stack([supervised_weight(batch) for batch in batches]).sum()
         return batches, self.accelerator.gather(weight.to(device)).sum()
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """The loss of a batch, with its gradients added; an error names the batch's examples."""
+        self.reading = Reading(self.state.global_step + 1, dict(inputs))
+        with naming(self.reading):
+            return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(
         self,
