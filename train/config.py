@@ -11,6 +11,7 @@ from typing import Any, Literal
 from reflectune.data_builders.reflection_data import MANIFEST
 from reflectune.models.quantization import missing_bitsandbytes
 from reflectune.train.gate_names import metric_names
+from reflectune.train.hub_problems import hub_problems
 
 
 def _help(text: str) -> dict[str, str]:
@@ -101,6 +102,11 @@ class SftConfig:
     early_stopping_patience: int | None = field(
         default=None, metadata=_help("stop after this many validations without a better best_metric")
     )
+    push_to_hub: str = field(
+        default="", metadata=_help("upload the finished checkpoint to this repository, owner/name")
+    )
+    hub_private: bool = field(default=True, metadata=_help("make that repository private, if it is new"))
+    licence: str = field(default="", metadata=_help("of the checkpoint, for its card, e.g. apache-2.0"))
     dry_run: bool = field(default=False, metadata=_help("say what would be trained, and stop"))
 
     def problems(self) -> list[str]:
@@ -115,6 +121,8 @@ class SftConfig:
             issues.append(f"`image_root` is needed: there is no {MANIFEST} beside the data to say where the images are")
         if self.method == "qlora" and (missing := missing_bitsandbytes()):
             issues.append(f"`method`: {missing}")
+        if self.push_to_hub:
+            issues += hub_problems(self.push_to_hub)
         return issues + self._validation_problems()
 
     def value_problems(self) -> list[str]:
@@ -171,7 +179,7 @@ class SftConfig:
 
 _FREE = frozenset(
     "model train_data image_root output_dir resume save_steps save_total_limit logging_steps report_to cache_mib "
-    "dataloader_workers eval_data eval_split dry_run".split()
+    "dataloader_workers eval_data eval_split push_to_hub hub_private licence dry_run".split()
 )
 """Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed.)"""
 _NEEDED = {

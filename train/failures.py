@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import TrainingArguments
 
 from reflectune.core.errors import UserError
 from reflectune.models.positions import inner_model
@@ -97,18 +98,32 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
-def advice(config: SftConfig, model: nn.Module, reading: Reading, device: torch.device, processes: int) -> str:
-    """What ran out of memory, and what to change.
+@contextmanager
+def advising(
+    config: SftConfig, model: nn.Module, reading: Callable[[], Reading | None], args: TrainingArguments
+) -> Iterator[None]:
+    """Within it, running out of memory ends with what to change.
 
     Args:
         config: The run's.
         model: Its model, not wrapped.
-        reading: The step that failed.
-        device: Where it was made.
-        processes: How many train together.
+        reading: Gives the step that was the last.
+        args: The trainer's.
+
+    Raises:
+        UserError: Memory ran out.
     """
-    batch = reading.batch(Architecture.of(inner_model(model).config).patch_size)
-    found = forecast(config, model, batch, device, processes)
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if (last := reading()) is None or not is_out_of_memory(error):
+            raise
+        raise UserError(_advice(config, model, last, args)) from error
+
+
+def _advice(config: SftConfig, model: nn.Module, reading: Reading, args: TrainingArguments) -> str:
+    batch, device = reading.batch(Architecture.of(inner_model(model).config).patch_size), args.device
+    found = forecast(config, model, batch, device, args.world_size)
     available = memory_of(device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ways = "\n  ".join(suggestions(config, model, found, available))
     return (

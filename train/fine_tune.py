@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from transformers import PreTrainedModel, TrainerState, TrainingArguments, set_s
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.types import TrainingExample
 from reflectune.models.loading import Loaded, load, save_checkpoint
@@ -27,10 +26,12 @@ from reflectune.train.checkpoints import is_finished, last_whole_checkpoint, mar
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
 from reflectune.train.data import EncodedExamples, approximate_length, kind, load_examples
-from reflectune.train.failures import advice, is_out_of_memory
+from reflectune.train.failures import advising
 from reflectune.train.gate_names import greater_is_better
+from reflectune.train.hub import publish
 from reflectune.train.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
 from reflectune.train.lora import add_adapters
+from reflectune.train.model_card import write_card
 from reflectune.train.order import TrainingOrder
 from reflectune.train.parameters import freeze_tower, freeze_unread, keep_trained_weights_in_fp32
 from reflectune.train.preview import describe, parameter_table
@@ -52,6 +53,7 @@ def fine_tune(config: SftConfig) -> None:
         refuse_occupied(config.output_dir)
     if not config.dry_run and is_finished(config.output_dir, settings):
         say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
+        publish(config, args)
         return
     model = prepare_model(loaded, config)
     dataset = encoded_examples(examples, image_root, loaded, config)
@@ -69,12 +71,10 @@ def fine_tune(config: SftConfig) -> None:
     save = functools.partial(save_model, loaded=loaded, settings=settings)
     reading_order, patience = order(examples, config, args), config.early_stopping_patience
     trainer = ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience)
-    try:
-        train(trainer)
-    except (RuntimeError, MemoryError) as error:
-        if trainer.reading is None or not is_out_of_memory(error):
-            raise
-        raise UserError(advice(config, model, trainer.reading, args.device, args.world_size)) from error
+    describe_itself = functools.partial(write_card, config=config, loaded=loaded, examples=examples, settings=settings)
+    with advising(config, model, lambda: trainer.reading, args):
+        train(trainer, describe_itself)
+    publish(config, args)
 
 
 def training_arguments(config: SftConfig) -> TrainingArguments:
@@ -198,8 +198,8 @@ def load_validation(config: SftConfig) -> tuple[Sequence[TrainingExample], Path]
     return examples, image_root
 
 
-def train(trainer: ReflectionTrainer) -> None:
-    """Run the steps that are left, then write the final checkpoint: the last weights, or the best ones."""
+def train(trainer: ReflectionTrainer, write_card: Callable[..., None]) -> None:
+    """Run the steps that are left, then write the final checkpoint: the last weights or the best ones, and a card."""
     args, settings = trainer.args, trainer.settings
     output_dir, best_metric = Path(str(args.output_dir)), args.metric_for_best_model
     check_engaged(trainer, os.environ)
@@ -218,6 +218,8 @@ def train(trainer: ReflectionTrainer) -> None:
         say(args, f"best {best_metric}: {trainer.state.best_metric:.4f}, at step {trainer.state.best_global_step}")
     trainer.save_state()
     if args.should_save:
+        last = trainer.state.best_global_step if best_metric else None
+        write_card(output_dir, history=trainer.state.log_history, step=last or trainer.state.global_step)
         mark_whole(output_dir, settings, trainer.state.global_step)
 
 
