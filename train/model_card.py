@@ -72,7 +72,7 @@ def write_card(
         "",
         *_table(("made from", ""), made),
         *_table(("setting", ""), {name: settings[name] for name in _SHOWN if settings.get(name) is not None}),
-        *_table(("reflection token", "meaning"), {f"`{scheme.tokens[r]}`": d for r, d in scheme.descriptions.items()}),
+        *_table(("reflection token", "its row began as the mean of"), {f"`{scheme.tokens[r]}`": d for r, d in scheme.descriptions.items()}),
         *_metrics(history, step),
         "## How to load it",
         "",

@@ -21,6 +21,7 @@ from reflectune.models.tree import IGNORE, loss_terms
 from reflectune.train.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.checkpoints import keep_newest, mark_whole, refuse_full_disk
 from reflectune.train.failures import Reading, naming, plain_worker_errors
+from reflectune.train.memory import GIB
 from reflectune.train.order import TrainingOrder
 from reflectune.train.parameters import parameter_count
 from reflectune.train.validation import GateReader, Sums, gate_metrics
@@ -161,11 +162,13 @@ class ReflectionTrainer(Trainer):
         return is_better
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with the tokens per second of this process since the last time."""
+        """Log with the tokens per second of this process since the last time, and its accelerator's peak of memory."""
         now = time.monotonic()
         if "loss" in logs and now > self._tokens_since:
             logs["tokens_per_second"] = round(self._tokens / (now - self._tokens_since))
             self._tokens, self._tokens_since = 0, now
+        if "loss" in logs and self.args.device.type != "cpu":
+            logs["peak_memory_gib"] = round(torch.accelerator.max_memory_allocated(self.args.device) / GIB, 2)
         super().log(logs, start_time)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
