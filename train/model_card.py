@@ -60,6 +60,7 @@ def write_card(
         "steps": f"{step:,}",
         "licence": config.licence or "not given: those of the base model and the data hold",
     }
+    tokens = {f"`{scheme.tokens[role]}`": words for role, words in scheme.descriptions.items()}
     parts = [
         "---",
         yaml.safe_dump(front_matter(config, base), sort_keys=False, allow_unicode=True).rstrip(),
@@ -72,7 +73,7 @@ def write_card(
         "",
         *_table(("made from", ""), made),
         *_table(("setting", ""), {name: settings[name] for name in _SHOWN if settings.get(name) is not None}),
-        *_table(("reflection token", "its row began as the mean of"), {f"`{scheme.tokens[r]}`": d for r, d in scheme.descriptions.items()}),
+        *_table(("reflection token", "its row began as the mean of"), tokens),
         *_metrics(history, step),
         "## How to load it",
         "",
