@@ -7,7 +7,7 @@ attention of `models/tree_attention.py`. `tests/train/test_activations.py` compa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -84,6 +84,7 @@ class Batch:
         supervised: Tokens whose logits are computed.
         patches: That the vision tower reads.
         trees: In it.
+        by_parts: Whether attention by parts is the cheaper way to read them, where there is one.
     """
 
     tokens: int
@@ -91,13 +92,14 @@ class Batch:
     supervised: int
     patches: int
     trees: int
+    by_parts: bool = False
 
     def times(self, share: float) -> Batch:
         """A batch of more trees, or fewer, like these."""
         tokens, supervised, patches, trees = (
             round(count * share) for count in (self.tokens, self.supervised, self.patches, self.trees)
         )
-        return Batch(tokens, self.longest, supervised, patches, trees)
+        return Batch(tokens, self.longest, supervised, patches, trees, self.by_parts)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Passing:
         dropout: Whether adapters have dropout.
         trains_vision: Whether the vision tower trains.
         checkpointing: Whether a layer keeps its input alone and is computed again in the backward pass.
-        by_parts: Whether attention reads trees by parts (float32 on a CPU), or with a mask for each.
+        by_parts: Whether attention can read trees by parts (in float32 on a CPU), or only with a mask for each.
     """
 
     compute: int
@@ -130,17 +132,18 @@ class Activations:
 
     Attributes:
         kept: From the forward pass to the backward pass.
-        recomputed: Of the one layer that is computed again, under checkpointing.
+        working: Of the one layer that is computed again, under checkpointing, and of the widest gradients.
         logits: Of the supervised tokens, with what their loss and its gradient take.
     """
 
     kept: int
-    recomputed: int
+    working: int
     logits: int
 
 
 def activations(model: Architecture, batch: Batch, how: Passing) -> Activations:
     """What a batch takes."""
+    how = replace(how, by_parts=how.by_parts and batch.by_parts)
     layer = batch.tokens * _decoder_layer(model, how) + _masks(batch, how)
     vision_layer = batch.patches * _vision_layer(model, how) if how.trains_vision else 0
     ends = batch.tokens * model.width * 4  # the last norm's input
@@ -149,12 +152,13 @@ def activations(model: Architecture, batch: Batch, how: Passing) -> Activations:
     else:
         ends += how.compute * model.vocabulary * model.width  # the head with its trained rows put in, a copy
     logits = batch.supervised * model.vocabulary * (8 if how.compute == 4 else 4 + 4 + how.compute)
+    gradients = 3 * batch.tokens * how.compute * model.hidden  # of the product, and of both its factors
     if not how.checkpointing:
         kept = model.layers * layer + model.vision_layers * vision_layer
-        return Activations(kept + ends, 0, logits)
+        return Activations(kept + ends, gradients, logits)
     inputs = model.layers * batch.tokens * model.width * how.residual
     inputs += model.vision_layers * batch.patches * model.vision_width * how.residual if how.trains_vision else 0
-    return Activations(inputs + ends, max(layer, vision_layer), logits)
+    return Activations(inputs + ends, max(layer, vision_layer) + gradients, logits)
 
 
 def _decoder_layer(model: Architecture, how: Passing) -> int:

@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 from reflectune.core.errors import UserError
 from reflectune.models.positions import inner_model
 from reflectune.models.tree import IGNORE
-from reflectune.models.tree_attention import STRIDE
+from reflectune.models.tree_attention import STRIDE, layout_of
 from reflectune.train.activations import Architecture, Batch
 from reflectune.train.advice import suggestions
 from reflectune.train.config import SftConfig
@@ -54,6 +54,7 @@ class Reading:
             supervised=int((self.inputs["labels"][:, 1:] != IGNORE).sum()),
             patches=patches(self.inputs, patch_size),
             trees=len(lengths),
+            by_parts=layout_of(self.inputs["attention_mask"]).is_faster_by_parts,
         )
 
 

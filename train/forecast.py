@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from reflectune.models.attention import has_backward
 from reflectune.models.positions import inner_model
 from reflectune.models.tree import Tree, loss_terms
+from reflectune.models.tree_attention import STRIDE, TreeLayout
 from reflectune.train.activations import Activations, Architecture, Batch, Passing, activations
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
@@ -110,6 +111,7 @@ def batch_of(trees: Sequence[Tree], patch_size: int) -> Batch:
         supervised=sum(tree.supervised for tree in trees),
         patches=sum(patches(tree.vision, patch_size) for tree in trees),
         trees=len(trees),
+        by_parts=TreeLayout.of(_segments(trees)).is_faster_by_parts,
     )
 
 
@@ -122,9 +124,21 @@ def patches(vision: Mapping[str, Any], patch_size: int) -> int:
 
 
 def seconds_of_batch(
-    config: SftConfig, model: nn.Module, examples: Sequence[EncodedExample], device: torch.device
+    config: SftConfig,
+    model: nn.Module,
+    examples: Sequence[EncodedExample],
+    device: torch.device,
+    *,
+    in_half: bool = False,
 ) -> float | None:
     """Seconds of the forward and backward pass of a batch of middling length; its gradients are dropped.
+
+    Args:
+        config: The run's.
+        model: Ready to train; it is moved to the device, and not to be trained afterwards.
+        examples: A sample.
+        device: Where to read it.
+        in_half: Whether all weights are held in `dtype`, as DeepSpeed does.
 
     Returns:
         None if the batch doesn't fit into memory.
@@ -138,6 +152,8 @@ def seconds_of_batch(
     inputs = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
     try:
         model.to(device)
+        if in_half and config.method == "full" and config.dtype == "bfloat16":
+            model.to(torch.bfloat16)
         seconds = _timed(model, inputs, device, config.dtype)
         return seconds if seconds > _LONG else min(seconds, _timed(model, inputs, device, config.dtype))
     except torch.OutOfMemoryError:
@@ -163,6 +179,15 @@ def _timed(model: nn.Module, inputs: Mapping[str, Any], device: torch.device, dt
         torch.accelerator.synchronize(device)
     model.zero_grad(set_to_none=True)
     return time.perf_counter() - began
+
+
+def _segments(trees: Sequence[Tree]) -> Tensor:
+    """Of a batch of these trees, as `TreeCollator` lays them out: (1, tokens)."""
+    rows = []
+    for number, tree in enumerate(trees):
+        lengths = [len(tree.prefix.ids) - bool(tree.branches), *(len(branch.ids) + 1 for branch in tree.branches)]
+        rows.append(torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) + number * STRIDE)
+    return torch.cat(rows)[None]
 
 
 def _length(example: EncodedExample) -> int:

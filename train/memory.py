@@ -94,7 +94,7 @@ def memory(weights: Weights, found: Activations, division: Division, compute: in
         *_training(weights, division, compute),
         *_buffers(weights, division, compute),
         Part("activations", found.kept, "kept for the backward pass"),
-        Part("recomputed", found.recomputed, "one layer's activations, computed again"),
+        Part("working", found.working, "a layer computed again, if any, and its gradients"),
         Part("logits", found.logits, "of supervised tokens, with their loss and gradient"),
         Part("context", CONTEXT if accelerator else 0, "of the accelerator and its kernels, assumed"),
     ]
@@ -160,7 +160,7 @@ def _buffers(weights: Weights, division: Division, compute: int) -> list[Part]:
     if division.kind in ("zero1", "zero2"):
         return [sent]
     if division.kind == "zero3":
-        whole = min(everything, _LIVE) + min(everything, _PREFETCHED)
+        whole = min(everything, _LIVE + _PREFETCHED)
         return [Part("gathered", compute * whole, "weights that are whole at once, at most"), sent]
     if division.kind == "fsdp":
         whole = compute * (weights.outside + 2 * weights.layer)

@@ -107,9 +107,10 @@ def _memory_lines(
 def _time_line(
     config: SftConfig, model: nn.Module, sample: Sequence[EncodedExample], steps: int, device: torch.device
 ) -> str:
-    if divided := sharding(os.environ):
+    divided = sharding(os.environ)
+    if divided in ("zero3", "fsdp"):
         return f"time: not measured, since {divided} divides the model only when training begins"
-    seconds = seconds_of_batch(config, model, sample, device)
+    seconds = seconds_of_batch(config, model, sample, device, in_half=divided.startswith("zero"))
     if seconds is None:
         return "time: not measured, a batch does not fit"
     whole = duration(seconds * config.gradient_accumulation_steps * steps)

@@ -16,7 +16,7 @@ from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
 from reflectune.models.positions import inner_model
 from reflectune.models.tree import loss_terms
-from reflectune.train.activations import Activations, Architecture, activations
+from reflectune.train.activations import Activations, Architecture, Batch, activations
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
 from reflectune.train.data import EncodedExample, load_examples
@@ -147,18 +147,19 @@ def test_the_sum_is_the_peak_of_a_step(
         step()
 
     whole = sum({t.untyped_storage().data_ptr(): t.nbytes for t in held}.values()) + peak.most
-    assert total(found.parts()) == pytest.approx(whole, rel=0.25)
+    assert total(found.parts()) == pytest.approx(whole, rel=0.1)
 
 
 def test_checkpointing_keeps_a_layers_input_alone_and_half_the_batch_takes_half(prepared: Callable[..., Any]) -> None:
     _, _, found = prepared("llava", freeze_vision=True)
     architecture, batch = found.architecture, found.batch
 
-    def kept(**changes: Any) -> Activations:
-        return activations(architecture, changes.pop("batch", batch), replace(found.passing, **changes))
+    def kept(batch: Batch = batch, **changes: Any) -> Activations:
+        return activations(architecture, batch, replace(found.passing, **changes))
 
     again = kept(checkpointing=True)
     ends = 2 * 4 * batch.tokens * architecture.width
     assert again.kept == 4 * batch.tokens * architecture.width * architecture.layers + ends
-    assert kept().kept - ends == architecture.layers * again.recomputed
+    gradients = 3 * 4 * batch.tokens * architecture.hidden
+    assert kept().kept - ends == architecture.layers * (again.working - gradients)
     assert kept(batch=batch.times(0.5)).kept == pytest.approx(kept().kept / 2, rel=0.01)
