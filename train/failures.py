@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from reflectune.train.memory import in_words, total
 _OUT_OF_MEMORY = ("not enough memory", "DefaultCPUAllocator", "out of memory")
 """What PyTorch's allocators say in a plain RuntimeError."""
 _FROM_WORKER = "Caught UserError in DataLoader worker"
+_NO_BATCH = Batch(tokens=0, longest=0, supervised=0, patches=0, trees=0)
 _SHOWN = 8
 """Examples that a message names."""
 
@@ -58,12 +59,21 @@ class Reading:
         )
 
 
+class StepOutOfMemoryError(RuntimeError):
+    """Memory ran out while a batch was read."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(f"out of memory at {reading.words}")
+        self.reading = reading
+
+
 @contextmanager
 def naming(reading: Reading) -> Iterator[None]:
     """Within it, an error that names no example becomes one that names those that are read.
 
     Raises:
         UserError: The model refuses its inputs (ValueError).
+        StepOutOfMemoryError: Memory ran out.
         RuntimeError: Anything else failed; it is the cause, with its traceback.
     """
     try:
@@ -77,7 +87,7 @@ def naming(reading: Reading) -> Iterator[None]:
         ) from error
     except Exception as error:
         if is_out_of_memory(error):
-            raise
+            raise StepOutOfMemoryError(reading) from error
         raise RuntimeError(f"failed at {reading.words}: {error}") from error
 
 
@@ -100,15 +110,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def advising(
-    config: SftConfig, model: nn.Module, reading: Callable[[], Reading | None], args: TrainingArguments
-) -> Iterator[None]:
+def advising(config: SftConfig, model: nn.Module, args: TrainingArguments) -> Iterator[None]:
     """Within it, running out of memory ends with what to change.
 
     Args:
         config: The run's.
         model: Its model, not wrapped.
-        reading: Gives the step that was the last.
         args: The trainer's.
 
     Raises:
@@ -117,18 +124,23 @@ def advising(
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if (last := reading()) is None or not is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        raise UserError(_advice(config, model, last, args)) from error
+        reading = error.reading if isinstance(error, StepOutOfMemoryError) else None
+        raise UserError(_advice(config, model, reading, args)) from error
 
 
-def _advice(config: SftConfig, model: nn.Module, reading: Reading, args: TrainingArguments) -> str:
-    batch, device = reading.batch(Architecture.of(inner_model(model).config).patch_size), args.device
+def _advice(config: SftConfig, model: nn.Module, reading: Reading | None, args: TrainingArguments) -> str:
+    device, patch_size = args.device, Architecture.of(inner_model(model).config).patch_size
+    if reading is None:
+        where, batch = "between batches (moving the model, or stepping its weights)", _NO_BATCH
+    else:
+        where, batch = f"at {reading.words}", reading.batch(patch_size)
     found = forecast(config, model, batch, device, args.world_size)
     available = memory_of(device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ways = "\n  ".join(suggestions(config, model, found, available))
     return (
-        f"out of memory at {reading.words}. {device.type} has {in_words(available)}, and a step like this takes about "
+        f"out of memory {where}. {device.type} has {in_words(available)}, and this takes about "
         f"{in_words(total(found.parts()))} by the estimate that --dry_run prints. The last checkpoint is kept. What "
         f"takes less (change one, or several):\n  {ways}"
     )

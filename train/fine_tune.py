@@ -70,9 +70,9 @@ def fine_tune(config: SftConfig) -> None:
         reader = GateReader(held_out, collator, loaded.renderer.token_ids, config.scheme, batch_size)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
     reading_order, patience = order(examples, config, args), config.early_stopping_patience
-    trainer = ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience)
     describe_itself = functools.partial(write_card, config=config, loaded=loaded, examples=examples, settings=settings)
-    with advising(config, model, lambda: trainer.reading, args):
+    with advising(config, model, args):
+        trainer = ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience)
         train(trainer, describe_itself)
     publish(config, args)
 

@@ -68,8 +68,6 @@ class ReflectionTrainer(Trainer):
         self._order, self._save_to, self.settings = order, save, settings
         self._bare_model, self._folder = model, Path(str(args.output_dir))
         self._tokens, self._tokens_since = 0, time.monotonic()
-        self.reading: Reading | None = None
-        """What the last step has read, or the one that failed."""
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
@@ -85,8 +83,7 @@ class ReflectionTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """The loss of a batch, with its gradients added; an error names the batch's examples."""
-        self.reading = Reading(self.state.global_step + 1, dict(inputs))
-        with naming(self.reading):
+        with naming(Reading(self.state.global_step + 1, dict(inputs))):
             return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(

@@ -76,6 +76,17 @@ def test_out_of_memory_says_what_to_change_and_by_how_much(
     assert [folder.name for folder in checkpoint_folders(config().output_dir)] == ["checkpoint-2"]
 
 
+def test_out_of_memory_between_batches_is_told_of_what_is_not_the_batch(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: device_is_full())
+
+    with pytest.raises(UserError, match=r"out of memory between batches (.|\n)*`method: lora`: about") as raised:
+        fine_tune(config())
+
+    assert "per_device_train_batch_size" not in str(raised.value)
+
+
 def test_adapters_are_told_of_four_bits_and_one_question_of_no_smaller_batch(
     config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
