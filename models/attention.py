@@ -118,8 +118,12 @@ def _whole_float32() -> Iterator[None]:
 
 @contextmanager
 def _as_written(device: str) -> Iterator[None]:
-    """Each operation in the precision of its tensors, though a kernel be tried first in autocast, or after `medium`."""
-    with _whole_float32(), torch.autocast(device, enabled=False):
+    """Apart from where a kernel happens to be needed first: in autocast, after `medium`, in a layer to be recomputed.
+
+    Checkpointing counts what a layer saves for the backward pass, and would count what a trial saves.
+    """
+    apart = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with _whole_float32(), torch.autocast(device, enabled=False), apart:
         yield
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
 
+from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.models.processors import ImageOnlyQwen2VLProcessor
 from reflectune.models.quantization import Quantization, check_quantized
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_QWEN_2 = ("qwen2_vl", "qwen2_5_vl")
+_QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 def load_pretrained(
@@ -47,10 +48,18 @@ def load_pretrained(
 
 
 def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
-    """The processor of a model; Qwen2-VL's without its video half where torchvision is absent."""
-    if model_type in _QWEN_2 and find_spec("torchvision") is None:
+    """The processor of a model; Qwen's without its video half where torchvision is absent, or was when it was saved."""
+    if model_type in _QWEN and (find_spec("torchvision") is None or _is_image_only(Path(source))):
         return ImageOnlyQwen2VLProcessor.from_pretrained(source)
     return AutoProcessor.from_pretrained(source, trust_remote_code=False)
+
+
+def _is_image_only(folder: Path) -> bool:
+    """Whether a folder's processor was saved without its video half: AutoProcessor would give a bare tokenizer."""
+    path = folder / "processor_config.json"
+    if not path.is_file():
+        return False
+    return read_json(path, "the processor's config").get("processor_class") == ImageOnlyQwen2VLProcessor.__name__
 
 
 def as_dtype(name: str | torch.dtype) -> torch.dtype:

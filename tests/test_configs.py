@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.train.config import SftConfig
+from reflectune.train.estimate_config import EstimateConfig
 from reflectune.train.lora import add_adapters
+from reflectune.train.memory import GIB, total
 from reflectune.train.parameters import tower_of
+from reflectune.train.planning import plan
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -197,6 +201,23 @@ def test_a_recipes_header_says_what_one_has_to_know(folder: str, name: str) -> N
         assert (ROOT / named).is_file(), named
     if name != "mr2ag_full":
         assert settings(folder, name)["model"] in text
+
+
+@pytest.mark.parametrize(("folder", "name"), RECIPES)
+def test_a_recipes_header_has_the_memory_that_is_computed_and_it_fits(folder: str, name: str) -> None:
+    path = ROOT / "configs" / folder / f"{name}.yaml"
+    text, values = header(path), settings(folder, name)
+    launch, processes = re.search(r"--config_file configs/accelerate/(\w+)\.yaml", text), 1
+    if launch:
+        processes = yaml.safe_load((ROOT / f"configs/accelerate/{launch[1]}.yaml").read_text())["num_processes"]
+    sharding: Any = launch[1] if launch and launch[1] != "multi_gpu" else ""
+    card, written = (int(re.findall(p, text)[0]) for p in (r"Launch, .*? of (\d+) GB", r"not measured: (\d+) GiB"))
+
+    config = EstimateConfig(**values, processes=processes, sharding=sharding)
+    computed = total(plan(config, path.with_name("architecture.json")).parts())
+
+    assert written == math.ceil(computed / GIB)
+    assert written < card
 
 
 def test_no_two_recipes_write_into_one_folder() -> None:

@@ -28,13 +28,13 @@ class Collator:
         """The model's inputs, `labels` and `weights` (see `TreeCollator`), `sample_ids`, and the number of `tokens`."""
         trees = [tree for example in examples for tree in example.trees]
         sample_ids = [example.id for example in examples]
-        with naming(sample_ids):
+        with _naming(sample_ids):
             batch = self._collate(trees)
         return {**batch, "sample_ids": sample_ids, "tokens": sum(tree.length for tree in trees)}
 
 
 @contextlib.contextmanager
-def naming(sample_ids: Sequence[str]) -> Iterator[None]:
+def _naming(sample_ids: Sequence[str]) -> Iterator[None]:
     """Whatever fails inside says on which examples; what tells so itself, or a lack of memory, stays as it is."""
     try:
         yield

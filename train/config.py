@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from reflectune.models.quantization import missing_bitsandbytes
 from reflectune.train.gate_names import ANSWERS, metric_names
+from reflectune.train.hub_problems import hub_problems
 from reflectune.train.mixture import Mixture, Part
 
 
@@ -111,6 +112,11 @@ class SftConfig:
     early_stopping_patience: int | None = field(
         default=None, metadata=_help("stop after this many validations without a better best_metric")
     )
+    push_to_hub: str = field(
+        default="", metadata=_help("upload the finished checkpoint to this repository, owner/name")
+    )
+    hub_private: bool = field(default=True, metadata=_help("make that repository private, if it is new"))
+    licence: str = field(default="", metadata=_help("of the checkpoint, for its card, e.g. apache-2.0"))
     dry_run: bool = field(default=False, metadata=_help("say what would be trained, and stop"))
 
     def __post_init__(self) -> None:
@@ -118,20 +124,27 @@ class SftConfig:
         self.train_data = Mixture(self.train_data)
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
+        """What is wrong with the values and with the files that they name, one sentence each."""
         issues = [f"`{name}` is needed: {why}" for name, why in _NEEDED.items() if not getattr(self, name)]
+        issues += self.value_problems()
+        issues += self.data_problems()
+        issues += [problem for name in self.report_to if (problem := _tracker_problem(name))]
+        if self.method == "qlora" and (missing := missing_bitsandbytes()):
+            issues.append(f"`method`: {missing}")
+        if self.push_to_hub:
+            issues += hub_problems(self.push_to_hub)
+        return issues + self._validation_problems()
+
+    def value_problems(self) -> list[str]:
+        """What is wrong with the values by themselves, wherever they are read."""
+        issues = []
         for name, (low, high) in _LIMITS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
                 issues.append(f"`{name}` must be {bounds}, found {value}")
-        issues += self.data_problems()
         if self.learning_rate <= 0:
             issues.append(f"`learning_rate` must be above 0, found {self.learning_rate}")
-        issues += [problem for name in self.report_to if (problem := _tracker_problem(name))]
-        if self.method == "qlora" and (missing := missing_bitsandbytes()):
-            issues.append(f"`method`: {missing}")
-        issues += self._validation_problems()
         try:
             re.compile(self.lora_targets)
         except re.error as error:
@@ -191,7 +204,8 @@ _TRACKERS = ("clearml", "comet_ml", "mlflow", "swanlab", "tensorboard", "trackio
 """What transformers reports to, each by the name of its package."""
 _FREE = frozenset(
     "model train_data image_root output_dir resume save_steps save_total_limit logging_steps report_to cache_mib "
-    "dataloader_workers eval_data eval_split dry_run per_device_train_batch_size gradient_accumulation_steps".split()
+    "dataloader_workers eval_data eval_split push_to_hub hub_private licence dry_run per_device_train_batch_size "
+    "gradient_accumulation_steps".split()
 )
 """Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed. Of the
 batch sizes their product with the number of processes does: see `reflectune.train.global_batch`.)"""

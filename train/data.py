@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from torch.utils.data import Dataset
@@ -61,7 +62,7 @@ class EncodedExamples(Dataset[EncodedExample]):
         """The example, encoded; a negative index i gives the example ~i with no weight (see `TrainingOrder`).
 
         Raises:
-            UserError: Its image is unreadable, it is too long, or nothing in it is supervised.
+            UserError: Its image is unreadable, the processor refuses it, it is too long, or nothing is supervised.
         """
         if index < 0:
             return _weightless(self[~index])
@@ -80,9 +81,15 @@ class EncodedExamples(Dataset[EncodedExample]):
         return encoded
 
     def _encode(self, example: TrainingExample, image: Image.Image) -> Tree:
+        encode: Callable[[Any, Image.Image], Tree] = self._renderer.encode_example
         if isinstance(example, PromptedExample):
-            return self._renderer.encode_prompted(example, image)
-        return self._renderer.encode_example(example, image)
+            encode = self._renderer.encode_prompted
+        try:
+            return encode(example, image)
+        except (UserError, ValueError) as error:  # the processor's, e.g. of a picture that is a line
+            raise UserError(f"training example {example.id} can't be encoded: {error}") from error
+        except Exception as error:
+            raise RuntimeError(f"training example {example.id} can't be encoded: {error}") from error
 
     def _check(self, example: TrainingExample, tree: Tree) -> None:
         if tree.supervised == 0:

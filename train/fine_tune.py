@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,15 @@ from reflectune.train.checkpoints import is_finished, last_whole_checkpoint, mar
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
 from reflectune.train.data import EncodedExamples, load_training_data
+from reflectune.train.failures import advising
 from reflectune.train.gate_names import greater_is_better
 from reflectune.train.global_batch import GlobalBatch, refuse_other_batch, why_fixed
+from reflectune.train.hub import publish
 from reflectune.train.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
 from reflectune.train.logs import write_log
 from reflectune.train.lora import add_adapters
 from reflectune.train.mixture import mixture_lines
+from reflectune.train.model_card import write_card
 from reflectune.train.order import training_order
 from reflectune.train.parameters import freeze_tower, freeze_unread, keep_trained_weights_in_fp32
 from reflectune.train.preview import describe, parameter_table
@@ -58,6 +61,7 @@ def fine_tune(config: SftConfig) -> None:
         refuse_other_batch(config.output_dir, batch, fixed)
     if not config.dry_run and is_finished(config.output_dir, settings):
         say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
+        publish(config, args)
         return
     model = prepare_model(loaded, config)
     dataset = encoded_examples(data.examples, data.image_root, loaded, config)
@@ -65,7 +69,7 @@ def fine_tune(config: SftConfig) -> None:
     if config.dry_run:
         steps = total_steps(config, reading_order.examples, args.world_size)
         say(args, "\n".join(mixture_lines(config.parts(), [count for count, _ in data.parts])))
-        say(args, describe(config, model, dataset, loaded.renderer, steps))
+        say(args, describe(config, model, dataset, loaded.renderer, steps, args.device, args.world_size))
         return
     say(args, parameter_table(model))
     collator = Collator(loaded.model)
@@ -78,7 +82,15 @@ def fine_tune(config: SftConfig) -> None:
         answers = AnswerReader(loaded, *validation, count=count, seed=seed, batch_size=batch_size)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
     patience = config.early_stopping_patience
-    train(ReflectionTrainer(model, args, dataset, collator, reading_order, save, settings, reader, patience, answers))
+    describe_itself = functools.partial(
+        write_card, config=config, loaded=loaded, examples=data.examples, settings=settings
+    )
+    with advising(config, model, args):
+        trainer = ReflectionTrainer(
+            model, args, dataset, collator, reading_order, save, settings, reader, patience, answers
+        )
+        train(trainer, describe_itself)
+    publish(config, args)
 
 
 def training_arguments(config: SftConfig) -> TrainingArguments:
@@ -186,8 +198,8 @@ def total_steps(config: SftConfig, examples: int, processes: int) -> int:
     return math.ceil(config.epochs * math.ceil(batches / config.gradient_accumulation_steps))
 
 
-def train(trainer: ReflectionTrainer) -> None:
-    """Run the steps that are left, then write the final checkpoint: the last weights, or the best ones."""
+def train(trainer: ReflectionTrainer, write_card: Callable[..., None]) -> None:
+    """Run the steps that are left, then write the final checkpoint: the last weights or the best ones, and a card."""
     args, settings = trainer.args, trainer.settings
     output_dir, best_metric = Path(str(args.output_dir)), args.metric_for_best_model
     check_engaged(trainer, os.environ)
@@ -207,6 +219,8 @@ def train(trainer: ReflectionTrainer) -> None:
     trainer.save_state()
     if args.should_save:
         write_log(output_dir, trainer.state.log_history)
+        last = trainer.state.best_global_step if best_metric else None
+        write_card(output_dir, history=trainer.state.log_history, step=last or trainer.state.global_step)
         mark_whole(output_dir, settings, trainer.state.global_step)
 
 

@@ -12,6 +12,7 @@ from accelerate import DistributedType, PartialState
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.train.config import SftConfig
+from reflectune.train.memory import Division
 
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
@@ -46,6 +47,18 @@ def sharding(environment: Mapping[str, str]) -> str:
     if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
         return f"zero{_zero_stage(environment)}"
     return "fsdp" if _is_true(environment, "ACCELERATE_USE_FSDP") else ""
+
+
+def division(environment: Mapping[str, str], processes: int) -> Division:
+    """What of a run is divided among its processes, and what lies in the memory of the CPU."""
+    kind = sharding(environment)
+    if kind == "fsdp":
+        everything = _is_true(environment, "FSDP_OFFLOAD_PARAMS")
+        return Division(kind, processes, everything, everything)
+    optimizer, weights = (
+        kind.startswith("zero") and _is_offloaded(environment, what) for what in ("optimizer", "param")
+    )
+    return Division(kind, processes, optimizer, weights)
 
 
 def placement(config: SftConfig, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -102,11 +115,25 @@ def _refuse_lonely(environment: Mapping[str, str]) -> None:
 
 
 def _zero_stage(environment: Mapping[str, str]) -> int:
-    """From DeepSpeed's own file where the launch names one, as accelerate reads it."""
-    file = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    if file != "none":
-        return int(read_json(file, "the launch's `deepspeed_config_file`").get("zero_optimization", {}).get("stage", 0))
+    settings = _own_settings(environment)
+    if settings is not None:
+        return int(settings.get("stage", 0))
     return int(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))
+
+
+def _is_offloaded(environment: Mapping[str, str], what: str) -> bool:
+    settings = _own_settings(environment)
+    if settings is not None:
+        return settings.get(f"offload_{what}", {}).get("device", "none") != "none"
+    return environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE", "none") != "none"
+
+
+def _own_settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """ZeRO's settings in DeepSpeed's own file where the launch names one, as accelerate reads it."""
+    file = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if file == "none":
+        return None
+    return read_json(file, "the launch's `deepspeed_config_file`").get("zero_optimization", {})
 
 
 def _is_true(environment: Mapping[str, str], name: str) -> bool:

@@ -1,17 +1,24 @@
-"""What a dry run prints: how much there is to train, with what, and what the model reads and is asked to write."""
+"""What a dry run prints: how much there is to train, with what, what it takes, and what the model reads and writes."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
+from reflectune.models.positions import inner_model
 from reflectune.models.rendering import Renderer
 from reflectune.models.tree import IGNORE, Segment, Tree
+from reflectune.train.activations import Architecture
 from reflectune.train.config import SftConfig
-from reflectune.train.data import EncodedExamples, kind
+from reflectune.train.data import EncodedExample, EncodedExamples, kind
+from reflectune.train.forecast import duration, forecast, largest_batch, seconds_of_batch
+from reflectune.train.launch import sharding
+from reflectune.train.memory import table
 from reflectune.train.parameters import count_by_tower
 
 _SAMPLE = 64
@@ -20,13 +27,34 @@ _LONG_RUN = 4
 """A token that is repeated this often (an image's placeholder) is shown once, with its count."""
 
 
-def describe(config: SftConfig, model: nn.Module, dataset: EncodedExamples, renderer: Renderer, steps: int) -> str:
-    """Data, tokens, parameters by tower, steps, and one example of each kind with its supervised spans marked."""
+def describe(
+    config: SftConfig,
+    model: nn.Module,
+    dataset: EncodedExamples,
+    renderer: Renderer,
+    steps: int,
+    device: torch.device,
+    processes: int,
+) -> str:
+    """Data, tokens, parameters by tower, steps and time, memory, and an example of each kind with its spans marked.
+
+    Args:
+        config: The run's.
+        model: Ready to train.
+        dataset: The examples as it reads them.
+        renderer: Decodes its tokens.
+        steps: Of the whole run.
+        device: Where it will train; a batch is read there to see how long it takes.
+        processes: How many train together.
+    """
+    sample = [dataset[index] for index in range(0, len(dataset), max(len(dataset) // _SAMPLE, 1))]
     return "\n".join(
         [
-            *_data_lines(config, dataset),
+            *_data_lines(config, dataset, sample, inner_model(model).config.image_token_id),
             parameter_table(model),
             f"steps: {steps:,}, a checkpoint every {config.save_steps:,}, into {config.output_dir}",
+            *_memory_lines(config, model, sample, device, processes),
+            _time_line(config, model, sample, steps, device),
             *_example_lines(dataset, renderer),
         ]
     )
@@ -47,20 +75,46 @@ def parameter_table(model: nn.Module) -> str:
     return "\n".join([f"trainable parameters: {trainable:,} of {total:,}", *lines])
 
 
-def _data_lines(config: SftConfig, dataset: EncodedExamples) -> list[str]:
+def _data_lines(
+    config: SftConfig, dataset: EncodedExamples, sample: Sequence[EncodedExample], image_token: int
+) -> list[str]:
     examples = dataset.examples
     kinds = ", ".join(f"{count:,} {name}" for name, count in Counter(map(kind, examples)).items())
     branches = sum(len(example.branches) for example in examples)
-    step = max(len(examples) // _SAMPLE, 1)
-    sample = [dataset[index].trees for index in range(0, len(examples), step)]
-    segments = [[s for tree in trees for s in (tree.prefix, *tree.branches)] for trees in sample]
-    tokens = sum(len(segment.ids) for row in segments for segment in row) / len(sample)
-    supervised = sum(label != IGNORE for row in segments for s in row for label in s.labels) / len(sample)
+    segments = [s for example in sample for tree in example.trees for s in (tree.prefix, *tree.branches)]
+    tokens = sum(len(segment.ids) for segment in segments) / len(sample)
+    supervised = sum(label != IGNORE for segment in segments for label in segment.labels) / len(sample)
+    images = [example.trees[0].prefix.ids.count(image_token) for example in sample]
     return [
         f"data: {len(examples):,} questions ({kinds}), {branches:,} branches, from {config.train_data}",
         f"tokens: about {tokens:,.0f} a question, {supervised:,.1f} of them supervised; "
         f"{tokens * len(examples):,.0f} to read each once (estimated from {len(sample)} questions)",
+        f"tokens of an image: {min(images):,} at least, {sum(images) / len(images):,.0f} on average, "
+        f"{max(images):,} at most",
     ]
+
+
+def _memory_lines(
+    config: SftConfig, model: nn.Module, sample: Sequence[EncodedExample], device: torch.device, processes: int
+) -> list[str]:
+    patch_size = Architecture.of(inner_model(model).config).patch_size
+    batch = largest_batch(sample, config.per_device_train_batch_size, patch_size)
+    found = forecast(config, model, batch, device, processes)
+    head = f"memory of each device, estimated for a batch of the longest questions ({batch.tokens:,} tokens):"
+    return [head, *table(found.parts(), found.available)]
+
+
+def _time_line(
+    config: SftConfig, model: nn.Module, sample: Sequence[EncodedExample], steps: int, device: torch.device
+) -> str:
+    divided = sharding(os.environ)
+    if divided in ("zero3", "fsdp"):
+        return f"time: not measured, since {divided} divides the model only when training begins"
+    seconds = seconds_of_batch(config, model, sample, device, in_half=divided.startswith("zero"))
+    if seconds is None:
+        return "time: not measured, a batch does not fit"
+    whole = duration(seconds * config.gradient_accumulation_steps * steps)
+    return f"time: about {whole}, from one batch forward and backward here in {seconds:.2f} s"
 
 
 def _example_lines(dataset: EncodedExamples, renderer: Renderer) -> list[str]:

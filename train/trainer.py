@@ -29,9 +29,10 @@ from reflectune.models.tree import IGNORE, loss_terms
 from reflectune.train.answers import AnswerReader
 from reflectune.train.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.checkpoints import keep_newest, mark_whole, refuse_full_disk
-from reflectune.train.collator import naming
+from reflectune.train.failures import Reading, naming, plain_worker_errors
 from reflectune.train.gate_names import ANSWERS
 from reflectune.train.logs import LogFile, Progress
+from reflectune.train.memory import GIB
 from reflectune.train.order import TrainingOrder
 from reflectune.train.parameters import parameter_count
 from reflectune.train.validation import GateReader, Sums, gate_metrics
@@ -40,9 +41,10 @@ from reflectune.train.validation import GateReader, Sums, gate_metrics
 class ReflectionTrainer(Trainer):
     """Trains on batches from `reflectune.train.collator.Collator`.
 
-    The stock Trainer is kept but for four things: the loss, the order of the data, what a checkpoint holds, and how it
-    is loaded (the stock one resumes a full fine-tune of a vision-language model from nothing, with a warning only:
-    https://github.com/huggingface/transformers/issues/43701; `_load_from_checkpoint` here can go once that is closed).
+    The stock Trainer is kept but for five things: the loss, the order of the data, what an error names, what a
+    checkpoint holds, and how it is loaded (the stock one resumes a full fine-tune of a vision-language model from
+    nothing, with a warning only: https://github.com/huggingface/transformers/issues/43701; `_load_from_checkpoint`
+    here can go once that is closed).
 
     Args:
         model: The model, with whatever shall not train frozen.
@@ -86,10 +88,18 @@ class ReflectionTrainer(Trainer):
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor]:
         """The batches of one optimiser step, and the weight of their supervised tokens over all processes."""
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        with plain_worker_errors():
+            batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._tokens += sum(batch.pop("tokens") for batch in batches)
         weight = torch.stack([supervised_weight(batch) for batch in batches]).sum()
         return batches, self.accelerator.gather(weight.to(device)).sum()
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """The loss of a batch, with its gradients added; an error names the batch's examples."""
+        with naming(Reading(self.state.global_step + 1, dict(inputs))):
+            return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(
         self,
@@ -113,8 +123,7 @@ class ReflectionTrainer(Trainer):
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts it
         sample_ids = inputs.pop("sample_ids")
-        with naming(sample_ids):
-            summed, _ = loss_terms(model, inputs)
+        summed, _ = loss_terms(model, inputs)
         # The processes' gradients are averaged, so their number cancels.
         loss = summed / num_items_in_batch * self.accelerator.num_processes
         if not torch.isfinite(loss):
@@ -172,12 +181,14 @@ class ReflectionTrainer(Trainer):
         return is_better
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with the tokens per second of all processes since the last time."""
+        """Log with the tokens per second of all processes since the last time, and the accelerator's peak of memory."""
         if "loss" in logs:
             now = time.monotonic()
             tokens = self.accelerator.gather(torch.tensor(self._tokens, device=self.args.device)).sum()
             logs["tokens_per_second"] = round(int(tokens) / max(now - self._tokens_since, 1e-9))
             self._tokens, self._tokens_since = 0, now
+        if "loss" in logs and self.args.device.type != "cpu":
+            logs["peak_memory_gib"] = round(torch.accelerator.max_memory_allocated(self.args.device) / GIB, 2)
         super().log(logs, start_time)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from reflectune.models import attention
 from reflectune.models.attention import _attend_plainly, attend, attend_backward, has_backward, kernel_for, merge
@@ -135,6 +136,17 @@ def test_a_kernel_is_tried_alike_wherever_it_is_needed_first():
     with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
         warnings.simplefilter("error")
         assert has_backward("cpu", torch.bfloat16, 8)
+
+
+def test_a_kernel_that_is_tried_in_a_recomputed_layer_is_not_counted_there():
+    def layer(values):
+        assert has_backward("cpu", torch.float32, 8)  # tried in the first pass, known in the second
+        return values.sin()
+
+    values = torch.randn(4, requires_grad=True)
+    has_backward.cache_clear()
+    checkpoint(layer, values, use_reentrant=False).sum().backward()
+    torch.testing.assert_close(values.grad, values.detach().cos())
 
 
 def test_low_precision_keeps_its_denominator_in_float32():

@@ -1,3 +1,4 @@
+import re
 import shutil
 import subprocess
 import sys
@@ -271,7 +272,11 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
     said = capsys.readouterr().out
 
     assert "24 questions (18 with retrieval, 6 without retrieval), 43 branches" in said
+    assert "tokens of an image: 16 at least, 16 on average, 16 at most" in said
     assert "vision tower: 0 of" in said
+    assert re.search(r"moments +[\d.]+ MiB  AdamW's two, in float32", said)
+    assert re.search(r"sum +[\d.]+ MiB  no accelerator here", said)
+    assert re.search(r"time: about (under )?\d+ s, from one batch forward and backward here in [\d.]+ s", said)
     assert "steps: 12" in said
     assert "⟦[Relevant]" in said
     assert "⟦[No Retrieval]" in said

@@ -1,0 +1,78 @@
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from reflectune.train import estimate
+from reflectune.train.activations import Architecture
+from reflectune.train.estimate_config import EstimateConfig
+from reflectune.train.planning import long_batch, plan
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "configs/llava15_7b/mr2ag_full.yaml"
+
+
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["estimate", "--config", str(RECIPE), *arguments])
+    estimate.main()
+    return capsys.readouterr().out
+
+
+def test_a_recipe_is_estimated_without_its_weights(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divided = said(capsys, monkeypatch, "--processes", "8", "--sharding", "zero3", "--device_gib", "80")
+    alone = said(capsys, monkeypatch, "--device_gib", "80")
+
+    assert "6,759,919,616 of 7,063,427,072 weights train" in divided
+    assert re.search(r"moments +6\.3 GiB .* one part of 8", divided)
+    assert "fits into 80.0 GiB" in divided
+    assert "does not fit into 80.0 GiB" in alone
+
+
+def test_a_folders_own_config_decides_the_shapes(
+    base_model: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = base_model("qwen2_vl")
+
+    assert f"{model}, full: " in said(capsys, monkeypatch, "--model", str(model), "--image_tokens", "16")
+
+
+def test_without_shapes_or_with_wrong_values_it_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lonely = tmp_path / "own.yaml"
+    lonely.write_text(RECIPE.read_text())
+    for arguments, message in (
+        (["--config", str(lonely)], "the shapes of checkpoints/llava15_7b_stage1 are not known"),
+        (["--config", str(RECIPE), "--processes", "0"], "`processes` must be above 0"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["estimate", *arguments])
+        with pytest.raises(SystemExit):
+            estimate.main()
+        assert message in capsys.readouterr().err
+
+
+def test_a_large_picture_of_each_family() -> None:
+    tokens = {}
+    for folder in ("llava15_7b", "llava_next_7b", "qwen3_vl_4b"):
+        path = ROOT / "configs" / folder / "architecture.json"
+        found = plan(EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100), path)
+        tokens[folder] = found.batch.tokens - 160
+
+    assert tokens == {"llava15_7b": 576, "llava_next_7b": 2880, "qwen3_vl_4b": 1300}
+
+
+def test_a_batch_grows_with_its_questions_and_their_branches() -> None:
+    facts = json.loads((ROOT / "configs/llava15_7b/architecture.json").read_text())["config"]
+    model = AutoConfig.for_model(**facts)
+    one = long_batch(EstimateConfig(per_device_train_batch_size=1), model)
+    four = long_batch(EstimateConfig(per_device_train_batch_size=4), model)
+
+    assert (four.tokens, four.longest, four.trees) == (4 * one.tokens, one.longest, 4)
+    assert one.tokens == 576 + 60 + 6 * 250
+    assert Architecture.of(model).head_size == 128

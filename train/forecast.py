@@ -1,0 +1,183 @@
+"""What a run will take, before it takes it: memory on each device, and how long a step lasts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reflectune.models.attention import has_backward
+from reflectune.models.positions import inner_model
+from reflectune.models.tree import Tree, loss_terms
+from reflectune.train.activations import Activations, Architecture, Batch, Passing, activations
+from reflectune.train.collator import Collator
+from reflectune.train.config import SftConfig
+from reflectune.train.counting import weights_of
+from reflectune.train.data import EncodedExample
+from reflectune.train.launch import division
+from reflectune.train.memory import Division, Part, Weights, memory
+
+_LONG = 5.0
+"""Seconds of a batch that is not timed a second time."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Everything that decides what a run holds in memory.
+
+    Attributes:
+        weights: The model's.
+        architecture: Its widths.
+        batch: The largest batch of one forward pass.
+        passing: How it is read.
+        division: Among how many processes, and what of it.
+        accelerator: Whether the device is one.
+        available: Its bytes of memory, if they are known.
+    """
+
+    weights: Weights
+    architecture: Architecture
+    batch: Batch
+    passing: Passing
+    division: Division
+    accelerator: bool
+    available: int | None
+
+    def activations(self) -> Activations:
+        """Of the largest batch."""
+        return activations(self.architecture, self.batch, self.passing)
+
+    def parts(self) -> list[Part]:
+        """What each device holds at the peak of a step."""
+        compute = self.passing.compute
+        return memory(self.weights, self.activations(), self.division, compute, accelerator=self.accelerator)
+
+
+def forecast(config: SftConfig, model: nn.Module, batch: Batch, device: torch.device, processes: int) -> Forecast:
+    """Of a run whose model is ready to train."""
+    divided = division(os.environ, processes)
+    architecture = Architecture.of(inner_model(model).config)
+    return Forecast(
+        weights_of(model, double=config.double_quantization),
+        architecture,
+        batch,
+        passing(config, divided, architecture, device.type),
+        divided,
+        accelerator=device.type != "cpu",
+        available=memory_of(device),
+    )
+
+
+def passing(config: SftConfig, divided: Division, architecture: Architecture, device: str) -> Passing:
+    """How a run's forward passes are made."""
+    compute = 2 if config.dtype == "bfloat16" else 4
+    full = config.method == "full"
+    return Passing(
+        compute=compute,
+        residual=4 if full and not divided.kind else compute,
+        adapters=None if full else config.lora_r,
+        dropout=config.lora_dropout > 0,
+        trains_vision=full and not config.freeze_vision,
+        checkpointing=config.gradient_checkpointing,
+        by_parts=has_backward(device, torch.bfloat16 if compute == 2 else torch.float32, architecture.head_size),
+    )
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes of an accelerator's memory; None for a CPU."""
+    if device.type == "cpu":
+        return None
+    return int(torch.accelerator.get_memory_info(device)[1])
+
+
+def largest_batch(examples: Sequence[EncodedExample], size: int, patch_size: int) -> Batch:
+    """The batch of so many questions that has most tokens."""
+    longest = sorted(examples, key=_length)[-size:]
+    found = batch_of([tree for example in longest for tree in example.trees], patch_size)
+    return found.times(size / len(longest))
+
+
+def batch_of(trees: Sequence[Tree], patch_size: int) -> Batch:
+    """What one forward pass over trees reads."""
+    return Batch(
+        tokens=sum(tree.length for tree in trees),
+        longest=max(tree.length for tree in trees),
+        supervised=sum(tree.supervised for tree in trees),
+        patches=sum(patches(tree.vision, patch_size) for tree in trees),
+        trees=len(trees),
+    )
+
+
+def patches(vision: Mapping[str, Any], patch_size: int) -> int:
+    """Patches that the vision tower reads: rows of Qwen's pixels; of LLaVA's pictures, tile by tile, squares."""
+    pixels: Tensor = vision["pixel_values"]
+    if pixels.dim() == 2:
+        return len(pixels)
+    return pixels.shape[:-3].numel() * (pixels.shape[-1] // patch_size) * (pixels.shape[-2] // patch_size)
+
+
+def seconds_of_batch(
+    config: SftConfig,
+    model: nn.Module,
+    examples: Sequence[EncodedExample],
+    device: torch.device,
+    *,
+    in_half: bool = False,
+) -> float | None:
+    """Seconds of the forward and backward pass of a batch of middling length; its gradients are dropped.
+
+    Args:
+        config: The run's.
+        model: Ready to train; it is moved to the device, and not to be trained afterwards.
+        examples: A sample.
+        device: Where to read it.
+        in_half: Whether all weights are held in `dtype`, as DeepSpeed does.
+
+    Returns:
+        None if the batch doesn't fit into memory.
+    """
+    size = min(config.per_device_train_batch_size, len(examples))
+    start = (len(examples) - size) // 2
+    chosen = sorted(examples, key=_length)[start : start + size]
+    if config.gradient_checkpointing:
+        inner_model(model).activation_checkpointing_enable({"use_reentrant": False})
+    batch = Collator(inner_model(model))(chosen)
+    inputs = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
+    try:
+        model.to(device)
+        if in_half and config.method == "full" and config.dtype == "bfloat16":
+            model.to(torch.bfloat16)
+        seconds = _timed(model, inputs, device, config.dtype)
+        return seconds if seconds > _LONG else min(seconds, _timed(model, inputs, device, config.dtype))
+    except torch.OutOfMemoryError:
+        return None
+
+
+def duration(seconds: float) -> str:
+    """A duration in words, to two units: `3 h 20 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    units = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    first = next((i for i, (count, _) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count} {unit}" for count, unit in units[first : first + 2] if count) or "under 1 s"
+
+
+def _timed(model: nn.Module, inputs: Mapping[str, Any], device: torch.device, dtype: str) -> float:
+    began = time.perf_counter()
+    with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+        loss, weight = loss_terms(model, inputs)
+    (loss / weight).backward()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    model.zero_grad(set_to_none=True)
+    return time.perf_counter() - began
+
+
+def _length(example: EncodedExample) -> int:
+    return sum(tree.length for tree in example.trees)

@@ -1,0 +1,146 @@
+"""The card of a checkpoint, README.md: what it was made from and how, what it can do, and how it is loaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from reflectune.core.durable import write_atomically
+from reflectune.core.types import TrainingExample
+from reflectune.models.loading import Loaded, resolve
+from reflectune.train.config import SftConfig
+from reflectune.train.data import kind
+
+_PAPERS = {
+    "mr2ag": "mR²AG ([2411.15041](https://arxiv.org/abs/2411.15041))",
+    "mmkb_rag": "MMKB-RAG ([2504.10074](https://arxiv.org/abs/2504.10074))",
+}
+_SHOWN = (
+    "lora_r lora_alpha lora_dropout learning_rate lr_scheduler warmup weight_decay epochs max_steps "
+    "per_device_train_batch_size gradient_accumulation_steps processes dtype seed".split()
+)
+"""Settings that a reader of the card looks for; all are in reflectune.json."""
+
+
+def write_card(
+    folder: str | Path,
+    *,
+    config: SftConfig,
+    loaded: Loaded,
+    examples: Sequence[TrainingExample],
+    settings: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    step: int,
+) -> None:
+    """Write README.md into a checkpoint's folder.
+
+    Args:
+        folder: The checkpoint.
+        config: The run's.
+        loaded: What was trained.
+        examples: The training data.
+        settings: Everything that determines the weights.
+        history: The trainer's log.
+        step: Of the weights in the folder.
+    """
+    assert loaded.scheme is not None  # it was loaded with one
+    scheme, base = loaded.scheme, loaded.name
+    name = config.push_to_hub or Path(config.output_dir).resolve().name
+    made = {
+        "base model": base if _is_on_hub(base) else f"{Path(base).name} (a folder)",
+        "base model's fingerprint": settings["model_fingerprint"],
+        "method": config.method,
+        "scheme": scheme.name,
+        "training data": f"{len(examples):,} questions ({_kinds(examples)}), {_branches(examples):,} branches",
+        "data's fingerprint": settings["data_fingerprint"],
+        "steps": f"{step:,}",
+        "licence": config.licence or "not given: those of the base model and the data hold",
+    }
+    tokens = {f"`{scheme.tokens[role]}`": words for role, words in scheme.descriptions.items()}
+    parts = [
+        "---",
+        yaml.safe_dump(front_matter(config, base), sort_keys=False, allow_unicode=True).rstrip(),
+        "---",
+        "",
+        f"# {name}",
+        "",
+        f"Answers questions about a picture, and says in tokens whether it needs to look something up and whether a "
+        f"passage is evidence: {_PAPERS[scheme.name]}, fine-tuned by reflectune.",
+        "",
+        *_table(("made from", ""), made),
+        *_table(("setting", ""), {name: settings[name] for name in _SHOWN if settings.get(name) is not None}),
+        *_table(("reflection token", "its row began as the mean of"), tokens),
+        *_metrics(history, step),
+        "## How to load it",
+        "",
+        "```python",
+        *_loading(config.method),
+        "```",
+        "",
+        "Tokens and prompts are in `scheme.json`; what it was trained with, in `reflectune.json`. Decode with",
+        "`skip_special_tokens=False`: reflection tokens are special tokens.",
+        "",
+    ]
+    write_atomically(Path(folder, "README.md"), "\n".join(parts))
+
+
+def front_matter(config: SftConfig, base: str) -> dict[str, Any]:
+    """What the Hub reads of a card; a base model that it does not know is left out."""
+    return {
+        **({"base_model": base} if _is_on_hub(base) else {}),
+        **({"license": config.licence} if config.licence else {}),
+        "library_name": "transformers" if config.method == "full" else "peft",
+        "pipeline_tag": "image-text-to-text",
+        "tags": ["reflection-tokens", "retrieval-augmented-generation", "reflectune", config.scheme],
+    }
+
+
+def validation(history: Sequence[Mapping[str, Any]], step: int) -> dict[str, float]:
+    """What the last validation up to a step has measured, by metric; empty if there was none."""
+    found: dict[str, float] = {}
+    for row in history:
+        if row["step"] <= step and any(name.startswith("eval_") for name in row):
+            found = {name.removeprefix("eval_"): value for name, value in row.items() if name.startswith("eval_")}
+    return found
+
+
+def _is_on_hub(base: str) -> bool:
+    return isinstance(resolve(base), str)
+
+
+def _metrics(history: Sequence[Mapping[str, Any]], step: int) -> list[str]:
+    found = validation(history, step)
+    return _table(("validation", ""), {name: f"{value:.4f}" for name, value in found.items()}) if found else []
+
+
+def _loading(method: str) -> list[str]:
+    if method == "full":
+        return [
+            "from transformers import AutoModelForImageTextToText, AutoProcessor",
+            "",
+            'model = AutoModelForImageTextToText.from_pretrained("THIS")',
+            'processor = AutoProcessor.from_pretrained("THIS")',
+        ]
+    return [
+        "from reflectune.models.loading import load",
+        "",
+        "# adds the tokens' rows to the base model, then merges the adapter",
+        'loaded = load("THIS")',
+        "model, processor = loaded.model, loaded.processor",
+    ]
+
+
+def _table(head: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:
+    return [f"| {head[0]} | {head[1]} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items()), ""]
+
+
+def _kinds(examples: Sequence[TrainingExample]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(Counter(map(kind, examples)).items()))
+
+
+def _branches(examples: Sequence[TrainingExample]) -> int:
+    return sum(len(example.branches) for example in examples)

@@ -1,0 +1,93 @@
+"""A run's forecast from shapes alone: no weights, no data, no accelerator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
+
+from reflectune.core.durable import read_json
+from reflectune.train.activations import Architecture, Batch
+from reflectune.train.counting import planned_weights
+from reflectune.train.estimate_config import ARCHITECTURE, EstimateConfig
+from reflectune.train.forecast import Forecast, passing
+from reflectune.train.memory import GIB, Division, table
+
+QUESTION_TOKENS = 60
+"""Of the text around a picture and a question."""
+_MEGAPIXEL = 1300
+"""Image tokens of a picture of one megapixel: 28 × 28 pixels each, in Qwen2-VL."""
+_BRANCHES = {"mr2ag": 6, "mmkb_rag": 12}
+"""Of a long question: mR²AG's passages (configs/mr2ag); RET, ten documents and MCT (configs/mmkb_rag)."""
+_TILES = 5
+"""Of a large picture in LLaVA-NeXT."""
+
+
+def plan(config: EstimateConfig, shapes: Path) -> Forecast:
+    """The forecast of a batch of long questions.
+
+    Args:
+        config: The run's and the machine's settings.
+        shapes: A recipe's `architecture.json`, or a model's `config.json`.
+    """
+    found = read_json(shapes, "the model's shapes")
+    facts: dict[str, Any] = found["config"] if shapes.name == ARCHITECTURE else found
+    of_model = AutoConfig.for_model(**facts)
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(of_model)
+    architecture = Architecture.of(of_model)
+    divided = Division(config.sharding, config.processes, config.offload, config.offload)
+    return Forecast(
+        planned_weights(model, config),
+        architecture,
+        long_batch(config, of_model),
+        passing(config, divided, architecture, "cuda"),
+        divided,
+        accelerator=True,
+        available=None if config.device_gib is None else int(config.device_gib * GIB),
+    )
+
+
+def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> Batch:
+    """A batch of questions that each have all their branches."""
+    image = config.image_tokens or image_tokens(model)
+    branches = branches_of(config)
+    tree = image + QUESTION_TOKENS + branches * config.branch_tokens
+    patches = image * (model.vision_config.spatial_merge_size**2 if _is_qwen(model) else 1)
+    one = Batch(tree, tree, branches * config.branch_supervised, patches, 1)
+    return one.times(config.per_device_train_batch_size)
+
+
+def branches_of(config: EstimateConfig) -> int:
+    """Branches of a long question."""
+    return config.branches or _BRANCHES[config.scheme]
+
+
+def image_tokens(model: PreTrainedConfig) -> int:
+    """Tokens of a large picture."""
+    if _is_qwen(model):
+        return _MEGAPIXEL
+    vision = model.vision_config
+    return (vision.image_size // vision.patch_size) ** 2 * (_TILES if model.model_type == "llava_next" else 1)
+
+
+def report(config: EstimateConfig, found: Forecast) -> str:
+    """The table, and what it was computed for."""
+    weights, batch = found.weights, found.batch
+    count = f"{weights.trained:,} of {weights.trained + weights.frozen + weights.quantized:,}"
+    how = (
+        f"{config.processes} processes, {config.sharding or 'nothing'} divided"
+        if config.processes > 1
+        else "one process"
+    )
+    head = (
+        f"{config.model}, {config.method}: {count} weights train; {how}; a batch of "
+        f"{config.per_device_train_batch_size} questions with {branches_of(config)} branches, {batch.tokens:,} tokens"
+    )
+    return "\n".join([head, *table(found.parts(), found.available)])
+
+
+def _is_qwen(model: PreTrainedConfig) -> bool:
+    return model.model_type.startswith("qwen")
