@@ -179,7 +179,7 @@ class SftConfig:
 
 _FREE = frozenset(
     "model train_data image_root output_dir resume save_steps save_total_limit logging_steps report_to cache_mib "
-    "dataloader_workers eval_data eval_split push_to_hub hub_private licence dry_run".split()
+    "dataloader_workers gradient_checkpointing eval_data eval_split push_to_hub hub_private licence dry_run".split()
 )
 """Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed.)"""
 _NEEDED = {
