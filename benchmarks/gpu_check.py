@@ -190,6 +190,8 @@ def main() -> None:
                 print(error, file=sys.stderr)
             lines.append(row)
             print(row, flush=True)
+            shutil.rmtree(arguments.run / f"{family}_{method}", ignore_errors=True)  # a full one is up to 30 GB
+        shutil.rmtree(base)
     if arguments.output:
         where = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
         how = f"{arguments.steps} steps, {arguments.size} widths, two layers, random weights, {where}"

@@ -59,10 +59,9 @@ def _other_settings(config: SftConfig, model: nn.Module, found: Forecast) -> Ite
         weights = planned_weights(inner_model(model), adapters)
         yield "`method: lora`", total(replace(_changed(adapters, found), weights=weights).parts())
         if found.division.kind != "zero3":
-            divided = Division("zero3", max(found.division.processes, _MANY))
-            if found.division.processes > 1:
-                divided = replace(divided, processes=found.division.processes)
-            launch = f"a launch with configs/accelerate/zero3.yaml on {divided.processes} GPUs"
+            processes = found.division.processes if found.division.processes > 1 else _MANY
+            divided = Division("zero3", processes)
+            launch = f"a launch with configs/accelerate/zero3.yaml on {processes} GPUs"
             yield launch, total(_changed(config, replace(found, division=divided)).parts())
     elif config.method == "lora":
         inside = _language_weights(model)

@@ -204,8 +204,8 @@ _TRACKERS = ("clearml", "comet_ml", "mlflow", "swanlab", "tensorboard", "trackio
 """What transformers reports to, each by the name of its package."""
 _FREE = frozenset(
     "model train_data image_root output_dir resume save_steps save_total_limit logging_steps report_to cache_mib "
-    "dataloader_workers eval_data eval_split push_to_hub hub_private licence dry_run per_device_train_batch_size "
-    "gradient_accumulation_steps".split()
+    "dataloader_workers gradient_checkpointing eval_data eval_split push_to_hub hub_private licence dry_run "
+    "per_device_train_batch_size gradient_accumulation_steps".split()
 )
 """Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed. Of the
 batch sizes their product with the number of processes does: see `reflectune.train.global_batch`.)"""

@@ -140,6 +140,7 @@ def _advice(config: SftConfig, model: nn.Module, reading: Reading | None, args: 
     ways = "\n  ".join(suggestions(config, model, found, available))
     return (
         f"out of memory {where}. {device.type} has {in_words(available)}, and this takes about "
-        f"{in_words(total(found.parts()))} by the estimate that --dry_run prints. The last checkpoint is kept. What "
-        f"takes less (change one, or several):\n  {ways}"
+        f"{in_words(total(found.parts()))} by the estimate that --dry_run prints. What takes less:\n  {ways}\n"
+        "The last checkpoint is kept: with `gradient_checkpointing` alone changed, the run goes on from it; other "
+        "changes need another `output_dir`"
     )
