@@ -20,6 +20,7 @@ from reflectune.train.config import SftConfig
 from reflectune.train.fine_tune import fine_tune, prepare_model
 
 FAMILIES: list[Family] = ["llava", "qwen2_vl"]
+OTHERS = [("llava", "full"), ("qwen2_vl", "lora")]
 
 
 def plainly(loaded: Loaded, model: Any, example: ReflectionExample, root: Path) -> str:
@@ -54,8 +55,10 @@ def with_answers(examples: list[ReflectionExample], said: list[str]) -> list[Ref
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("llava", "lora"), ("qwen2_vl", "full"), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)],
+)
 def test_an_answer_is_what_plain_greedy_generation_says(
     family: Family,
     method: Literal["full", "lora"],
@@ -119,8 +122,15 @@ def test_the_sample_is_drawn_by_seed(
     assert len(set(sample(0))) == 5
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        ("lora", "float32"),
+        pytest.param("full", "float32", marks=pytest.mark.slow),
+        pytest.param("lora", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("full", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
     config: Callable[..., SftConfig],
     data_folder: Path,
