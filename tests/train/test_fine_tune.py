@@ -44,12 +44,15 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_goes_on_exactly_with_recomputed_activations(
-    config: Callable[..., SftConfig], method: str, monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., SftConfig],
+    method: str,
+    assert_equal_weights: Callable[..., None],
+    interrupted: Callable[..., None],
 ) -> None:
     """As out of memory advises: nothing that determines the weights is changed, dropout included."""
     fine_tune(config("straight", method=method))
 
-    interrupted(config("resumed", method=method), 5, monkeypatch)
+    interrupted(config("resumed", method=method), 5)
     fine_tune(config("resumed", method=method, gradient_checkpointing=True))
 
     assert_equal_weights(config("straight").output_dir, config("resumed").output_dir)
