@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,12 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
 )
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from reflectune.models.engine import PrefixEngine
+from reflectune.models.loading import MINIATURES
+from reflectune.models.pretrained import load_processor
 from reflectune.models.rendering import Rendered
 
 IMAGE_TOKEN = 3
@@ -158,3 +163,32 @@ def plain_inputs(model: PreTrainedModel, prefix: Rendered, branch: list[int]) ->
         model.model.rope_deltas = None
         inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()
     return inputs
+
+
+def save_as_base(family: str, size: Size, folder: Path) -> int:
+    """Write a model of random weights as a base model that `reflectune.models.loading.load` and transformers load.
+
+    It has the miniature's tokenizer, and an image processor for pictures of 576 tokens.
+
+    Returns:
+        How many parameters it has.
+    """
+    model = build(family, size)
+    processor: Any = load_processor(MINIATURES / family, family)
+    if family == "llava":
+        side = {"height": 336, "width": 336}
+        processor.image_processor = CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size=side)
+        processor.patch_size = model.config.vision_config.patch_size
+    else:
+        edges = {"shortest_edge": 672 * 672, "longest_edge": 672 * 672}
+        processor.image_processor = Qwen2VLImageProcessorPil(size=edges, patch_size=14, merge_size=2)
+        ids = processor.tokenizer.convert_tokens_to_ids
+        model.config.video_token_id = ids("<|video_pad|>")
+        model.config.vision_start_token_id, model.config.vision_end_token_id = map(
+            ids, ("<|vision_start|>", "<|vision_end|>")
+        )
+    model.config.image_token_id = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+    model.generation_config.pad_token_id = processor.tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model.num_parameters()

@@ -100,18 +100,19 @@ def run_all(folder: Path, seeds: Sequence[int], families: Sequence[str], methods
         for family in families:
             for method in methods:
                 command = ["--family", family, "--method", method, "--seed", str(seed)]
-                run = _run(folder, family, method, seed)
+                run = folder_of(folder, family, method, seed)
                 if not (run / "metrics.json").exists():
                     subprocess.run([sys.executable, str(script), *command, "--run", str(run)], check=True)
 
 
 def finished(folder: Path, family: str, method: str, seeds: Sequence[int]) -> list[Metrics]:
     """The metrics of a family's and method's finished runs."""
-    paths = [_run(folder, family, method, seed) / "metrics.json" for seed in seeds]
+    paths = [folder_of(folder, family, method, seed) / "metrics.json" for seed in seeds]
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
-def _run(folder: Path, family: str, method: str, seed: int) -> Path:
+def folder_of(folder: Path, family: str, method: str, seed: int) -> Path:
+    """The folder of one quick start."""
     return folder / f"{family}-{method}-{seed}"
 
 
@@ -187,7 +188,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=(*METHODS, "qlora"), default=METHODS)
     parser.add_argument("--collect", action="store_true", help="run nothing; tabulate what is finished")
     arguments = parser.parse_args()
     if not arguments.collect:

@@ -93,7 +93,7 @@ def summary(metrics: dict[str, dict]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=("llava", "qwen2_vl"), default="llava")
-    parser.add_argument("--method", choices=("full", "lora"), default="full")
+    parser.add_argument("--method", choices=("full", "lora", "qlora"), default="full")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run", type=Path, default=Path("runs/quickstart"))
     arguments = parser.parse_args()

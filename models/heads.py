@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from reflectune.models.pictures import content_key
 from reflectune.models.rendering import Rendered
 from reflectune.models.rows import Level, Rows
 
@@ -34,11 +35,7 @@ def split(prefix: Rendered, image_token_id: int) -> tuple[Rendered, list[int]] |
 
 def key_of(head: Rendered) -> str:
     """The same for two heads of the same tokens and pictures, and for no others."""
-    made = hashlib.blake2b(str(head.ids).encode(), digest_size=16)
-    for name, value in sorted(head.vision.items()):
-        made.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        made.update(value.contiguous().view(torch.uint8).numpy().data)
-    return made.hexdigest()
+    return hashlib.blake2b(str(head.ids).encode() + content_key(head.vision), digest_size=16).hexdigest()
 
 
 def stacked(heads: Sequence[Rows]) -> Rows:

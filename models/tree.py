@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reflectune.models.pictures import PLACES, distinct, repeat_pictures
 from reflectune.models.positions import Positions
 from reflectune.models.shared_attention import share_prefixes
 from reflectune.models.tree_attention import STRIDE
@@ -82,7 +83,7 @@ class TreeCollator:
 
     Args:
         model: The model that will read the batches, possibly wrapped. Its attention is replaced by one that computes
-            the same and can read trees.
+            the same and can read trees, and it learns to use a picture in several places.
 
     Raises:
         UserError: The model's attention cannot be made to read a tree.
@@ -90,6 +91,7 @@ class TreeCollator:
 
     def __init__(self, model: nn.Module) -> None:
         share_prefixes(model)
+        repeat_pictures(model)
         self._positions = Positions(model)
 
     def __call__(self, trees: Sequence[Tree]) -> dict[str, Tensor]:
@@ -98,7 +100,8 @@ class TreeCollator:
         Returns:
             `input_ids`, `labels`, `weights` of shape (1, L); `attention_mask` (1, 1, 1, L), the segments that
             `tree_attention` reads; `position_ids` (1, L), or (3, 1, L) under M-RoPE and then `mm_token_type_ids`
-            (1, L); and the vision tensors, concatenated.
+            (1, L); the vision tensors of different pictures, concatenated; and, if trees share a picture,
+            `picture_places` (pictures of all trees,): which of the different ones each is.
         """
         rows = [self._row(tree) for tree in trees]
         for number, row in enumerate(rows):
@@ -114,7 +117,8 @@ class TreeCollator:
         }
         if self._positions.is_3d:
             batch["mm_token_type_ids"] = (ids == self._positions.image_token_id).int()
-        return batch | join_vision([tree.vision for tree in trees])
+        visions, places = distinct([tree.vision for tree in trees])
+        return batch | join_vision(visions) | ({} if places is None else {PLACES: places})
 
     def _row(self, tree: Tree) -> np.ndarray:
         """Ids, labels, segments and positions (one row of them, or three) of a tree's row: (4 or 6, length)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +35,7 @@ from reflectune.models import tree_attention
 from reflectune.models.engine import PrefixEngine
 from reflectune.models.rendering import Rendered
 from reflectune.models.tree import IGNORE, Segment, Tree, TreeCollator, independent_rows, loss_terms
+from reflectune.train.parameters import freeze_tower, tower_of
 
 IMAGE, VOCABULARY = 3, 120
 FAMILIES = ["llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"]
@@ -280,6 +283,80 @@ def test_a_picture_of_few_tokens_is_not_worth_another_pass():
     engine, first = engine_of(model), prefix(model, 1, 4, seed=0)
     read = engine.read([about(model, first, [20, 21, 22]), first])
     assert [len(chunk.levels) for chunk in read.chunks] == [1]
+
+
+def of_one_picture(model: PreTrainedModel, images: int) -> list[Tree]:
+    """Three questions, the first and the last about the same pictures, read from the disk twice."""
+    first, other, last = trees(model, images)
+    again = about(model, Rendered(list(first.prefix.ids), [], first.vision), [20, 21, 22])
+    silent = (IGNORE,) * (len(again.ids) - 1)
+    prefix = Segment.of(again.ids, [*silent, again.ids[-1]])
+    return [first, other, Tree(prefix, last.branches, {name: value.clone() for name, value in first.vision.items()})]
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_training_reads_a_picture_of_several_questions_once(model, images, checkpointing):
+    made, collate = of_one_picture(model, images), TreeCollator(model)
+    expected = learned(model, plain_batches(model, made))
+    batch = collate(made)
+    counts = [len(collate([tree])["pixel_values"]) for tree in made]
+    assert len(batch["pixel_values"]) == sum(counts[:2])
+    model.train()
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    try:
+        found = learned(model, [batch])
+    finally:
+        model.activation_checkpointing_disable()
+        model.eval()
+    assert max(differences(found, expected)) < 1e-4
+
+
+def test_a_picture_in_a_wrong_place_is_noticed():
+    model = build("llava")
+    made = of_one_picture(model, 1)
+    expected = learned(model, plain_batches(model, made))
+    batch = TreeCollator(model)(made)
+    batch["picture_places"] = torch.zeros_like(batch["picture_places"])
+    assert max(differences(learned(model, [batch]), expected)) > 1e-2
+
+
+def test_pictures_that_differ_are_not_shared():
+    model = build("llava")
+    made = of_one_picture(model, 1)
+    made[2].vision["pixel_values"][0, 0, 0, 0] += 1e-3
+    batch = TreeCollator(model)(made)
+    assert "picture_places" not in batch
+    assert len(batch["pixel_values"]) == 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_prepared_model_reads_pictures_itself(copied):
+    model = build("qwen2_vl")
+    made, collate = of_one_picture(model, 1), TreeCollator(model)
+    twin = copied(model)
+    TreeCollator(twin)
+    model.zero_grad()
+    gradients = learned(twin, [collate(made)])
+    assert any("visual" in name for name in gradients)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_frozen_vision_tower_keeps_nothing_for_a_backward_pass(family):
+    model = build(family)
+    freeze_tower(model, "vision tower")
+    kept: list[bool] = []
+    for name, module in model.named_modules():
+        if tower_of(name) == "vision tower":
+            module.register_forward_hook(
+                lambda module, _, out: kept.append(out.requires_grad) if isinstance(out, Tensor) else None
+            )
+    found = learned(model.train(), [TreeCollator(model)(of_one_picture(model, 1))])
+    assert kept
+    assert not any(kept)
+    assert any(tower_of(name) == "projector" for name in found)
 
 
 def test_a_batch_of_mixed_image_counts():
