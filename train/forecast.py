@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from reflectune.models.attention import has_backward
+from reflectune.models.pictures import distinct
 from reflectune.models.positions import inner_model
 from reflectune.models.tree import Tree, loss_terms
 from reflectune.train.activations import Activations, Architecture, Batch, Passing, activations
@@ -108,7 +109,7 @@ def batch_of(trees: Sequence[Tree], patch_size: int) -> Batch:
         tokens=sum(tree.length for tree in trees),
         longest=max(tree.length for tree in trees),
         supervised=sum(tree.supervised for tree in trees),
-        patches=sum(patches(tree.vision, patch_size) for tree in trees),
+        patches=sum(patches(vision, patch_size) for vision in distinct([tree.vision for tree in trees])[0]),
         trees=len(trees),
     )
 

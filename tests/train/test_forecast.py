@@ -59,7 +59,7 @@ def test_the_largest_batch_has_the_longest_questions_and_grows_where_the_sample_
     many = largest_batch(sample, 48, patch_size=16)
 
     assert (two.tokens, two.longest, two.trees) == (sum(lengths[-2:]), lengths[-1], 2)
-    assert two.patches == 2 * 16
+    assert two.patches == 16  # both are about one picture
     assert (many.tokens, many.trees) == (2 * sum(lengths), 48)
 
 
