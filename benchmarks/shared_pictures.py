@@ -82,7 +82,7 @@ def main() -> None:
     own.add_argument("--runs", type=Path, default=Path("runs/marks"), help="finished quick starts, as marks.py's")
     own.add_argument("--questions", type=int, default=4)
     own.add_argument("--tokens", type=int, default=60)
-    own.add_argument("--repeats", type=int, default=2)
+    own.add_argument("--repeats", type=int, default=1)
     arguments = own.parse_args()
     torch.set_num_threads(arguments.threads)
     lines = [f"| {arguments.questions} questions | as many pictures | one picture | ratio |", "|---|---|---|---|"]
