@@ -153,6 +153,8 @@ class SftConfig:
 
     def data_problems(self) -> list[str]:
         """What is wrong with the training data, as far as can be seen without reading it."""
+        if not self.train_data:
+            return ["`train_data` is needed: a folder of reflection data, e.g. the output of data_builders.build_mr2ag"]
         if malformed := self.train_data.malformed():
             return [f"`train_data`: {problem}" for problem in malformed]
         return [f"`train_data`: {problem}" for part in self.parts() for problem in part.problems()]
@@ -210,7 +212,6 @@ _FREE = frozenset(
 """Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed. Of the
 batch sizes their product with the number of processes does: see `reflectune.train.global_batch`.)"""
 _NEEDED = {
-    "train_data": "a folder of reflection data, e.g. the output of data_builders.build_mr2ag",
     "output_dir": "a folder for the checkpoint",
     "model": "e.g. miniature/llava, llava-hf/llava-1.5-7b-hf or a folder",
     "scheme": "e.g. mr2ag",
