@@ -111,12 +111,7 @@ class SftConfig:
             if value is not None and not low <= value <= high:
                 bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
                 issues.append(f"`{name}` must be {bounds}, found {value}")
-        if self.train_data and not Path(self.train_data).exists():
-            issues.append(f"`train_data`: {self.train_data} does not exist; build it with data_builders.build_mr2ag")
-        if self.image_root and not Path(self.image_root).is_dir():
-            issues.append(f"`image_root`: {self.image_root} is not a folder")
-        elif self.train_data and not self.image_root and not Path(self.reflection_folder(), MANIFEST).is_file():
-            issues.append(f"`image_root` is needed: there is no {MANIFEST} beside the data to say where the images are")
+        issues += self.data_problems()
         if self.learning_rate <= 0:
             issues.append(f"`learning_rate` must be above 0, found {self.learning_rate}")
         if self.method == "qlora" and (missing := missing_bitsandbytes()):
@@ -126,6 +121,19 @@ class SftConfig:
             re.compile(self.lora_targets)
         except re.error as error:
             issues.append(f"`lora_targets` is no regular expression: {error}")
+        return issues
+
+    def data_problems(self) -> list[str]:
+        """What is wrong with the training data, as far as can be seen without reading it."""
+        issues = []
+        if not self.train_data:
+            issues.append("`train_data` is needed: a folder of reflection data, e.g. the output of build_mr2ag")
+        elif not Path(self.train_data).exists():
+            issues.append(f"`train_data`: {self.train_data} does not exist; build it with data_builders.build_mr2ag")
+        if self.image_root and not Path(self.image_root).is_dir():
+            issues.append(f"`image_root`: {self.image_root} is not a folder")
+        elif self.train_data and not self.image_root and not Path(self.reflection_folder(), MANIFEST).is_file():
+            issues.append(f"`image_root` is needed: there is no {MANIFEST} beside the data to say where the images are")
         return issues
 
     def _validation_problems(self) -> list[str]:
@@ -170,7 +178,6 @@ _FREE = frozenset(
 )
 """Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed.)"""
 _NEEDED = {
-    "train_data": "a folder of reflection data, e.g. the output of data_builders.build_mr2ag",
     "output_dir": "a folder for the checkpoint",
     "model": "e.g. miniature/llava, llava-hf/llava-1.5-7b-hf or a folder",
     "scheme": "e.g. mr2ag",
