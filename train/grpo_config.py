@@ -24,6 +24,9 @@ class GateConfig(SftConfig):
     model: str = field(default="", metadata=_help("fine-tuned checkpoint to start from: a full one or an adapter"))
     split: str = field(default="train", metadata=_help("split of the data set whose questions to learn from"))
     limit: int | None = field(default=None, metadata=_help("most questions, drawn by seed; all if unset"))
+    visual_limit: int | None = field(
+        default=None, metadata=_help("most of them that are visual-dependent, drawn by seed; all if unset")
+    )
     metric: str = field(default="infoseek", metadata=_help("what an answer is worth: infoseek, evqa_exact or vqa"))
     gates: list[str] = field(
         default_factory=lambda: ["retrieve"], metadata=_help("gates to refine: retrieve, or retrieve and relevance")
@@ -69,9 +72,10 @@ class GateConfig(SftConfig):
             issues.append(f"`gates` is [retrieve] or [retrieve, relevance], found {self.gates}")
         if self.metric not in METRICS:
             issues.append(f"`metric` is one of {', '.join(METRICS)}; found `{self.metric}`")
-        for name in ("retrieval_cost", "keeping_cost", "beta", "refresh_steps"):
-            if getattr(self, name) < 0:
-                issues.append(f"`{name}` must be at least 0, found {getattr(self, name)}")
+        for name in ("retrieval_cost", "keeping_cost", "beta", "refresh_steps", "visual_limit"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                issues.append(f"`{name}` must be at least 0, found {value}")
         for name in ("batch_questions", "limit"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -54,7 +54,7 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
             f"rewards are measured with the whole model, which {kind} divides among processes; launch with "
             "configs/accelerate/zero2.yaml or multi_gpu.yaml"
         )
-    questions = select_questions(dataset, config.split, limit=config.limit, seed=config.seed)
+    questions = chosen(config, dataset)
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
@@ -110,6 +110,14 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
             refresh_steps=config.refresh_steps,
         )
     )
+
+
+def chosen(config: GateConfig, dataset: Dataset) -> list[Question]:
+    """The questions to learn from, in an order drawn by seed."""
+    drawn = select_questions(dataset, config.split, limit=config.limit, seed=config.seed)
+    visual = [question.id for question in drawn if question.requires_retrieval is False]
+    left_out = set(visual[config.visual_limit :]) if config.visual_limit is not None else set()
+    return [question for question in drawn if question.id not in left_out]
 
 
 def load_start(config: GateConfig, args: TrainingArguments) -> tuple[Loaded, PeftModel | None]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from peft import PeftModel
 from PIL import Image
 from safetensors.torch import load_file
@@ -137,7 +143,7 @@ def config(tmp_path: Path, world: Path, encoder: str, tuned: Callable[..., str])
             "beta": 0.0,
             "per_device_train_batch_size": 3,
             "max_steps": 6,
-            "save_steps": 2,
+            "save_steps": 100,
             "logging_steps": 1,
         }
         made = GrpoConfig(**{**values, **changes})
@@ -200,7 +206,7 @@ def history(folder: str | Path, name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(
     config: Callable[..., GrpoConfig], scheme: str, method: str
 ) -> None:
@@ -214,7 +220,7 @@ def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(
 
 
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
-@pytest.mark.parametrize("advantage", ["raw", "group"])
+@pytest.mark.parametrize("advantage", [pytest.param("raw", marks=pytest.mark.slow), "group"])
 def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(
     config: Callable[..., GrpoConfig], scheme: str, advantage: str
 ) -> None:
@@ -224,6 +230,7 @@ def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(
     assert min(moved(own)) > 1.0
 
 
+@pytest.mark.slow
 def test_each_question_learns_its_own_better_way(config: Callable[..., GrpoConfig]) -> None:
     own = config(retrieval_cost=0.0, max_steps=60, learning_rate=1e-2, save_steps=100)
     easy = {"q2", "q4", "q6"}
@@ -234,6 +241,7 @@ def test_each_question_learns_its_own_better_way(config: Callable[..., GrpoConfi
     assert max(after[key] for key in easy) < 0 < min(value for key, value in after.items() if key not in easy)
 
 
+@pytest.mark.slow
 def test_a_divergence_with_weight_keeps_the_gates_near_the_checkpoints(config: Callable[..., GrpoConfig]) -> None:
     free = config("free", retrieval_cost=0.5, max_steps=12)
     held = config("held", retrieval_cost=0.5, max_steps=12, beta=10.0)
@@ -253,7 +261,7 @@ def test_training_starts_at_the_reference(config: Callable[..., GrpoConfig], sch
     assert history(own.output_dir, "kl") == [pytest.approx(0.0, abs=1e-7)]
 
 
-@pytest.mark.parametrize("scheme", SCHEME_NAMES)
+@pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
 def test_relevance_gates_learn_to_keep_what_is_answered_right(config: Callable[..., GrpoConfig], scheme: str) -> None:
     """Passages about a diet are worth keeping, those about a home are not; the retrieval gate earns nothing."""
     own = config(
@@ -305,7 +313,7 @@ def interrupted(config: GrpoConfig, step: int, monkeypatch: pytest.MonkeyPatch) 
     ("method", "step"),  # steps 4 and 8 begin new rounds; checkpoints are written at steps 2, 4, 6, 8
     [
         ("full", 5),
-        ("lora", 7),
+        pytest.param("lora", 7, marks=pytest.mark.slow),
         pytest.param("full", 3, marks=pytest.mark.slow),
         pytest.param("lora", 9, marks=pytest.mark.slow),
     ],
@@ -313,7 +321,13 @@ def interrupted(config: GrpoConfig, step: int, monkeypatch: pytest.MonkeyPatch) 
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     config: Callable[..., GrpoConfig], method: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes: dict[str, Any] = {"method": method, "lora_dropout": 0.1, "max_steps": 10, "refresh_steps": 4}
+    changes: dict[str, Any] = {
+        "method": method,
+        "lora_dropout": 0.1,
+        "max_steps": 10,
+        "refresh_steps": 4,
+        "save_steps": 2,
+    }
     straight, resumed = (config(out, retrieval_cost=0.3, **changes) for out in ("straight", "resumed"))
     run(straight)
 
@@ -324,6 +338,38 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     for name in ("loss", "reward", "kl"):
         assert history(straight.output_dir, name) == history(resumed.output_dir, name)
     assert sorted(path.name for path in straight.rewards_folder().iterdir()) == ["round-000", "round-001", "round-002"]
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_to_the_same_weights(config: Callable[..., GrpoConfig], tmp_path: Path) -> None:
+    """`kill -9` while answers are measured, while a later round is, and when a checkpoint's folder appears."""
+    changes: dict[str, Any] = {"retrieval_cost": 0.3, "max_steps": 12, "refresh_steps": 5, "save_steps": 2}
+    straight, killed = config("straight", **changes), config("killed", **changes)
+    run(straight)
+
+    for sign in ("rewards/round-000/parts", "checkpoint-4", "rewards/round-001/parts", "checkpoint-8"):
+        with subprocess.Popen(
+            command(killed, tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=ENVIRONMENT
+        ) as process:
+            while not Path(killed.output_dir, sign).exists():
+                assert process.poll() is None, process.stderr.read() if process.stderr else ""
+                time.sleep(0.001)
+            process.send_signal(signal.SIGKILL)
+    subprocess.run(command(killed, tmp_path), check=True, capture_output=True, env=ENVIRONMENT)
+
+    assert_equal_weights(straight.output_dir, killed.output_dir)
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def command(config: GrpoConfig, folder: Path) -> list[str]:
+    """The command line of a config, by way of a YAML file."""
+    path = folder / f"{Path(config.output_dir).name}.yaml"
+    keys = [item.name for item in dataclasses.fields(config) if item.init]
+    plain = {key: value for key in keys if (value := getattr(config, key)) is not None}
+    path.write_text(yaml.safe_dump({**plain, "k": str(config.k)}))
+    return [sys.executable, "-m", "reflectune.train.grpo", "--config", str(path)]
 
 
 def test_later_rounds_are_measured_with_later_weights(config: Callable[..., GrpoConfig]) -> None:
@@ -360,7 +406,7 @@ def test_answers_are_kept_and_serve_runs_of_other_costs(
         run(config("longer", max_new_tokens=5, rewards=shared, max_steps=1))
 
 
-@pytest.mark.parametrize("scheme", SCHEME_NAMES)
+@pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
 def test_an_adapter_is_gone_on_with(config: Callable[..., GrpoConfig], tuned: Callable[..., str], scheme: str) -> None:
     own = config(scheme=scheme, model=tuned(scheme, kind="adapter"), method="lora", retrieval_cost=0.5, max_steps=12)
     run(own)
@@ -371,6 +417,7 @@ def test_an_adapter_is_gone_on_with(config: Callable[..., GrpoConfig], tuned: Ca
     assert max(moved(own)) < -1.0
 
 
+@pytest.mark.slow
 def test_full_training_starts_from_an_adapters_merged_weights(
     config: Callable[..., GrpoConfig], tuned: Callable[..., str]
 ) -> None:
@@ -381,6 +428,7 @@ def test_full_training_starts_from_an_adapters_merged_weights(
     assert max(moved(own)) < -1.0
 
 
+@pytest.mark.slow
 def test_an_adapter_of_a_full_checkpoint_is_loaded_by_plain_peft(config: Callable[..., GrpoConfig]) -> None:
     own = config(method="lora", retrieval_cost=0.5)
     run(own)
