@@ -1,11 +1,12 @@
 """Gates refined by reward against the γ sweep of the checkpoint they start from: accuracy, and passages read for it.
 
-    python benchmarks/grpo.py --runs runs/s0 runs/s1 runs/s2 --work runs/grpo --output benchmarks/grpo.md
+    python benchmarks/grpo.py --worlds runs/s0 runs/s1 runs/s2 --work runs/grpo --output benchmarks/grpo.md
 
-Each run is a finished quick start (`benchmarks/quickstart.py`), one a seed. For each and each λ the command of the
-README is run; the training questions are answered once for all λ. Every checkpoint then answers the validation
-questions both ways, which gives its whole γ sweep: a question's answer depends on γ only by which way it takes. What
-is finished is not run again.
+Each world is a finished quick start (`benchmarks/quickstart.py`), one a seed; with the configuration grpo_mmkb.yaml and
+`--checkpoints` it is MMKB-RAG's. For each and each λ the command of the README is run, with what other flags are given
+here; the training questions are answered once for all λ. Every checkpoint then answers the validation questions both
+ways, which gives its whole γ sweep: a question's answer depends on γ only by which way it takes. What is finished is
+not run again.
 """
 
 from __future__ import annotations
@@ -281,36 +282,48 @@ def chart(seeds: Sequence[Seed], costs: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, nargs="+", required=True, help="finished quick starts, one a seed")
+    parser.add_argument(
+        "--worlds", type=Path, nargs="+", required=True, help="folders with world/ and index/, one a seed"
+    )
+    parser.add_argument(
+        "--checkpoints", type=Path, nargs="+", help="one a seed; `checkpoint` in each world's folder if unset"
+    )
+    parser.add_argument("--config", type=Path, default=ROOT / "configs/miniature/grpo.yaml")
     parser.add_argument("--costs", type=float, nargs="+", default=[0.003, 0.01, 0.03], help="values of λ")
     parser.add_argument("--work", type=Path, default=Path("runs/grpo"))
     parser.add_argument("--output", type=Path, help="Markdown file, and an SVG beside it; printed in any case")
     arguments, extra = parser.parse_known_args()
-    start = time.monotonic()
-    seeds = [
-        run_seed(run, seed, arguments.costs, arguments.work / f"seed-{seed}", extra)
-        for seed, run in enumerate(arguments.runs)
+    began = time.monotonic()
+    checkpoints = arguments.checkpoints or [world / "checkpoint" for world in arguments.worlds]
+    starts = [
+        Start(seed, arguments.config, world, checkpoint, arguments.work / f"seed-{seed}")
+        for seed, (world, checkpoint) in enumerate(zip(arguments.worlds, checkpoints, strict=True))
     ]
-    count = len(seeds[0].sft.read)
-    text = "\n".join(
-        [
-            "# Gates refined by reward",
-            "",
-            f"`python benchmarks/grpo.py`: {len(seeds)} seeds of the quick start (miniature LLaVA, mR²AG, full), "
-            f"mean ± standard deviation; {count} questions of val_unseen_question and val_unseen_entity, "
-            "knowledge-based and visual together, none of them trained on. Per cent, but for passages and rewards. Miniature numbers.",
-            "",
-            *table(seeds, arguments.costs),
-            "",
-            *gains(seeds, arguments.costs),
-            "",
-        ]
-    )
+    seeds = [run_seed(own, arguments.costs, extra) for own in starts]
+    text = page(seeds, arguments.costs, arguments.config, len(set(checkpoints)))
     print(text)
-    print(f"{(time.monotonic() - start) / 60:.1f} minutes")
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes")
     if arguments.output:
         arguments.output.write_text(text, encoding="utf-8")
         write_atomically(arguments.output.with_suffix(".svg"), chart(seeds, arguments.costs))
+
+
+def page(seeds: Sequence[Seed], costs: Sequence[float], config: Path, checkpoints: int) -> str:
+    """The Markdown file: how it was measured, and both tables."""
+    lines = [
+        "# Gates refined by reward",
+        "",
+        f"`python benchmarks/grpo.py --config {config.relative_to(ROOT)}`: {len(seeds)} seeds of refining, from "
+        f"{checkpoints} fine-tuned checkpoint(s); mean ± standard deviation over seeds. {len(seeds[0].sft.read)} "
+        "questions of val_unseen_question and val_unseen_entity, knowledge-based and visual together, none of them "
+        "trained on. Per cent, but for passages and rewards. Miniature numbers.",
+        "",
+        *table(seeds, costs),
+        "",
+        *gains(seeds, costs),
+        "",
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
