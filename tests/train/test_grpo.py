@@ -46,7 +46,7 @@ from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_b
 from reflectune.train import gate_trainer
 from reflectune.train.grpo import GrpoConfig, run
 from reflectune.train.lora import add_adapters
-from reflectune.train.refine import refine
+from reflectune.train.refine import chosen, refine
 from reflectune.train.rewards import Costs, rewards_of
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
@@ -460,6 +460,13 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
     assert "3 time(s)" in said  # before step 1, after steps 5 and 10
     assert "steps: 12" in said
     assert not Path(own.output_dir).exists()
+
+
+def test_visual_questions_are_as_many_as_asked_for(config: Callable[..., GrpoConfig], world: Path) -> None:
+    found = chosen(config(visual_limit=1), Dataset(world))
+
+    assert sum(question.requires_retrieval is True for question in found) == 6
+    assert sum(question.requires_retrieval is False for question in found) == 1
 
 
 def test_a_base_model_is_refused(config: Callable[..., GrpoConfig], tuned: Callable[..., str]) -> None:
