@@ -12,7 +12,6 @@ not run again.
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import subprocess
 import time
@@ -88,20 +87,16 @@ class Answered:
 
 
 def between(points: Sequence[tuple[float, float]], cost: float) -> float:
-    """The accuracy of a sweep at a cost: between two thresholds, of drawing one of them."""
+    """The most accuracy of a sweep at a cost or below it; between two thresholds, that of drawing one of them."""
     costs, values = zip(*sorted(points), strict=True)
-    return float(np.interp(cost, costs, values))
+    return float(np.interp(cost, costs, np.maximum.accumulate(values)))
 
 
-def cost_of(points: Sequence[tuple[float, float]], accuracy: float) -> float:
-    """The least cost at which a sweep, or drawing between two of its points, reaches an accuracy; inf if none does."""
-    ordered = sorted(points)
-    for (x0, y0), (x1, y1) in itertools.pairwise(ordered):
-        if y0 >= accuracy:
-            return x0
-        if y1 >= accuracy:
-            return x0 + (x1 - x0) * (accuracy - y0) / (y1 - y0)
-    return float("inf")
+def above(points: Sequence[tuple[float, float]], sft: Answered) -> float:
+    """How far a sweep lies above SFT's, on the mean over costs from 0 to SFT's at γ = 0.5."""
+    costs = np.linspace(0.0, sft.at(sft.default())[0], 101)
+    own = sft.sweep()
+    return float(np.mean([between(points, cost) - between(own, cost) for cost in costs]))
 
 
 @dataclass(frozen=True)
@@ -226,23 +221,22 @@ def table(seeds: Sequence[Seed], costs: Sequence[float]) -> list[str]:
 
 
 def gains(seeds: Sequence[Seed], costs: Sequence[float]) -> list[str]:
-    """How far each refined gate lies above SFT's sweep, and what its sweep saves where it is as right as SFT."""
+    """How far refined gates lie above SFT's sweep, and the best gate would; and what has become of the answers."""
     lines = [
-        "| λ | accuracy above SFT's sweep at the same cost | passages saved at SFT's accuracy (γ = 0.5) | "
+        "| λ | accuracy above SFT's sweep: at γ = 0.5 | over the sweep | an oracle gate's, over the sweep | "
         "always retrieving: accuracy less SFT's | never: the same | minutes |",
-        "|---|--:|--:|--:|--:|--:|",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for cost in costs:
-        above, saved, always, never = [], [], [], []
+        columns = []
         for seed in seeds:
             own, sft = seed.refined[cost], seed.sft
             read, accuracy = own.at(own.default())
-            above.append(accuracy - between(sft.sweep(), read))
-            sft_read, sft_accuracy = sft.at(sft.default())
-            saved.append(1 - cost_of(own.sweep(), sft_accuracy) / sft_read)
-            always.append(float(own.retrieved.mean() - sft.retrieved.mean()))
-            never.append(float(own.direct.mean() - sft.direct.mean()))
-        cells = [spread(values, scale=100) for values in (above, saved, always, never)]
+            at_default = accuracy - between(sft.sweep(), read)
+            always = float(own.retrieved.mean() - sft.retrieved.mean())
+            never = float(own.direct.mean() - sft.direct.mean())
+            columns.append((at_default, above(own.sweep(), sft), above(sft.oracle(), sft), always, never))
+        cells = [spread(values, 2, scale=100) for values in zip(*columns, strict=True)]
         minutes = spread([seed.seconds[cost] / 60 for seed in seeds])
         lines.append(f"| {cost:g} | {' | '.join(cells)} | {minutes} |")
     return lines
@@ -313,8 +307,8 @@ def page(seeds: Sequence[Seed], costs: Sequence[float], config: Path, checkpoint
     lines = [
         "# Gates refined by reward",
         "",
-        f"`python benchmarks/grpo.py --config {config.relative_to(ROOT)}`: {len(seeds)} seeds of refining, from "
-        f"{checkpoints} fine-tuned checkpoint(s); mean ± standard deviation over seeds. {len(seeds[0].sft.read)} "
+        f"`python benchmarks/grpo.py --config {config.resolve().relative_to(ROOT)}`: {len(seeds)} seeds of refining, "
+        f"from {checkpoints} fine-tuned checkpoint(s); mean ± standard deviation over seeds. {len(seeds[0].sft.read)} "
         "questions of val_unseen_question and val_unseen_entity, knowledge-based and visual together, none of them "
         "trained on. Per cent, but for passages and rewards. Miniature numbers.",
         "",

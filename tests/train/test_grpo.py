@@ -232,8 +232,8 @@ def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(
 
 @pytest.mark.slow
 def test_each_question_learns_its_own_better_way(config: Callable[..., GrpoConfig]) -> None:
-    own = config(retrieval_cost=0.0, max_steps=60, learning_rate=1e-2, save_steps=100)
-    easy = {"q2", "q4", "q6"}
+    own = config(retrieval_cost=0.0, max_steps=60, per_device_train_batch_size=9)
+    easy = {"q3", "q4", "q5"}  # those of one text: a random model tells pictures apart badly
 
     refined(own, lambda found: worth(1.0, 0.0)(found) if found.question_id in easy else worth(0.0, 1.0)(found))
 
