@@ -50,3 +50,21 @@ def write(arguments: argparse.Namespace, title: str, script: str, how: str, line
         where = "one GPU" if arguments.device.startswith("cuda") else f"{arguments.threads} CPU thread(s)"
         head = f"# {title}\n\n`python benchmarks/{script}`, {where}, {arguments.dtype}, {how}.\n\n"
         arguments.output.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def alone(figure: str, names: Sequence[str], *, legend: tuple[int, int] = (70, 28)) -> str:
+    """The SVG of a chart as a file of its own, with its colours, and its lines' names from the place `legend` down."""
+    start = figure.index("<svg")
+    drawing = figure[start : figure.index("</svg>") + 6].replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    style = "text{font:11px sans-serif;fill:#444}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}.dot{stroke-width:1}"
+    style += "".join(
+        f".line-{i}{{stroke:{c}}}.dot.line-{i},.name-{i}{{fill:{c}}}" for i, c in enumerate(_COLOURS[: len(names)])
+    )
+    told = "".join(
+        f'<text class="name-{i}" x="{legend[0]}" y="{legend[1] + 16 * i}">{name}</text>' for i, name in enumerate(names)
+    )
+    head = drawing.index(">") + 1
+    return f"{drawing[:head]}<style>{style}</style>{told}{drawing[head:]}"
+
+
+_COLOURS = ("#2563eb", "#d97706", "#6b7280", "#1e3a8a", "#7c2d12", "#059669")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from geometry import GATE, SIZES, build, engine_of, passages, plain_inputs, question
-from running import parser, timed, write
+from running import alone, parser, timed, write
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -127,17 +127,7 @@ def plot(curves: dict[str, list[float]]) -> str:
         for family, seconds in curves.items()
     ]
     figure = line_chart("Gates of K passages", f"K / {COUNTS[-1]}", f"seconds / {highest:.1f}", lines)
-    drawing = figure[figure.index("<svg") : figure.index("</svg>") + 6]
-    style = (
-        "<style>text{font:11px sans-serif;fill:#444}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}"
-        ".line-0{stroke:#2563eb}.line-1{stroke:#d97706}.dot{fill:#fff;stroke-width:2}</style>"
-    )
-    names = "".join(
-        f'<text x="70" y="{28 + 16 * i}">{name}: {colour}</text>'
-        for i, (name, colour) in enumerate(zip(curves, ("blue", "orange"), strict=False))
-    )
-    start = drawing.index(">") + 1
-    return drawing[:start].replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"') + style + names + drawing[start:]
+    return alone(figure, list(curves))
 
 
 def profile(family: str, arguments: argparse.Namespace) -> str:

@@ -35,7 +35,7 @@ from reflectune.train.launch import check_engaged, placement, refuse_bad_launch,
 from reflectune.train.logs import write_log
 from reflectune.train.lora import add_adapters
 from reflectune.train.mixture import mixture_lines
-from reflectune.train.model_card import write_card
+from reflectune.train.model_card import data_in_words, write_card
 from reflectune.train.order import training_order
 from reflectune.train.parameters import freeze_tower, freeze_unread, keep_trained_weights_in_fp32
 from reflectune.train.preview import describe, parameter_table
@@ -82,14 +82,14 @@ def fine_tune(config: SftConfig) -> None:
         answers = AnswerReader(loaded, *validation, count=count, seed=seed, batch_size=batch_size)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
     patience = config.early_stopping_patience
-    describe_itself = functools.partial(
-        write_card, config=config, loaded=loaded, examples=data.examples, settings=settings
+    card = functools.partial(
+        write_card, config=config, loaded=loaded, data=data_in_words(data.examples), settings=settings
     )
     with advising(config, model, args):
         trainer = ReflectionTrainer(
             model, args, dataset, collator, reading_order, save, settings, reader, patience, answers
         )
-        train(trainer, describe_itself)
+        train(trainer, card)
     publish(config, args)
 
 

@@ -33,6 +33,11 @@ class GlobalBatch:
         """Examples of one optimiser step."""
         return self.per_device * self.accumulation * self.processes
 
+    @property
+    def at_a_time(self) -> int:
+        """Examples that all processes read together before the epoch can end: their batches, if there are several."""
+        return self.per_device * self.processes if self.processes > 1 else 1
+
     def divided(self, size: int) -> GlobalBatch | None:
         """These processes reading a global batch of another size, in batches no larger; None if it is no multiple."""
         own, rest = divmod(size, self.processes)

@@ -31,7 +31,7 @@ def write_card(
     *,
     config: SftConfig,
     loaded: Loaded,
-    examples: Sequence[TrainingExample],
+    data: str,
     settings: Mapping[str, Any],
     history: Sequence[Mapping[str, Any]],
     step: int,
@@ -42,7 +42,7 @@ def write_card(
         folder: The checkpoint.
         config: The run's.
         loaded: What was trained.
-        examples: The training data.
+        data: The training data, in words.
         settings: Everything that determines the weights.
         history: The trainer's log.
         step: Of the weights in the folder.
@@ -55,7 +55,7 @@ def write_card(
         "base model's fingerprint": settings["model_fingerprint"],
         "method": config.method,
         "scheme": scheme.name,
-        "training data": f"{len(examples):,} questions ({_kinds(examples)}), {_branches(examples):,} branches",
+        "training data": data,
         "data's fingerprint": settings["data_fingerprint"],
         "steps": f"{step:,}",
         "licence": config.licence or "not given: those of the base model and the data hold",
@@ -86,6 +86,12 @@ def write_card(
         "",
     ]
     write_atomically(Path(folder, "README.md"), "\n".join(parts))
+
+
+def data_in_words(examples: Sequence[TrainingExample]) -> str:
+    """How much there is of which kind."""
+    kinds = ", ".join(f"{count:,} {name}" for name, count in sorted(Counter(map(kind, examples)).items()))
+    return f"{len(examples):,} questions ({kinds}), {sum(len(example.branches) for example in examples):,} branches"
 
 
 def front_matter(config: SftConfig, base: str) -> dict[str, Any]:
@@ -136,11 +142,3 @@ def _loading(method: str) -> list[str]:
 
 def _table(head: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:
     return [f"| {head[0]} | {head[1]} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items()), ""]
-
-
-def _kinds(examples: Sequence[TrainingExample]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in sorted(Counter(map(kind, examples)).items()))
-
-
-def _branches(examples: Sequence[TrainingExample]) -> int:
-    return sum(len(example.branches) for example in examples)

@@ -122,5 +122,5 @@ def training_order(data: TrainingData, batch: GlobalBatch, *, seed: int, group_b
         seed=seed,
         group_by_length=group_by_length,
         parts=data.parts,
-        multiple_of=batch.per_device * batch.processes if batch.processes > 1 else 1,
+        multiple_of=batch.at_a_time,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ class ReflectionTrainer(Trainer):
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts it
         sample_ids = inputs.pop("sample_ids")
-        summed, _ = loss_terms(model, inputs)
+        summed = self.summed_loss(model, inputs, sample_ids)
         # The processes' gradients are averaged, so their number cancels.
         loss = summed / num_items_in_batch * self.accelerator.num_processes
         if not torch.isfinite(loss):
@@ -133,6 +133,10 @@ class ReflectionTrainer(Trainer):
                 "The last checkpoint is kept"
             )
         return loss
+
+    def summed_loss(self, model: nn.Module, inputs: dict[str, Any], sample_ids: Sequence[str]) -> Tensor:
+        """The loss of a batch before it is divided by the weight of the global one; another objective goes here."""
+        return loss_terms(model, inputs)[0]
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"

@@ -148,16 +148,21 @@ def build_pipeline(name: str, parts: Parts) -> Pipeline:
     )
 
 
-def _prompted(name: str, parts: Parts) -> Pipeline:
-    """MMKB-RAG, or the stage that measures its decisions."""
-    config, reader = parts.config, _needed(parts.prompted)
-    finder = DocumentFinder(
+def build_finder(parts: Parts) -> DocumentFinder:
+    """What finds MMKB-RAG's documents."""
+    config = parts.config
+    return DocumentFinder(
         _needed(parts.retriever),
         parts.knowledge,
         top_n=config.top_n,
         documents=config.documents,
         lead=config.lead,
     )
+
+
+def _prompted(name: str, parts: Parts) -> Pipeline:
+    """MMKB-RAG, or the stage that measures its decisions."""
+    config, reader, finder = parts.config, _needed(parts.prompted), build_finder(parts)
     if name == "reflection":
         return ReflectionScores(reader, finder)
     reflection = Reflection(config.ret, config.gamma, config.srt, int(config.k), config.threshold, config.mct)

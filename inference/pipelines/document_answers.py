@@ -1,0 +1,72 @@
+"""MMKB-RAG's documents one by one: what each of them alone makes of the answer, whatever any gate says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from PIL import Image
+
+from reflectune.core.types import Question
+from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.documents import DocumentFinder, Found
+from reflectune.inference.prompted_reader import PromptedReader
+from reflectune.inference.reader import Answer, Reader
+from reflectune.inference.trace import Trace
+
+Row = tuple[int, int]
+"""A question's place in its batch, and a document's place in the question's."""
+
+
+class DocumentAnswers:
+    """Answers every question once from each of its documents; a document that the context doesn't hold has no answer.
+
+    Args:
+        reader: The fine-tuned model.
+        finder: Finds documents.
+        base: The model that answers, plainly; None: the tuned one answers.
+    """
+
+    name = "document_answers"
+
+    def __init__(self, reader: PromptedReader, finder: DocumentFinder, base: Reader | None = None) -> None:
+        self._reader, self._finder, self._base = reader, finder, base
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace per question, in order."""
+        clock = Clock()
+        with clock.step("retrieve"):
+            found = self._finder.find(questions, images)
+        with clock.step("answer"):
+            answers = self._answers(questions, images, found)
+        return [
+            Trace(
+                question.id,
+                self.name,
+                retrieved=True,
+                hits=found[i].hits,
+                passages=tuple(
+                    dataclasses.replace(own, answer=answers[i, k].text, s_ans=answers[i, k].score)
+                    if answers[i, k].passages_read
+                    else own
+                    for k, own in enumerate(found[i].traces([None] * len(found[i].documents)))
+                ),
+                seconds=clock.share(len(questions)),
+            )
+            for i, question in enumerate(questions)
+        ]
+
+    def _answers(
+        self, questions: Sequence[Question], images: Sequence[Image.Image], found: Sequence[Found]
+    ) -> dict[Row, Answer]:
+        rows = [(i, k) for i, own in enumerate(found) for k in range(len(own.documents))]
+        contexts = [[found[i].documents[k]] for i, k in rows]
+        if self._base is not None:
+            asked, seen = [questions[i] for i, _ in rows], [images[i] for i, _ in rows]
+            return dict(zip(rows, self._base.answer_plainly(asked, seen, contexts), strict=True))
+        opened = self._reader.open(questions, images)
+        answers: dict[Row, Answer] = {}
+        for place in range(max((k + 1 for _, k in rows), default=0)):
+            one_each = {i: own for (i, k), own in zip(rows, contexts, strict=True) if k == place}
+            answers |= {(i, place): answer for i, answer in self._reader.answer(opened, one_each).items()}
+        return answers

@@ -1,0 +1,533 @@
+"""Gates refined by reward, with tiny random models and real pipelines: what is learned, kept, resumed and refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from reflectune.core.config import parse_config
+from reflectune.core.durable import read_rows
+from reflectune.core.errors import UserError
+from reflectune.core.gate_outcomes import GateOutcome, PassageOutcome
+from reflectune.core.types import Entry, Passage, Question, Section
+from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.inference.both_ways import BothWays, log_odds
+from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
+from reflectune.models.miniature.architecture import (
+    Family,
+    build_clip,
+    build_clip_processor,
+    build_model,
+    build_processor,
+    train_tokenizer,
+)
+from reflectune.models.scheme import SCHEMES, reading_instruction
+from reflectune.models.tokens import add_reflection_tokens
+from reflectune.retrieval.encoders import load_encoder
+from reflectune.retrieval.index import build_index
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.train import gate_trainer
+from reflectune.train.grpo import GrpoConfig, run
+from reflectune.train.lora import add_adapters
+from reflectune.train.refine import chosen, refine
+from reflectune.train.rewards import Costs, rewards_of
+
+COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
+SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
+SCHEME_NAMES = ("mr2ag", "mmkb_rag")
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("clip")
+    tokenizer = train_tokenizer(["Title e1 is a red owl."] * 4, 300, "clip")
+    build_clip(tokenizer, size="test", seed=3).save_pretrained(folder)
+    build_clip_processor(tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
+    """Three entries of two sections, and nine training questions about them, a third of them visual."""
+    folder = tmp_path_factory.mktemp("world")
+    (folder / "images").mkdir()
+    for name, colour in COLOURS.items():
+        Image.new("RGB", (64, 64), colour).save(folder / f"images/{name}.png")
+    entries = [
+        Entry(id=name, title=f"Title {name}", summary="A drawing.", images=(f"images/{name}.png",), sections=SECTIONS)
+        for name in COLOURS
+    ]
+    texts = ("What does it eat?", "What does it live in?", "Which colour is it?")
+    questions = [
+        Question(
+            f"q{i}",
+            f"images/{name}.png",
+            text,
+            ("mice", "oak", colour)[texts.index(text) : texts.index(text) + 1],
+            split="train",
+            requires_retrieval=text != texts[2],
+            entity_ids=(name,),
+        )
+        for i, (text, (name, colour)) in enumerate((text, own) for text in texts for own in COLOURS.items())
+    ]
+    write_knowledge_base(folder / "knowledge", entries, name="kb", image_root="..", shard_size=10)
+    write_questions(folder, "train", questions)
+    (folder / "dataset.json").write_text(json.dumps({"name": "test", "seed": 0, "fingerprint": "f" * 16}))
+    build_index(KnowledgeBase(folder / "knowledge"), load_encoder(encoder), folder / "index")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Writes checkpoints of random models: full ones, or an adapter of one."""
+
+    @functools.cache
+    def build(scheme: str = "mr2ag", family: Family = "llava", kind: str = "full") -> str:
+        base, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("tuned")
+        texts = ["What does it eat? It lives in an oak. Title e1: Diet.", reading_instruction(multi_answer=False)]
+        tokenizer = train_tokenizer(texts * 3, 400, family)
+        processor, model = build_processor(family, tokenizer), build_model(family, tokenizer, size="test", seed=1)
+        model.save_pretrained(base)
+        processor.save_pretrained(base)
+        ids = add_reflection_tokens(model, processor, SCHEMES[scheme], seed=0)
+        info = {"base_model": str(base), "seed": 0}
+        if kind == "full":
+            save_checkpoint(folder, model, processor, SCHEMES[scheme], info)
+            return str(folder)
+        targets = r".*language_model.*\.(q|v)_proj"
+        adapted = add_adapters(model, ids.values(), rank=4, alpha=8, dropout=0.0, targets=targets)
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.05)  # an adapter that has been trained
+        save_checkpoint(folder, adapted, processor, SCHEMES[scheme], info)
+        return str(folder)
+
+    return build
+
+
+@pytest.fixture
+def config(tmp_path: Path, world: Path, encoder: str, tuned: Callable[..., str]) -> Callable[..., GrpoConfig]:
+    def build(out: str = "out", scheme: str = "mr2ag", **changes: Any) -> GrpoConfig:
+        values: dict[str, Any] = {
+            "model": tuned(scheme),
+            "scheme": scheme,
+            "dataset": str(world),
+            "index": str(world / "index"),
+            "encoder": encoder,
+            "output_dir": str(tmp_path / out),
+            "answer_model": "tuned",
+            "top_n": 2,
+            "max_new_tokens": 4,
+            "max_reply_tokens": 6,
+            "mct": "none",
+            "device": "cpu",
+            "learning_rate": 5e-3,
+            "warmup": 0.0,
+            "beta": 0.0,
+            "per_device_train_batch_size": 3,
+            "max_steps": 6,
+            "save_steps": 100,
+            "logging_steps": 1,
+        }
+        made = GrpoConfig(**{**values, **changes})
+        assert made.problems() == []
+        return made
+
+    return build
+
+
+def read_gates(config: GrpoConfig, model: str, relevance: bool = False) -> list[GateOutcome]:
+    """The gates of a model, and what follows from them, read as an evaluation would."""
+    dataset = Dataset(Path(config.dataset))
+    loaded = load(model, scheme=config.scheme)
+    folder = Path(config.output_dir).with_name(f"read-{loaded.fingerprint}")
+    return BothWays(config, loaded, dataset, dataset.questions("train"), folder=folder, relevance=relevance)(0)
+
+
+def moved(config: GrpoConfig) -> list[float]:
+    """By how much each question's retrieval gate has moved, in log-odds."""
+    before, after = read_gates(config, config.model), read_gates(config, config.output_dir)
+    return [later.log_odds - own.log_odds for own, later in zip(before, after, strict=True)]
+
+
+def refined(config: GrpoConfig, change: Callable[[GateOutcome], GateOutcome]) -> None:
+    """A run whose outcomes are measured and then changed: a random model's answers are all wrong."""
+
+    def measuring(loaded: Loaded, dataset: Dataset, questions: list[Question]) -> Callable[..., list[GateOutcome]]:
+        both = BothWays(
+            config,
+            loaded,
+            dataset,
+            questions,
+            folder=config.rewards_folder(),
+            relevance="relevance" in config.gates,
+            run=str(config.run_settings()),
+        )
+        return lambda number, *, kept=False: [change(own) for own in both(number, kept=kept)]
+
+    refine(config, Dataset(Path(config.dataset)), {}, measuring)
+
+
+def worth(direct: float, retrieved: float) -> Callable[[GateOutcome], GateOutcome]:
+    return functools.partial(dataclasses.replace, direct=direct, retrieved=retrieved)  # type: ignore[arg-type]
+
+
+def weights(folder: str | Path) -> dict[str, torch.Tensor]:
+    found = [path for name in ("model", "adapter_model") if (path := Path(folder, f"{name}.safetensors")).is_file()]
+    return load_file(found[0])
+
+
+def assert_equal_weights(one: str | Path, other: str | Path) -> None:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+def history(folder: str | Path, name: str) -> list[float]:
+    rows = json.loads(Path(folder, "trainer_state.json").read_text())["log_history"]
+    return [row[name] for row in rows if name in row]
+
+
+@pytest.mark.parametrize("scheme", SCHEME_NAMES)
+@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(
+    config: Callable[..., GrpoConfig], scheme: str, method: str
+) -> None:
+    """Rewards as measured: the random model is wrong either way, so that retrieving only costs."""
+    own = config(scheme=scheme, method=method, retrieval_cost=0.5, max_steps=12)
+    run(own)
+
+    assert max(moved(own)) < -1.0
+    assert history(own.output_dir, "reward")[-1] > history(own.output_dir, "reward")[0]
+    assert history(own.output_dir, "retrieving")[-1] < history(own.output_dir, "retrieving")[0]
+
+
+@pytest.mark.parametrize("scheme", SCHEME_NAMES)
+@pytest.mark.parametrize("advantage", [pytest.param("raw", marks=pytest.mark.slow), "group"])
+def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(
+    config: Callable[..., GrpoConfig], scheme: str, advantage: str
+) -> None:
+    own = config(scheme=scheme, advantage=advantage, retrieval_cost=0.0, max_steps=12)
+    refined(own, worth(direct=0.0, retrieved=1.0))
+
+    assert min(moved(own)) > 1.0
+
+
+@pytest.mark.slow
+def test_each_question_learns_its_own_better_way(config: Callable[..., GrpoConfig]) -> None:
+    own = config(retrieval_cost=0.0, max_steps=60, per_device_train_batch_size=9)
+    easy = {"q3", "q4", "q5"}  # those of one text: a random model tells pictures apart badly
+
+    refined(own, lambda found: worth(1.0, 0.0)(found) if found.question_id in easy else worth(0.0, 1.0)(found))
+
+    after = {own.question_id: own.log_odds for own in read_gates(own, own.output_dir)}
+    assert max(after[key] for key in easy) < 0 < min(value for key, value in after.items() if key not in easy)
+
+
+@pytest.mark.slow
+def test_a_divergence_with_weight_keeps_the_gates_near_the_checkpoints(config: Callable[..., GrpoConfig]) -> None:
+    free = config("free", retrieval_cost=0.5, max_steps=12)
+    held = config("held", retrieval_cost=0.5, max_steps=12, beta=10.0)
+    run(free)
+    run(held)
+
+    assert max(map(abs, moved(held))) < 0.5 * min(map(abs, moved(free)))
+    assert history(held.output_dir, "kl")[-1] < 0.2 * history(free.output_dir, "kl")[-1]
+
+
+@pytest.mark.parametrize("scheme", SCHEME_NAMES)
+def test_training_starts_at_the_reference(config: Callable[..., GrpoConfig], scheme: str) -> None:
+    """What the engine read from the gates is what the trainer's forward pass computes: the divergence is nothing."""
+    own = config(scheme=scheme, gates=["retrieve", "relevance"], max_steps=1)
+    run(own)
+
+    assert history(own.output_dir, "kl") == [pytest.approx(0.0, abs=1e-7)]
+
+
+@pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
+def test_relevance_gates_learn_to_keep_what_is_answered_right(config: Callable[..., GrpoConfig], scheme: str) -> None:
+    """Passages about a diet are worth keeping, those about a home are not; the retrieval gate earns nothing."""
+    own = config(
+        scheme=scheme,
+        gates=["retrieve", "relevance"],
+        keeping_cost=0.5,
+        retrieval_cost=0.0,
+        max_steps=40,
+        learning_rate=1e-2,
+        save_steps=100,
+    )
+
+    def change(found: GateOutcome) -> GateOutcome:
+        passages = [dataclasses.replace(p, right=float("mice" in p.passage.text)) for p in found.passages]
+        return dataclasses.replace(found, passages=tuple(passages))
+
+    refined(own, change)
+
+    read = [p for own in read_gates(own, own.output_dir, relevance=True) for p in own.passages]
+    assert min(p.log_odds for p in read if "mice" in p.passage.text) > 0
+    assert max(p.log_odds for p in read if "mice" not in p.passage.text) < 0
+
+
+class Stop(TrainerCallback):
+    """Interrupts a run after a step, as Ctrl-C would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def interrupted(config: GrpoConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = gate_trainer.GateTrainer.train
+
+    def train(self: Any, **kwargs: Any) -> Any:
+        self.add_callback(Stop(step))
+        return original(self, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gate_trainer.GateTrainer, "train", train)
+        with pytest.raises(KeyboardInterrupt):
+            run(config)
+
+
+@pytest.mark.parametrize(
+    ("method", "step"),  # steps 4 and 8 begin new rounds; checkpoints are written at steps 2, 4, 6, 8
+    [
+        ("full", 5),
+        pytest.param("lora", 7, marks=pytest.mark.slow),
+        pytest.param("full", 3, marks=pytest.mark.slow),
+        pytest.param("lora", 9, marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupted_run_ends_with_the_straight_runs_weights(
+    config: Callable[..., GrpoConfig], method: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "method": method,
+        "lora_dropout": 0.1,
+        "max_steps": 10,
+        "refresh_steps": 4,
+        "save_steps": 2,
+    }
+    straight, resumed = (config(out, retrieval_cost=0.3, **changes) for out in ("straight", "resumed"))
+    run(straight)
+
+    interrupted(resumed, step, monkeypatch)
+    run(resumed)
+
+    assert_equal_weights(straight.output_dir, resumed.output_dir)
+    for name in ("loss", "reward", "kl"):
+        assert history(straight.output_dir, name) == history(resumed.output_dir, name)
+    assert sorted(path.name for path in straight.rewards_folder().iterdir()) == ["round-000", "round-001", "round-002"]
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_to_the_same_weights(config: Callable[..., GrpoConfig], tmp_path: Path) -> None:
+    """`kill -9` while answers are measured, while a later round is, and when a checkpoint's folder appears."""
+    changes: dict[str, Any] = {"retrieval_cost": 0.3, "max_steps": 12, "refresh_steps": 5, "save_steps": 2}
+    straight, killed = config("straight", **changes), config("killed", **changes)
+    run(straight)
+
+    for sign in ("rewards/round-000/parts", "checkpoint-4", "rewards/round-001/parts", "checkpoint-8"):
+        with subprocess.Popen(
+            command(killed, tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=ENVIRONMENT
+        ) as process:
+            while not Path(killed.output_dir, sign).exists():
+                assert process.poll() is None, process.stderr.read() if process.stderr else ""
+                time.sleep(0.001)
+            process.send_signal(signal.SIGKILL)
+    subprocess.run(command(killed, tmp_path), check=True, capture_output=True, env=ENVIRONMENT)
+
+    assert_equal_weights(straight.output_dir, killed.output_dir)
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def command(config: GrpoConfig, folder: Path) -> list[str]:
+    """The command line of a config, by way of a YAML file."""
+    path = folder / f"{Path(config.output_dir).name}.yaml"
+    keys = [item.name for item in dataclasses.fields(config) if item.init]
+    plain = {key: value for key in keys if (value := getattr(config, key)) is not None}
+    path.write_text(yaml.safe_dump({**plain, "k": str(config.k)}))
+    return [sys.executable, "-m", "reflectune.train.grpo", "--config", str(path)]
+
+
+def test_later_rounds_are_measured_with_later_weights(config: Callable[..., GrpoConfig]) -> None:
+    own = config(retrieval_cost=0.5, refresh_steps=3)
+    run(own)
+
+    first, second = (list(read_rows(own.rewards_folder() / f"round-00{n}" / "retrieved.jsonl")) for n in (0, 1))
+
+    assert [row["question_id"] for row in first] == [row["question_id"] for row in second]
+    assert all(later["gate"] < before["gate"] for before, later in zip(first, second, strict=True))
+
+
+def test_a_round_that_is_lost_is_not_measured_with_later_weights(
+    config: Callable[..., GrpoConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = config(refresh_steps=3, save_steps=4)
+    interrupted(own, 5, monkeypatch)
+    Path(own.rewards_folder(), "round-001", "direct.jsonl").unlink()
+
+    with pytest.raises(UserError, match=r"round-001 lacks direct\.jsonl"):
+        run(own)
+
+
+def test_answers_are_kept_and_serve_runs_of_other_costs(
+    config: Callable[..., GrpoConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = str(tmp_path / "answers")
+    run(config("one", retrieval_cost=0.1, rewards=shared, max_steps=1))
+    monkeypatch.setattr("reflectune.inference.both_ways.build_pipeline", None)  # nothing is left to answer
+
+    run(config("other", retrieval_cost=0.2, rewards=shared, max_steps=1))
+
+    with pytest.raises(UserError, match="written with other settings"):
+        run(config("longer", max_new_tokens=5, rewards=shared, max_steps=1))
+
+
+@pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
+def test_an_adapter_is_gone_on_with(config: Callable[..., GrpoConfig], tuned: Callable[..., str], scheme: str) -> None:
+    own = config(scheme=scheme, model=tuned(scheme, kind="adapter"), method="lora", retrieval_cost=0.5, max_steps=12)
+    run(own)
+
+    assert read_info(own.output_dir)["base_model"] == read_info(own.model)["base_model"]
+    assert weights(own.output_dir).keys() == weights(own.model).keys()
+    assert history(own.output_dir, "kl")[0] == pytest.approx(0.0, abs=1e-6)
+    assert max(moved(own)) < -1.0
+
+
+@pytest.mark.slow
+def test_full_training_starts_from_an_adapters_merged_weights(
+    config: Callable[..., GrpoConfig], tuned: Callable[..., str]
+) -> None:
+    own = config(model=tuned(kind="adapter"), retrieval_cost=0.5, max_steps=12)
+    run(own)
+
+    assert read_info(own.output_dir)["kind"] == "full"
+    assert max(moved(own)) < -1.0
+
+
+@pytest.mark.slow
+def test_an_adapter_of_a_full_checkpoint_is_loaded_by_plain_peft(config: Callable[..., GrpoConfig]) -> None:
+    own = config(method="lora", retrieval_cost=0.5)
+    run(own)
+
+    plain = PeftModel.from_pretrained(load(own.model).model, own.output_dir).merge_and_unload().state_dict()
+
+    ours = load(own.output_dir).model.state_dict()
+    assert all(torch.equal(weight, plain[name]) for name, weight in ours.items())
+
+
+def test_a_finished_run_is_left_alone(config: Callable[..., GrpoConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    own = config(max_steps=1)
+    run(own)
+
+    run(own)
+
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(
+    config: Callable[..., GrpoConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = config(dry_run=True, max_steps=None, epochs=4, refresh_steps=5)
+    run(own)
+    said = capsys.readouterr().out
+
+    assert "9 questions of train (" in said
+    assert "6 knowledge-based" in said
+    assert "3 time(s)" in said  # before step 1, after steps 5 and 10
+    assert "steps: 12" in said
+    assert not Path(own.output_dir).exists()
+
+
+def test_visual_questions_are_as_many_as_asked_for(config: Callable[..., GrpoConfig], world: Path) -> None:
+    found = chosen(config(visual_limit=1), Dataset(world))
+
+    assert sum(question.requires_retrieval is True for question in found) == 6
+    assert sum(question.requires_retrieval is False for question in found) == 1
+
+
+def test_a_base_model_is_refused(config: Callable[..., GrpoConfig], tuned: Callable[..., str]) -> None:
+    base = read_info(tuned(kind="adapter"))["base_model"]
+
+    with pytest.raises(UserError, match="is not fine-tuned"):
+        run(config(model=base))
+
+
+def test_an_adapter_of_four_bits_is_not_gone_on_with_in_full_precision(
+    config: Callable[..., GrpoConfig], tuned: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "four_bits"
+    folder.mkdir()
+    for path in Path(tuned(kind="adapter")).iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    info = {**read_info(folder), "quantization": {"dtype": "float32", "double": True}}
+    (folder / "reflectune.json").write_text(json.dumps(info))
+
+    with pytest.raises(UserError, match="`method: qlora`; go on with it"):
+        run(config(model=str(folder), method="lora"))
+
+
+def test_all_problems_of_a_config_are_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "grpo.yaml"
+    path.write_text(
+        "scheme: mmkb_rag\ngates: [relevance]\nmetric: bleu\nbeta: -1\nretrieval_cost: -0.1\nbatch_questions: 0\n"
+        "learning_rate: -1\ntop_n: 0\nrewards: a\nrefresh_steps: 2\n"
+    )
+    with pytest.raises(UserError) as raised:
+        parse_config(GrpoConfig, argv=["--config", str(path)])
+    told = str(raised.value)
+
+    for name in ("gates", "metric", "beta", "retrieval_cost", "batch_questions", "learning_rate", "top_n", "rewards"):
+        assert f"`{name}`" in told, name
+    for name in ("model", "output_dir", "dataset", "index", "base_model"):
+        assert f"`{name}` is needed" in told, name
+
+
+@pytest.mark.parametrize("key", ["train_data", "gamma", "eval_data", "tree", "ret"])
+def test_keys_that_have_no_meaning_here_are_unknown(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "grpo.yaml"
+    path.write_text(f"{key}: 1\n")
+
+    with pytest.raises(UserError, match=f"unknown key `{key}`"):
+        parse_config(GrpoConfig, argv=["--config", str(path)])
+
+
+def test_rewards_count_every_passage_that_was_read() -> None:
+    passage = Passage("e0", 0, 0, "", "", "", "")
+    passages = (PassageOutcome(passage, 1.0, 2.0), PassageOutcome(passage, 0.0, -3.0))
+    outcome = GateOutcome("q", direct=0.25, retrieved=1.0, passages_read=20, log_odds=0.5, passages=passages)
+
+    found = rewards_of(outcome, Costs(retrieval=0.02, keeping=0.1))
+
+    assert found.rewards == (pytest.approx((0.6, 0.25)), (0.9, 0.0), (-0.1, 0.0))
+    assert found.log_odds == (0.5, 2.0, -3.0)
+
+
+@pytest.mark.parametrize(
+    ("yes", "no", "expected"), [(0.75, None, 1.0986), (0.2, 0.1, 0.6931), (1.0, None, 30.0), (0.0, 0.0, -30.0)]
+)
+def test_log_odds_of_probabilities(yes: float, no: float | None, expected: float) -> None:
+    assert log_odds(yes, no) == pytest.approx(expected, abs=1e-4)

@@ -1,0 +1,70 @@
+"""Refine gates by reward: `accelerate launch train/grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
+
+Also `python -m reflectune.train.grpo`, from any folder. The training questions are answered without and with retrieval
+by the pipeline itself, and the gate learns from what each way is worth; see `reflectune.train.gate_policy`. A run that
+was cut off goes on where it stopped when the same command is given again.
+
+An entry script stands above all floors: here the pipelines that measure meet the trainer, and neither knows the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+from reflectune.inference.config import ReadingConfig
+from reflectune.train.grpo_config import GateConfig
+
+
+@dataclass
+class GrpoConfig(GateConfig, ReadingConfig):  # type: ignore[misc]  # training knows fewer values of two keys
+    """Refine the gates of a fine-tuned checkpoint by the reward of what follows from them."""
+
+    gamma: float = field(default=0.5, init=False)  # rewards are of both ways, whatever the gate says
+    ret: bool = field(default=True, init=False)
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = [*GateConfig.problems(self), *ReadingConfig.problems(self)]
+        if not self.index:
+            issues.append("`index` is needed: rewards are measured with retrieval")
+        if self.scheme == "mmkb_rag" and self.answer_model == "base" and not self.base_model:
+            issues.append("`base_model` is needed: it answers for mmkb_rag, unless `answer_model` is tuned")
+        if "relevance" in self.gates and self.scheme == "mmkb_rag" and not self.srt:
+            issues.append("`gates` with relevance needs `srt: true`: it is SRT's gate that is refined")
+        return list(dict.fromkeys(issues))
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, then refine."""
+    (config,) = parse_config(GrpoConfig)
+    run(config)
+
+
+def run(config: GrpoConfig) -> None:
+    """Refine as the config says."""
+    # slow to import: after the config is right
+    from reflectune.core.hashing import file_fingerprint, fingerprint
+    from reflectune.data_builders.dataset import Dataset
+    from reflectune.inference.both_ways import BothWays
+    from reflectune.train.refine import refine
+
+    measuring = functools.partial(
+        BothWays,
+        config,
+        folder=config.rewards_folder(),
+        metric=config.metric,
+        batch_questions=config.batch_questions,
+        relevance="relevance" in config.gates,
+        run=fingerprint(config.run_settings()),
+    )
+    index = file_fingerprint(Path(config.index, "manifest.json"))
+    refine(config, Dataset(Path(config.dataset)), {"index_fingerprint": index}, measuring)
+
+
+if __name__ == "__main__":
+    main()

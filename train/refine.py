@@ -1,0 +1,217 @@
+"""Refining gates from a config: load the checkpoint, have its rewards measured, train, save."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.utils import logging
+
+from reflectune.core.errors import UserError
+from reflectune.core.gate_outcomes import GateOutcome, Measure
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.types import Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.probing.questions import select_questions
+from reflectune.models.loading import ADAPTER_FILE, Loaded, read_info
+from reflectune.models.scheme import load_scheme
+from reflectune.train.checkpoints import is_finished, refuse_occupied
+from reflectune.train.collator import Collator
+from reflectune.train.failures import advising
+from reflectune.train.fine_tune import (
+    global_batch,
+    load_base,
+    prepare_model,
+    save_model,
+    say,
+    total_steps,
+    train,
+    training_arguments,
+)
+from reflectune.train.gate_trainer import GateTrainer, Objective
+from reflectune.train.global_batch import GlobalBatch, refuse_other_batch, why_fixed
+from reflectune.train.grpo_config import GateConfig
+from reflectune.train.hub import publish
+from reflectune.train.launch import refuse_bad_launch, sharding
+from reflectune.train.model_card import write_card
+from reflectune.train.order import TrainingOrder
+from reflectune.train.parameters import keep_trained_weights_in_fp32
+from reflectune.train.preview import parameter_table
+from reflectune.train.rewards import Costs, GateExample, GateExamples, rewards_of
+
+Measuring = Callable[[Loaded, Dataset, Sequence[Question]], Measure]
+"""Makes what answers the questions with a model."""
+
+
+def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuring: Measuring) -> None:
+    """Train as the config says, and write the checkpoint into `output_dir`; go on from the last one if there is one.
+
+    Args:
+        config: The settings.
+        dataset: Whose questions to learn from.
+        hashes: Of what rewards depend on beside the settings and the checkpoint.
+        measuring: Has the questions answered both ways.
+    """
+    refuse_bad_launch(config, os.environ)
+    if (kind := sharding(os.environ)) in ("zero3", "fsdp"):
+        raise UserError(
+            f"rewards are measured with the whole model, which {kind} divides among processes; launch with "
+            "configs/accelerate/zero2.yaml or multi_gpu.yaml"
+        )
+    questions = chosen(config, dataset)
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
+    args = training_arguments(config)
+    loaded, adapted = load_start(config, args)
+    batch = global_batch(args)
+    fixed = why_fixed(loaded.model, config.lora_dropout if config.method != "full" else 0.0, kind)
+    settings = {
+        **config.run_settings(),
+        **hashes,
+        "data_fingerprint": dataset.fingerprint,
+        "model_fingerprint": loaded.fingerprint,
+        **batch.settings(fixed),
+        **({"sharding": kind} if kind else {}),
+    }
+    if config.dry_run:
+        model = adapted or prepare_model(loaded, config)
+        say(args, describe(config, questions, model, total_steps(config, len(questions), args.world_size)))
+        return
+    if not config.resume:
+        refuse_occupied(config.output_dir)
+    refuse_other_batch(config.output_dir, batch, fixed)
+    if is_finished(config.output_dir, settings):
+        say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
+        publish(config, args)
+        return
+    if config.method != "qlora":
+        whole: nn.Module = loaded.model
+        whole.to(args.device)
+    measure = measuring(loaded, dataset, questions)
+    first = measure(0)
+    say(args, summary(first, config))
+    model = adapted.train() if adapted else prepare_model(loaded, config)
+    say(args, parameter_table(model))
+    examples = [
+        GateExample(question, tuple(own.passage for own in outcome.passages))
+        for question, outcome in zip(questions, first, strict=True)
+    ]
+    most = loaded.model.config.get_text_config().max_position_embeddings
+    encoded = GateExamples(
+        examples,
+        loaded.renderer,
+        dataset.root,
+        max_tokens=min(config.max_tokens or most, most),
+        cache_bytes=config.cache_mib * 2**20,
+    )
+    data = f"{len(questions):,} questions ({_kinds(questions)}), each answered without and with retrieval"
+    card = functools.partial(write_card, config=config, loaded=loaded, data=data, settings=settings)
+    with advising(config, model, args):
+        trainer = GateTrainer(
+            model,
+            args,
+            encoded,
+            Collator(loaded.model),
+            _order(examples, config, batch),
+            functools.partial(save_model, loaded=loaded, settings=settings),
+            settings,
+            objective=objective(config, loaded),
+            first=first,
+            measure=measure,
+            refresh_steps=config.refresh_steps,
+        )
+        train(trainer, card)
+    publish(config, args)
+
+
+def chosen(config: GateConfig, dataset: Dataset) -> list[Question]:
+    """The questions to learn from, in an order drawn by seed."""
+    drawn = select_questions(dataset, config.split, limit=config.limit, seed=config.seed)
+    visual = [question.id for question in drawn if question.requires_retrieval is False]
+    left_out = set(visual[config.visual_limit :]) if config.visual_limit is not None else set()
+    return [question for question in drawn if question.id not in left_out]
+
+
+def load_start(config: GateConfig, args: TrainingArguments) -> tuple[Loaded, PeftModel | None]:
+    """The checkpoint to start from, and its adapter to go on with if it is one.
+
+    `method: full` trains all weights, an adapter's merged into them. `lora` and `qlora` go on with the adapter that the
+    checkpoint is, so that the result is an adapter of the same base; on a full checkpoint they begin a new one.
+
+    Raises:
+        UserError: The model was never fine-tuned, was with another scheme, or is an adapter of the other method.
+    """
+    folder = Path(config.model)
+    if config.method == "full" or not (folder / ADAPTER_FILE).is_file():
+        loaded = load_base(config, args)
+        if not loaded.is_tuned:
+            raise UserError(f"`model`: {config.model} is not fine-tuned; give a checkpoint that train/sft.py wrote")
+        return loaded, None
+    info = read_info(folder)
+    own_method = "qlora" if info.get("quantization") else "lora"
+    if own_method != config.method:
+        raise UserError(f"{folder} was trained with `method: {own_method}`; go on with it, or with `method: full`")
+    if (found := load_scheme(folder).name) != config.scheme:
+        raise UserError(f"{folder} was trained with scheme {found}, and `scheme` is {config.scheme}")
+    loaded = load_base(replace(config, model=str(info["base_model"]), seed=int(info["seed"])), args)
+    adapted = PeftModel.from_pretrained(loaded.model, folder, is_trainable=True)
+    keep_trained_weights_in_fp32(adapted)
+    files = [folder / ADAPTER_FILE, *sorted(folder.glob("*.safetensors"))]
+    return replace(loaded, fingerprint=fingerprint([loaded.fingerprint, file_fingerprint(*files)])), adapted.eval()
+
+
+def objective(config: GateConfig, loaded: Loaded) -> Objective:
+    """What is trained for, by the config."""
+    ids = loaded.renderer.token_ids
+    pairs = (ids["retrieve"], ids["no_retrieve"]), (ids["relevant"], ids["irrelevant"])
+    return Objective(Costs(config.retrieval_cost, config.keeping_cost), config.beta, config.advantage, pairs)
+
+
+def summary(outcomes: Sequence[GateOutcome], config: GateConfig) -> str:
+    """What the measured rewards say before anything is trained: of either way alone, and of the better one each."""
+    costs = Costs(config.retrieval_cost, config.keeping_cost)
+    both = [rewards_of(own, costs).rewards[0] for own in outcomes]
+    retrieved, direct = (sum(own[side] for own in both) / len(both) for side in (0, 1))
+    best = sum(map(max, both)) / len(both)
+    better = sum(yes > no for yes, no in both)
+    return (
+        f"rewards of {len(both):,} questions at λ = {config.retrieval_cost:g}: always retrieving {retrieved:.3f}, "
+        f"never {direct:.3f}, the better each time {best:.3f} (retrieving for {better:,})"
+    )
+
+
+def describe(config: GateConfig, questions: Sequence[Question], model: PreTrainedModel | PeftModel, steps: int) -> str:
+    """What a run would do."""
+    rounds = 1 + (steps - 1) // config.refresh_steps if config.refresh_steps else 1
+    return "\n".join(
+        [
+            f"{len(questions):,} questions of {config.split} ({_kinds(questions)})",
+            f"each answered without and with retrieval, {rounds} time(s), kept in {config.rewards_folder()}",
+            parameter_table(model),
+            f"steps: {steps:,}, a checkpoint every {config.save_steps:,}, into {config.output_dir}",
+        ]
+    )
+
+
+def _kinds(questions: Sequence[Question]) -> str:
+    kinds = Counter(GateExample(question).kind for question in questions)
+    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+
+
+def _order(examples: Sequence[GateExample], config: GateConfig, batch: GlobalBatch) -> TrainingOrder:
+    return TrainingOrder(
+        [example.length for example in examples],
+        [example.kind for example in examples],
+        batch_size=batch.size,
+        seed=config.seed,
+        group_by_length=config.group_by_length,
+        multiple_of=batch.at_a_time,
+    )
