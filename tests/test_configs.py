@@ -20,10 +20,10 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.train.config import SftConfig
 from reflectune.train.estimate_config import EstimateConfig
+from reflectune.train.forecasting.memory import GIB, total
+from reflectune.train.forecasting.planning import plan
 from reflectune.train.lora import add_adapters
-from reflectune.train.memory import GIB, total
 from reflectune.train.parameters import tower_of
-from reflectune.train.planning import plan
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

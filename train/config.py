@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from reflectune.models.quantization import missing_bitsandbytes
 from reflectune.train.gate_names import ANSWERS, metric_names
-from reflectune.train.hub_problems import hub_problems
 from reflectune.train.mixture import Mixture, Part
+from reflectune.train.publishing.hub_problems import hub_problems
 
 
 def _help(text: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from reflectune.train.estimate_config import ARCHITECTURE, EstimateConfig
 def main() -> None:
     """Parse the config, then print the table."""
     (config,) = parse_config(EstimateConfig)
-    from reflectune.train.planning import plan, report  # slow to import: after the config is right
+    from reflectune.train.forecasting.planning import plan, report  # slow to import: after the config is right
 
     print(report(config, plan(config, shapes_file(config, sys.argv))))
 

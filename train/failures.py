@@ -16,11 +16,11 @@ from reflectune.core.errors import UserError
 from reflectune.models.positions import inner_model
 from reflectune.models.tree import IGNORE
 from reflectune.models.tree_attention import STRIDE
-from reflectune.train.activations import Architecture, Batch
-from reflectune.train.advice import suggestions
 from reflectune.train.config import SftConfig
-from reflectune.train.forecast import forecast, memory_of, patches
-from reflectune.train.memory import in_words, total
+from reflectune.train.forecasting.activations import Architecture, Batch
+from reflectune.train.forecasting.advice import suggestions
+from reflectune.train.forecasting.forecast import forecast, memory_of, patches
+from reflectune.train.forecasting.memory import in_words, total
 
 _OUT_OF_MEMORY = ("not enough memory", "DefaultCPUAllocator", "out of memory")
 """What PyTorch's allocators say in a plain RuntimeError."""

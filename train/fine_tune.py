@@ -30,15 +30,15 @@ from reflectune.train.data import EncodedExamples, load_training_data
 from reflectune.train.failures import advising
 from reflectune.train.gate_names import greater_is_better
 from reflectune.train.global_batch import GlobalBatch, refuse_other_batch, why_fixed
-from reflectune.train.hub import publish
 from reflectune.train.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
 from reflectune.train.logs import write_log
 from reflectune.train.lora import add_adapters
 from reflectune.train.mixture import mixture_lines
-from reflectune.train.model_card import data_in_words, write_card
 from reflectune.train.order import training_order
 from reflectune.train.parameters import freeze_tower, freeze_unread, keep_trained_weights_in_fp32
 from reflectune.train.preview import describe, parameter_table
+from reflectune.train.publishing.hub import publish
+from reflectune.train.publishing.model_card import data_in_words, write_card
 from reflectune.train.trainer import ReflectionTrainer
 from reflectune.train.validation import GateReader, load_validation
 

@@ -1,8 +1,8 @@
 """Refine gates by reward: `accelerate launch train/grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
 
 Also `python -m reflectune.train.grpo`, from any folder. The training questions are answered without and with retrieval
-by the pipeline itself, and the gate learns from what each way is worth; see `reflectune.train.gate_policy`. A run that
-was cut off goes on where it stopped when the same command is given again.
+by the pipeline itself, and the gate learns from what each way is worth; see `reflectune.train.refining.gate_policy`. A
+run that was cut off goes on where it stopped when the same command is given again.
 
 An entry script stands above all floors: here the pipelines that measure meet the trainer, and neither knows the other.
 """
@@ -51,7 +51,7 @@ def run(config: GrpoConfig) -> None:
     from reflectune.core.hashing import file_fingerprint, fingerprint
     from reflectune.data_builders.dataset import Dataset
     from reflectune.inference.both_ways import BothWays
-    from reflectune.train.refine import refine
+    from reflectune.train.refining.refine import refine
 
     measuring = functools.partial(
         BothWays,

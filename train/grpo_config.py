@@ -8,8 +8,8 @@ from typing import Any
 
 from reflectune.data_builders.probing.correctness import METRICS
 from reflectune.train.config import SftConfig
-from reflectune.train.gate_policy import Advantage
 from reflectune.train.mixture import Mixture
+from reflectune.train.refining.gate_policy import Advantage
 
 GATES = ("retrieve", "relevance")
 

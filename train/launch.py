@@ -12,7 +12,7 @@ from accelerate import DistributedType, PartialState
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.train.config import SftConfig
-from reflectune.train.memory import Division
+from reflectune.train.forecasting.memory import Division
 
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 

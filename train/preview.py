@@ -13,12 +13,12 @@ from torch import nn
 from reflectune.models.positions import inner_model
 from reflectune.models.rendering import Renderer
 from reflectune.models.tree import IGNORE, Segment, Tree
-from reflectune.train.activations import Architecture
 from reflectune.train.config import SftConfig
 from reflectune.train.data import EncodedExample, EncodedExamples, kind
-from reflectune.train.forecast import duration, forecast, largest_batch, seconds_of_batch
+from reflectune.train.forecasting.activations import Architecture
+from reflectune.train.forecasting.forecast import duration, forecast, largest_batch, seconds_of_batch
+from reflectune.train.forecasting.memory import table
 from reflectune.train.launch import sharding
-from reflectune.train.memory import table
 from reflectune.train.parameters import count_by_tower
 
 _SAMPLE = 64

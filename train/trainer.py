@@ -30,9 +30,9 @@ from reflectune.train.answers import AnswerReader
 from reflectune.train.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.checkpoints import keep_newest, mark_whole, refuse_full_disk
 from reflectune.train.failures import Reading, naming, plain_worker_errors
+from reflectune.train.forecasting.memory import GIB
 from reflectune.train.gate_names import ANSWERS
 from reflectune.train.logs import LogFile, Progress
-from reflectune.train.memory import GIB
 from reflectune.train.order import TrainingOrder
 from reflectune.train.parameters import parameter_count
 from reflectune.train.validation import GateReader, Sums, gate_metrics

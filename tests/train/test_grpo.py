@@ -43,11 +43,11 @@ from reflectune.models.tokens import add_reflection_tokens
 from reflectune.retrieval.encoders import load_encoder
 from reflectune.retrieval.index import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.train import gate_trainer
 from reflectune.train.grpo import GrpoConfig, run
 from reflectune.train.lora import add_adapters
-from reflectune.train.refine import chosen, refine
-from reflectune.train.rewards import Costs, rewards_of
+from reflectune.train.refining import gate_trainer
+from reflectune.train.refining.refine import chosen, refine
+from reflectune.train.refining.rewards import Costs, rewards_of
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))

@@ -36,16 +36,16 @@ from reflectune.train.fine_tune import (
     train,
     training_arguments,
 )
-from reflectune.train.gate_trainer import GateTrainer, Objective
 from reflectune.train.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.grpo_config import GateConfig
-from reflectune.train.hub import publish
 from reflectune.train.launch import refuse_bad_launch, sharding
-from reflectune.train.model_card import write_card
 from reflectune.train.order import TrainingOrder
 from reflectune.train.parameters import keep_trained_weights_in_fp32
 from reflectune.train.preview import parameter_table
-from reflectune.train.rewards import Costs, GateExample, GateExamples, rewards_of
+from reflectune.train.publishing.hub import publish
+from reflectune.train.publishing.model_card import write_card
+from reflectune.train.refining.gate_trainer import GateTrainer, Objective
+from reflectune.train.refining.rewards import Costs, GateExample, GateExamples, rewards_of
 
 Measuring = Callable[[Loaded, Dataset, Sequence[Question]], Measure]
 """Makes what answers the questions with a model."""

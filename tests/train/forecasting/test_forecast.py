@@ -11,7 +11,7 @@ from reflectune.train.config import SftConfig
 from reflectune.train.data import load_examples
 from reflectune.train.failures import Reading
 from reflectune.train.fine_tune import encoded_examples, prepare_model
-from reflectune.train.forecast import duration, largest_batch, patches, seconds_of_batch
+from reflectune.train.forecasting.forecast import duration, largest_batch, patches, seconds_of_batch
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from reflectune.train.gate_policy import (
+from reflectune.train.refining.gate_policy import (
     EPSILON,
     Advantage,
     advantages,

@@ -16,9 +16,15 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 
 from reflectune.core.gate_outcomes import GateOutcome, Measure
 from reflectune.models.tree import IGNORE
-from reflectune.train.gate_policy import Advantage, divergence, expected_rewards, gate_losses, outcome_probabilities
 from reflectune.train.order import TrainingOrder
-from reflectune.train.rewards import Costs, Rewards, rewards_of
+from reflectune.train.refining.gate_policy import (
+    Advantage,
+    divergence,
+    expected_rewards,
+    gate_losses,
+    outcome_probabilities,
+)
+from reflectune.train.refining.rewards import Costs, Rewards, rewards_of
 from reflectune.train.trainer import ReflectionTrainer
 
 
@@ -29,7 +35,7 @@ class Objective:
     Attributes:
         costs: What is taken off rewards.
         beta: Weight of the divergence from the start.
-        advantage: See `reflectune.train.gate_policy.advantages`.
+        advantage: See `reflectune.train.refining.gate_policy.advantages`.
         pairs: The positive and the negative token of the retrieval gate, and of the relevance gate.
     """
 

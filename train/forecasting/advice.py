@@ -9,9 +9,9 @@ from torch import nn
 
 from reflectune.models.positions import inner_model
 from reflectune.train.config import SftConfig
-from reflectune.train.counting import planned_weights
-from reflectune.train.forecast import Forecast, passing
-from reflectune.train.memory import Division, in_words, total
+from reflectune.train.forecasting.counting import planned_weights
+from reflectune.train.forecasting.forecast import Forecast, passing
+from reflectune.train.forecasting.memory import Division, in_words, total
 
 _HEADROOM = 0.85
 """The share of memory that a suggested batch may take: the estimate was wrong already, or memory is in pieces."""

@@ -1,4 +1,4 @@
-"""A model's weights, counted for `train/memory.py`: of a model as it will be trained, or of shapes alone."""
+"""A model's weights, counted for the forecast of memory: of a model as it will be trained, or of shapes alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from reflectune.train.config import SftConfig
-from reflectune.train.memory import Weights
+from reflectune.train.forecasting.memory import Weights
 from reflectune.train.parameters import freeze_tower, parameter_count
 
 _IN_LAYER = re.compile(r"\.(?:layers|blocks)\.\d+\.")

@@ -16,13 +16,13 @@ from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
 from reflectune.models.positions import inner_model
 from reflectune.models.tree import loss_terms
-from reflectune.train.activations import Activations, Architecture, Batch, activations
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
 from reflectune.train.data import EncodedExample, load_examples
 from reflectune.train.fine_tune import encoded_examples, prepare_model
-from reflectune.train.forecast import Forecast, forecast, largest_batch
-from reflectune.train.memory import total
+from reflectune.train.forecasting.activations import Activations, Architecture, Batch, activations
+from reflectune.train.forecasting.forecast import Forecast, forecast, largest_batch
+from reflectune.train.forecasting.memory import total
 
 CPU = torch.device("cpu")
 

@@ -9,11 +9,11 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
 from reflectune.core.durable import read_json
-from reflectune.train.activations import Architecture, Batch
-from reflectune.train.counting import planned_weights
 from reflectune.train.estimate_config import ARCHITECTURE, EstimateConfig
-from reflectune.train.forecast import Forecast, passing
-from reflectune.train.memory import GIB, Division, table
+from reflectune.train.forecasting.activations import Architecture, Batch
+from reflectune.train.forecasting.counting import planned_weights
+from reflectune.train.forecasting.forecast import Forecast, passing
+from reflectune.train.forecasting.memory import GIB, Division, table
 
 QUESTION_TOKENS = 60
 """Of the text around a picture and a question."""

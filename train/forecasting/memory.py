@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from reflectune.train.activations import Activations
+from reflectune.train.forecasting.activations import Activations
 
 GIB = 2**30
 CONTEXT = GIB

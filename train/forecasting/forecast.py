@@ -15,13 +15,13 @@ from reflectune.models.attention import has_backward
 from reflectune.models.pictures import distinct
 from reflectune.models.positions import inner_model
 from reflectune.models.tree import Tree, loss_terms
-from reflectune.train.activations import Activations, Architecture, Batch, Passing, activations
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
-from reflectune.train.counting import weights_of
 from reflectune.train.data import EncodedExample
+from reflectune.train.forecasting.activations import Activations, Architecture, Batch, Passing, activations
+from reflectune.train.forecasting.counting import weights_of
+from reflectune.train.forecasting.memory import Division, Part, Weights, memory
 from reflectune.train.launch import division
-from reflectune.train.memory import Division, Part, Weights, memory
 
 _LONG = 5.0
 """Seconds of a batch that is not timed a second time."""

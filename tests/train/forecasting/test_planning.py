@@ -8,11 +8,11 @@ import pytest
 from transformers import AutoConfig
 
 from reflectune.train import estimate
-from reflectune.train.activations import Architecture
 from reflectune.train.estimate_config import EstimateConfig
-from reflectune.train.planning import long_batch, plan
+from reflectune.train.forecasting.activations import Architecture
+from reflectune.train.forecasting.planning import long_batch, plan
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "configs/llava15_7b/mr2ag_full.yaml"
 
 

@@ -9,12 +9,12 @@ import pytest
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
 from reflectune.models.quantization import Quantization, quantized_layers
-from reflectune.train.activations import Activations
 from reflectune.train.config import SftConfig
-from reflectune.train.counting import NEW_TOKENS, planned_weights, weights_of
 from reflectune.train.fine_tune import prepare_model
+from reflectune.train.forecasting.activations import Activations
+from reflectune.train.forecasting.counting import NEW_TOKENS, planned_weights, weights_of
+from reflectune.train.forecasting.memory import GIB, Division, Part, Weights, four_bits, memory, table, total
 from reflectune.train.launch import division
-from reflectune.train.memory import GIB, Division, Part, Weights, four_bits, memory, table, total
 
 BILLION = 10**9
 FULL = Weights(7 * BILLION, 0, 4, 0, False, 2 * 10**8, BILLION)
