@@ -40,7 +40,7 @@ def attend(
         The output, of `query`'s shape, and the log-sum-exp of the scores, float32 of shape (rows, heads, T).
     """
     kernel = kernel_for(query.device.type, query.dtype, query.shape[-1])
-    with _whole_float32():
+    with whole_float32():
         return kernel(query, keys, values, scale, bias, causal)
 
 
@@ -75,7 +75,7 @@ def attend_backward(
     wide_keys, wide_values = (
         (tensor.repeat_interleave(groups, 1) if groups > 1 else tensor) for tensor in (keys, values)
     )
-    with _whole_float32():
+    with whole_float32():
         d_query, d_keys, d_values = _CPU_BACKWARD(
             grad, query, wide_keys, wide_values, output, lse, 0.0, causal, attn_mask=mask, scale=scale
         )
@@ -99,7 +99,7 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def _whole_float32() -> Iterator[None]:
+def whole_float32() -> Iterator[None]:
     """Without the short products that `torch.set_float32_matmul_precision("medium")` allows.
 
     They speed up a layer's large products. The many small ones of an attention kernel are up to four times as slow by
@@ -123,7 +123,7 @@ def _as_written(device: str) -> Iterator[None]:
     Checkpointing counts what a layer saves for the backward pass, and would count what a trial saves.
     """
     apart = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-    with _whole_float32(), torch.autocast(device, enabled=False), apart:
+    with whole_float32(), torch.autocast(device, enabled=False), apart:
         yield
 
 

@@ -9,18 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from reflectune.core.errors import UserError
-from reflectune.models.attention import attend, merge
+from reflectune.models.attention import attend, merge, whole_float32
 from reflectune.models.positions import inner_model
 from reflectune.models.tree_attention import tree_attention
 
 IMPLEMENTATION = "reflectune_shared_prefix"
 """What this attention is called in transformers."""
+
+COPIED = 80
+"""Tokens up to which what rows share is copied for each of them, on a CPU: one kernel is then faster than two and a
+merge (`benchmarks/shared_attention.py`)."""
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, of shape (rows, key heads, tokens, head size)."""
@@ -60,12 +65,14 @@ class Shared:
         bias: What is added to scores, 0 or -inf where a row is padded: (N, 1, 1, tokens); None if nothing is padded.
         members: The query rows that see each of the N rows: (N, G), filled up with any. None if query row i sees row i.
         places: Where each query row stands in the flattened `members`, of shape (query rows,).
+        row: Which of the N rows each query row sees, of shape (query rows,).
     """
 
     cache: KeysValues
     bias: Tensor | None
     members: Tensor | None
     places: Tensor
+    row: Tensor
 
     @classmethod
     def of(cls, cache: KeysValues, real: Tensor, row: Tensor) -> Shared:
@@ -82,7 +89,7 @@ class Shared:
             bias = bias.masked_fill_(~real, -torch.inf)[:, None, None]
         count = len(real)
         if len(row) == count and bool((row == torch.arange(count, device=row.device)).all()):
-            return cls(cache, bias, None, row)
+            return cls(cache, bias, None, row, row)
         sizes = torch.bincount(row, minlength=count)
         width = int(sizes.max())
         order = row.argsort(stable=True)
@@ -91,7 +98,7 @@ class Shared:
         places[order] = row[order] * width + rank
         members = torch.zeros(count * width, dtype=torch.long, device=row.device)
         members[places] = torch.arange(len(row), device=row.device)
-        return cls(cache, bias, members.view(count, width), places)
+        return cls(cache, bias, members.view(count, width), places, row)
 
     def attend(self, query: Tensor, layer: int, scale: float) -> tuple[Tensor, Tensor]:
         """Attention of queries (rows, heads, T, size) to these tokens, and its log-sum-exp (rows, heads, T)."""
@@ -113,7 +120,53 @@ class Shared:
         return output.reshape(query.shape), lse.reshape(count, heads, new)
 
 
-_SEEN: ContextVar[Sequence[Shared]] = ContextVar("seen", default=())
+class Sight:
+    """What every row that a model reads sees before its own tokens.
+
+    Args:
+        parts: Tokens that were read before.
+    """
+
+    def __init__(self, parts: Sequence[Shared]) -> None:
+        self.parts = tuple(parts)
+        self._tokens = sum(part.cache[0][0].shape[2] for part in self.parts)
+        self._masks: dict[int, Tensor] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        """Attention of queries (rows, heads, T, size) to what they see and, causally, to their own tokens."""
+        if query.device.type == "cpu" and query.shape[2] > 1 and self._tokens <= COPIED:
+            return self._attend_to_copies(query, key, value, layer, scale)
+        own = attend(query, key, value, scale=scale, causal=query.shape[2] > 1)
+        output, _ = merge([own, *(part.attend(query, layer, scale) for part in self.parts)])
+        return output
+
+    def _attend_to_copies(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        copies = zip(*(part.cache[layer] for part in self.parts), strict=True)
+        keys, values = (
+            torch.cat([*(copy[part.row] for copy, part in zip(side, self.parts, strict=True)), own], 2)
+            for side, own in zip(copies, (key, value), strict=True)
+        )
+        with whole_float32():
+            return F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=self._mask(query), scale=scale, enable_gqa=keys.shape[1] < query.shape[1]
+            )
+
+    def _mask(self, query: Tensor) -> Tensor:
+        """What is added to scores: of shape (rows or 1, 1, T, tokens seen + T)."""
+        new = query.shape[2]
+        if new not in self._masks:
+            hidden = torch.full((new, new), -torch.inf, dtype=query.dtype).triu(1)[None, None]
+            seen = [
+                query.new_zeros(1, 1, 1, part.cache[0][0].shape[2]) if part.bias is None else part.bias[part.row]
+                for part in self.parts
+            ]
+            rows = max(len(each) for each in seen)
+            parts = [each.expand(rows, 1, new, -1) for each in (*seen, hidden)]
+            self._masks[new] = torch.cat(parts, -1)
+        return self._masks[new]
+
+
+_SEEN: ContextVar[Sight | None] = ContextVar("seen", default=None)
 
 
 @contextmanager
@@ -123,7 +176,7 @@ def seeing(shared: Sequence[Shared]) -> Iterator[None]:
     A row's own tokens are then read causally, without a mask: either all at once, padded on the right, or one by one,
     unpadded.
     """
-    token = _SEEN.set(tuple(shared))
+    token = _SEEN.set(Sight(shared) if shared else None)
     try:
         yield
     finally:
@@ -145,13 +198,11 @@ def shared_attention(
     A mask of whole numbers, of shape (B, 1, 1, L), is the segments of trees; see `tree_attention`.
     """
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, rotation leaves these in float32
-    shared = _SEEN.get()
+    sight = _SEEN.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if shared:
+    if sight is not None:
         layer: Any = module.layer_idx
-        own = attend(query, key, value, scale=scale, causal=query.shape[2] > 1)
-        output, _ = merge([own, *(part.attend(query, layer, scale) for part in shared)])
-        return output.transpose(1, 2), None
+        return sight.attend(query, key, value, layer, scale).transpose(1, 2), None
     if attention_mask is not None and attention_mask.dtype == torch.long and attention_mask.dim() == 4:
         return tree_attention(query, key, value, attention_mask, scale, dropout), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from reflectune.core.errors import UserError
-from reflectune.models import tree_attention
+from reflectune.models import shared_attention, tree_attention
 from reflectune.models.engine import PrefixEngine
 from reflectune.models.rendering import Rendered
 from reflectune.models.tree import IGNORE, Segment, Tree, TreeCollator, independent_rows, loss_terms
@@ -112,7 +112,9 @@ def next_probabilities(model: PreTrainedModel, question: Rendered, more: list[in
 
 
 @pytest.mark.parametrize("images", [1, 2])
-def test_gates_answers_and_scores_are_those_of_independent_rows(model, images):
+@pytest.mark.parametrize("copied", [0, 80])
+def test_gates_answers_and_scores_are_those_of_independent_rows(model, images, copied, monkeypatch):
+    monkeypatch.setattr(shared_attention, "COPIED", copied)
     engine, asked, hung = engine_of(model), questions(model, images), branches()
     opened = engine.read(asked)
     state = engine.branch(opened, hung)
@@ -261,7 +263,9 @@ def vision_calls(model: PreTrainedModel) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("keep", [0, 2])
-def test_questions_about_one_picture_read_it_once(family, keep, monkeypatch):
+@pytest.mark.parametrize("copied", [0, 80])
+def test_questions_about_one_picture_read_it_once(family, keep, copied, monkeypatch):
+    monkeypatch.setattr(shared_attention, "COPIED", copied)
     monkeypatch.setattr("reflectune.models.engine.WORTHWHILE", 1)
     model = build(family)
     first, other = prefix(model, 1, 4, seed=0), prefix(model, 1, 5, seed=1)
