@@ -47,8 +47,14 @@ def wait(device: str) -> None:
 def write(arguments: argparse.Namespace, title: str, script: str, how: str, lines: Sequence[str]) -> None:
     """Write lines below a title and a sentence that says how they were measured, if a file was asked for."""
     if arguments.output:
-        where = "one GPU" if arguments.device.startswith("cuda") else f"{arguments.threads} CPU thread(s)"
-        head = f"# {title}\n\n`python benchmarks/{script}`, {where}, {arguments.dtype}, {how}.\n\n"
+        on_gpu = arguments.device.startswith("cuda")
+        where = "one GPU" if on_gpu else f"{arguments.threads} CPU thread(s)"
+        gpu = (
+            " On a GPU (`--device cuda --size 7b --dtype bfloat16`): not run."
+            if "size" in arguments and not on_gpu
+            else ""
+        )
+        head = f"# {title}\n\n`python benchmarks/{script}`, {where}, {arguments.dtype}, {how}.{gpu}\n\n"
         arguments.output.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
 
 

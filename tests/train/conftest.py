@@ -241,11 +241,11 @@ class _Stop(TrainerCallback):
 
 
 @pytest.fixture
-def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[SftConfig, int], None]:
-    """Trains up to a step and stops there, as Ctrl-C would."""
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Trains up to a step and stops there, as Ctrl-C would; by `fine_tune`, or by another command's function."""
     original = ReflectionTrainer.train
 
-    def run(config: SftConfig, step: int) -> None:
+    def run(config: SftConfig, step: int, command: Callable[[Any], None] = fine_tune) -> None:
         def train(self: Any, **kwargs: Any) -> Any:
             self.add_callback(_Stop(step))
             return original(self, **kwargs)
@@ -253,6 +253,6 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[SftConfig, int], N
         with monkeypatch.context() as patch:
             patch.setattr(ReflectionTrainer, "train", train)
             with pytest.raises(KeyboardInterrupt):
-                fine_tune(config)
+                command(config)
 
     return run

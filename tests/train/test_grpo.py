@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,8 +20,6 @@ import torch
 import yaml
 from peft import PeftModel
 from PIL import Image
-from safetensors.torch import load_file
-from transformers import TrainerCallback
 
 from reflectune.core.config import parse_config
 from reflectune.core.durable import read_rows
@@ -45,12 +44,12 @@ from reflectune.retrieval.index import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.train.grpo import GrpoConfig, run
 from reflectune.train.lora import add_adapters
-from reflectune.train.refining import gate_trainer
 from reflectune.train.refining.refine import chosen, refine
 from reflectune.train.refining.rewards import Costs, rewards_of
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
+ROOT = Path(__file__).parents[2]
 SCHEME_NAMES = ("mr2ag", "mmkb_rag")
 
 
@@ -189,18 +188,7 @@ def worth(direct: float, retrieved: float) -> Callable[[GateOutcome], GateOutcom
     return functools.partial(dataclasses.replace, direct=direct, retrieved=retrieved)  # type: ignore[arg-type]
 
 
-def weights(folder: str | Path) -> dict[str, torch.Tensor]:
-    found = [path for name in ("model", "adapter_model") if (path := Path(folder, f"{name}.safetensors")).is_file()]
-    return load_file(found[0])
-
-
-def assert_equal_weights(one: str | Path, other: str | Path) -> None:
-    first, second = weights(one), weights(other)
-    assert first.keys() == second.keys()
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
-
-
-def history(folder: str | Path, name: str) -> list[float]:
+def logged(folder: str | Path, name: str) -> list[float]:
     rows = json.loads(Path(folder, "trainer_state.json").read_text())["log_history"]
     return [row[name] for row in rows if name in row]
 
@@ -215,8 +203,8 @@ def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(
     run(own)
 
     assert max(moved(own)) < -1.0
-    assert history(own.output_dir, "reward")[-1] > history(own.output_dir, "reward")[0]
-    assert history(own.output_dir, "retrieving")[-1] < history(own.output_dir, "retrieving")[0]
+    assert logged(own.output_dir, "reward")[-1] > logged(own.output_dir, "reward")[0]
+    assert logged(own.output_dir, "retrieving")[-1] < logged(own.output_dir, "retrieving")[0]
 
 
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
@@ -249,7 +237,7 @@ def test_a_divergence_with_weight_keeps_the_gates_near_the_checkpoints(config: C
     run(held)
 
     assert max(map(abs, moved(held))) < 0.5 * min(map(abs, moved(free)))
-    assert history(held.output_dir, "kl")[-1] < 0.2 * history(free.output_dir, "kl")[-1]
+    assert logged(held.output_dir, "kl")[-1] < 0.2 * logged(free.output_dir, "kl")[-1]
 
 
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
@@ -258,7 +246,7 @@ def test_training_starts_at_the_reference(config: Callable[..., GrpoConfig], sch
     own = config(scheme=scheme, gates=["retrieve", "relevance"], max_steps=1)
     run(own)
 
-    assert history(own.output_dir, "kl") == [pytest.approx(0.0, abs=1e-7)]
+    assert logged(own.output_dir, "kl") == [pytest.approx(0.0, abs=1e-7)]
 
 
 @pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
@@ -285,30 +273,6 @@ def test_relevance_gates_learn_to_keep_what_is_answered_right(config: Callable[.
     assert max(p.log_odds for p in read if "mice" not in p.passage.text) < 0
 
 
-class Stop(TrainerCallback):
-    """Interrupts a run after a step, as Ctrl-C would."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
-
-
-def interrupted(config: GrpoConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = gate_trainer.GateTrainer.train
-
-    def train(self: Any, **kwargs: Any) -> Any:
-        self.add_callback(Stop(step))
-        return original(self, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(gate_trainer.GateTrainer, "train", train)
-        with pytest.raises(KeyboardInterrupt):
-            run(config)
-
-
 @pytest.mark.parametrize(
     ("method", "step"),  # steps 4 and 8 begin new rounds; checkpoints are written at steps 2, 4, 6, 8
     [
@@ -319,7 +283,11 @@ def interrupted(config: GrpoConfig, step: int, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(
-    config: Callable[..., GrpoConfig], method: str, step: int, monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., GrpoConfig],
+    method: str,
+    step: int,
+    assert_equal_weights: Callable[..., None],
+    interrupted: Callable[..., None],
 ) -> None:
     changes: dict[str, Any] = {
         "method": method,
@@ -331,17 +299,19 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     straight, resumed = (config(out, retrieval_cost=0.3, **changes) for out in ("straight", "resumed"))
     run(straight)
 
-    interrupted(resumed, step, monkeypatch)
+    interrupted(resumed, step, run)
     run(resumed)
 
     assert_equal_weights(straight.output_dir, resumed.output_dir)
     for name in ("loss", "reward", "kl"):
-        assert history(straight.output_dir, name) == history(resumed.output_dir, name)
+        assert logged(straight.output_dir, name) == logged(resumed.output_dir, name)
     assert sorted(path.name for path in straight.rewards_folder().iterdir()) == ["round-000", "round-001", "round-002"]
 
 
 @pytest.mark.slow
-def test_a_killed_process_resumes_to_the_same_weights(config: Callable[..., GrpoConfig], tmp_path: Path) -> None:
+def test_a_killed_process_resumes_to_the_same_weights(
+    config: Callable[..., GrpoConfig], tmp_path: Path, assert_equal_weights: Callable[..., None]
+) -> None:
     """`kill -9` while answers are measured, while a later round is, and when a checkpoint's folder appears."""
     changes: dict[str, Any] = {"retrieval_cost": 0.3, "max_steps": 12, "refresh_steps": 5, "save_steps": 2}
     straight, killed = config("straight", **changes), config("killed", **changes)
@@ -358,6 +328,30 @@ def test_a_killed_process_resumes_to_the_same_weights(config: Callable[..., Grpo
     subprocess.run(command(killed, tmp_path), check=True, capture_output=True, env=ENVIRONMENT)
 
     assert_equal_weights(straight.output_dir, killed.output_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEME_NAMES)
+def test_two_processes_train_the_weights_of_one(
+    config: Callable[..., GrpoConfig], tmp_path: Path, scheme: str, weights: Callable[..., dict[str, torch.Tensor]]
+) -> None:
+    """DDP over gloo with the same global batch: answers are measured by turns, and fillers count for nothing."""
+    changes: dict[str, Any] = {"scheme": scheme, "retrieval_cost": 0.3, "max_steps": 5, "refresh_steps": 3}
+    one = config("one", per_device_train_batch_size=4, **changes)
+    two = config("two", per_device_train_batch_size=2, **changes)
+    run(one)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launch = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", port]
+    launch += ["--config_file", str(ROOT / "configs/accelerate/cpu_2_processes.yaml"), str(ROOT / "train/grpo.py")]
+    done = subprocess.run([*launch, *command(two, tmp_path)[3:]], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    for name in ("loss", "reward", "kl"):
+        assert logged(two.output_dir, name) == pytest.approx(logged(one.output_dir, name), rel=1e-3, abs=1e-6)
+    for name, weight in weights(one.output_dir).items():
+        torch.testing.assert_close(weights(two.output_dir)[name], weight, rtol=1e-3, atol=1e-4)
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -383,10 +377,10 @@ def test_later_rounds_are_measured_with_later_weights(config: Callable[..., Grpo
 
 
 def test_a_round_that_is_lost_is_not_measured_with_later_weights(
-    config: Callable[..., GrpoConfig], monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., GrpoConfig], interrupted: Callable[..., None]
 ) -> None:
     own = config(refresh_steps=3, save_steps=4)
-    interrupted(own, 5, monkeypatch)
+    interrupted(own, 5, run)
     Path(own.rewards_folder(), "round-001", "direct.jsonl").unlink()
 
     with pytest.raises(UserError, match=r"round-001 lacks direct\.jsonl"):
@@ -407,13 +401,18 @@ def test_answers_are_kept_and_serve_runs_of_other_costs(
 
 
 @pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
-def test_an_adapter_is_gone_on_with(config: Callable[..., GrpoConfig], tuned: Callable[..., str], scheme: str) -> None:
+def test_an_adapter_is_gone_on_with(
+    config: Callable[..., GrpoConfig],
+    tuned: Callable[..., str],
+    scheme: str,
+    weights: Callable[..., dict[str, torch.Tensor]],
+) -> None:
     own = config(scheme=scheme, model=tuned(scheme, kind="adapter"), method="lora", retrieval_cost=0.5, max_steps=12)
     run(own)
 
     assert read_info(own.output_dir)["base_model"] == read_info(own.model)["base_model"]
     assert weights(own.output_dir).keys() == weights(own.model).keys()
-    assert history(own.output_dir, "kl")[0] == pytest.approx(0.0, abs=1e-6)
+    assert logged(own.output_dir, "kl")[0] == pytest.approx(0.0, abs=1e-6)
     assert max(moved(own)) < -1.0
 
 
