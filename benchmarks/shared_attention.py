@@ -8,24 +8,12 @@ Prints, for branches of T tokens under prefixes of S, the milliseconds of both: 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from running import timed
 
 from reflectune.models import shared_attention
 from reflectune.models.shared_attention import Shared, Sight
-
-
-def milliseconds(run: Callable[[], Tensor], repeats: int) -> float:
-    """The least of some calls."""
-    best = float("inf")
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        run()
-        best = min(best, time.perf_counter() - start)
-    return 1000 * best
 
 
 def main() -> None:
@@ -49,7 +37,8 @@ def main() -> None:
                     query = torch.randn(arguments.branches, heads, new, size)
                     key, value = (torch.randn(arguments.branches, key_heads, new, size) for _ in range(2))
                     given = (query, key, value, 0, size**-0.5)
-                    found.append(milliseconds(lambda s=sight, g=given: s.attend(*g), arguments.repeats))
+                    seconds, _ = timed(lambda s=sight, g=given: s.attend(*g), "cpu", arguments.repeats)
+                    found.append(1000 * seconds)
                 merged, copied = found
                 print(
                     f"| {heads} × {size}, {key_heads} of keys | {new} | {seen} | {merged:.2f} | {copied:.2f} "

@@ -8,11 +8,11 @@ Prints, for rows of a prefix and K branches, the milliseconds of both and the nu
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from running import timed
 from torch import Tensor
 
 from reflectune.models.tree_attention import tree_attention, tree_mask
@@ -26,12 +26,7 @@ def segments_of(rows: int, prefix: int, branches: int, tokens: int) -> Tensor:
 
 def milliseconds(run: Callable[[], Tensor], inputs: list[Tensor], repeats: int) -> float:
     """Forward and backward, the least of some calls."""
-    best = float("inf")
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        torch.autograd.grad(run().sum(), inputs)
-        best = min(best, time.perf_counter() - start)
-    return 1000 * best
+    return 1000 * timed(lambda: torch.autograd.grad(run().sum(), inputs), "cpu", repeats)[0]
 
 
 def main() -> None:
