@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from running import timed
 from torch import Tensor
 
-from reflectune.models.tree_attention import tree_attention, tree_mask
+from reflectune.models.tree_attention import STRIDE, tree_attention, tree_mask
 
 
 def segments_of(rows: int, prefix: int, branches: int, tokens: int) -> Tensor:
-    """Segments of equal rows, of shape (rows, length)."""
-    row = [0] * prefix + [k for k in range(1, branches + 1) for _ in range(tokens)]
-    return torch.tensor([row] * rows)
+    """Segments of equal trees, of shape (trees, length), each tree's from its own multiple of STRIDE on."""
+    row = torch.tensor([0] * prefix + [k for k in range(1, branches + 1) for _ in range(tokens)])
+    return row + torch.arange(rows)[:, None] * STRIDE
 
 
 def milliseconds(run: Callable[[], Tensor], inputs: list[Tensor], repeats: int) -> float:
@@ -44,7 +44,7 @@ def main() -> None:
     for rows, prefix, branches, tokens, heads, size in shapes:
         segments = segments_of(rows, prefix, branches, tokens)
         inputs = [torch.randn(rows, heads, segments.shape[1], size, requires_grad=True) for _ in range(3)]
-        mask, compact = tree_mask(segments), segments[:, None, None]
+        mask, compact = tree_mask(segments % STRIDE), segments[:, None, None]
         dense = milliseconds(
             lambda i=inputs, m=mask: F.scaled_dot_product_attention(*i, attn_mask=m), inputs, arguments.repeats
         )

@@ -88,8 +88,8 @@ def tree_attention(
 ) -> Tensor:
     """Attention of a batch of trees.
 
-    By parts where kernels take and give denominators, which is on a CPU; else with a dense mask for each tree. The
-    parts are faster at every size that `benchmarks/tree_attention.py` tries.
+    By parts where kernels take and give denominators, which is on a CPU; else with a dense mask for each tree. Of the
+    sizes that `benchmarks/tree_attention.py` tries, the parts are faster at all but the smallest.
 
     Args:
         query: Of shape (B, heads, L, size).
