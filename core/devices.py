@@ -1,10 +1,19 @@
-"""Where a model runs."""
+"""Where a model runs, and whether its memory has run out."""
 
 from __future__ import annotations
 
 import torch
 
 from reflectune.core.errors import UserError
+
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "defaultcpuallocator",
+)
+"""What allocators say in a plain RuntimeError, in small letters."""
 
 
 def find_device(name: str) -> torch.device:
@@ -22,3 +31,10 @@ def find_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise UserError(f"device `{name}` cannot be used: {reason}; use cpu, cuda, cuda:0 … or auto") from error
     return device
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, of an accelerator or of the CPU."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _OUT_OF_MEMORY)

@@ -15,14 +15,19 @@ from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.correctness import Correctness, find_metric
 from reflectune.inference.analysis.unjudging import UnjudgingReader
-from reflectune.inference.collaborators import open_plain, open_prompted_reader, open_reader, open_retriever
+from reflectune.inference.collaborators import (
+    open_engine,
+    open_plain,
+    open_prompted_reader,
+    open_reader,
+    open_retriever,
+)
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_finder, build_pipeline
 from reflectune.inference.pipelines.document_answers import DocumentAnswers
 from reflectune.inference.runner import run_pipeline
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.models.engine import PrefixEngine
 from reflectune.models.loading import Loaded
 from reflectune.models.scheme import MMKB_RAG
 
@@ -143,7 +148,7 @@ class BothWays:
             return build_pipeline(self._scheme, dataclasses.replace(parts, config=forced))
         if parts.prompted is not None:
             return DocumentAnswers(parts.prompted, build_finder(parts), parts.base)
-        engine = PrefixEngine(self._loaded, token_budget=self._config.token_budget)
+        engine = open_engine(self._config, self._loaded)
         every = UnjudgingReader(engine, self._config.max_new_tokens)
         always = dataclasses.replace(parts.config, gamma=_GAMMA[RETRIEVED])
         return build_pipeline(self._scheme, dataclasses.replace(parts, reader=every, config=always))

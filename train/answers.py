@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,12 +68,18 @@ class AnswerReader:
 
     def read(self, rank: int, processes: int) -> list[bool]:
         """Whether this process's share of the answers is right; every n-th of the sample is its own."""
-        engine = PrefixEngine(self._loaded)  # puts the model into evaluation mode
+        engine = self._engine
+        self._loaded.model.eval()
         own = self.sample[rank::processes]
         right: list[bool] = []
         for start in range(0, len(own), self._batch_size):
             right += self._read_batch(engine, own[start : start + self._batch_size])
         return right
+
+    @functools.cached_property
+    def _engine(self) -> PrefixEngine:
+        """Made at the first reading, when training has taken its memory: a GPU's budget is found by a trial then."""
+        return PrefixEngine(self._loaded)
 
     def _read_batch(self, engine: PrefixEngine, examples: Sequence[TrainingExample]) -> list[bool]:
         asked = [self._ask(example) for example in examples]

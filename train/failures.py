@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
+from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
 from reflectune.models.positions import inner_model
 from reflectune.models.tree import IGNORE
@@ -22,8 +22,6 @@ from reflectune.train.forecasting.advice import suggestions
 from reflectune.train.forecasting.forecast import forecast, memory_of, patches
 from reflectune.train.forecasting.memory import in_words, total
 
-_OUT_OF_MEMORY = ("not enough memory", "DefaultCPUAllocator", "out of memory")
-"""What PyTorch's allocators say in a plain RuntimeError."""
 _FROM_WORKER = "Caught UserError in DataLoader worker"
 _NO_BATCH = Batch(tokens=0, longest=0, supervised=0, patches=0, trees=0)
 _SHOWN = 8
@@ -99,13 +97,6 @@ def plain_worker_errors() -> Iterator[None]:
         if not str(error).startswith(_FROM_WORKER):
             raise
         raise UserError(str(error).strip().rpartition(f"{UserError.__name__}: ")[2]) from None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, of an accelerator or of the CPU."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 @contextmanager

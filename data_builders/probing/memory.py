@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
 
 Tool = TypeVar("Tool")
@@ -15,8 +16,6 @@ Result = TypeVar("Result")
 
 LEAST = 256
 """Tokens in one forward pass below which it is the model that doesn't fit, not the work."""
-
-_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 class Halving(Generic[Tool]):
@@ -57,10 +56,3 @@ class Halving(Generic[Tool]):
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on an accelerator or beside it."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return any(sign in str(error).lower() for sign in _SIGNS)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
 from reflectune.core.types import ReflectionExample
 from reflectune.data_builders.reflection_data import read_examples, write_examples
 from reflectune.models.miniature.architecture import Family
-from reflectune.train import failures
 from reflectune.train.checkpoints import checkpoint_folders
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tune import fine_tune
@@ -150,7 +150,7 @@ def test_a_picture_that_the_processor_refuses_is_named(config: Callable[..., Sft
 
 
 def test_what_is_not_about_memory_is_not_taken_for_it() -> None:
-    assert failures.is_out_of_memory(MemoryError())
-    assert failures.is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
-    assert not failures.is_out_of_memory(RuntimeError("shapes differ"))
-    assert not failures.is_out_of_memory(ValueError("not enough memory"))
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(RuntimeError("shapes differ"))
+    assert not is_out_of_memory(ValueError("not enough memory"))
