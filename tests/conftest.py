@@ -1,4 +1,4 @@
-"""What several floors' tests use: a local OpenAI-compatible server that misbehaves on demand."""
+"""What several floors' tests use: a local OpenAI-compatible server that misbehaves on demand, and a small encoder."""
 
 from __future__ import annotations
 
@@ -126,3 +126,19 @@ def stub_server() -> Iterator[Callable[..., StubServer]]:
     yield start
     for server in started:
         server.close()
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a CLIP with random weights."""
+    from reflectune.models.miniature.architecture import (  # slow to import: many tests need no model
+        build_clip,
+        build_clip_processor,
+        train_tokenizer,
+    )
+
+    folder = tmp_path_factory.mktemp("clip")
+    tokenizer = train_tokenizer(["Title e1 is a red owl."] * 4, 300, "clip")
+    build_clip(tokenizer, size="test", seed=3).save_pretrained(folder)
+    build_clip_processor(tokenizer).save_pretrained(folder)
+    return str(folder)

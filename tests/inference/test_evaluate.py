@@ -22,7 +22,6 @@ from reflectune.core.types import Entry, Question, Section
 from reflectune.data_builders.dataset import write_questions
 from reflectune.inference import experiment, single
 from reflectune.inference.config import AnswerConfig, EvaluateConfig
-from reflectune.models.miniature.architecture import build_clip, build_clip_processor, train_tokenizer
 from reflectune.retrieval.encoders import load_encoder
 from reflectune.retrieval.index import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
@@ -42,15 +41,6 @@ MMKB = {
     "max_reply_tokens": 6,
 }
 """Everything is looked up, and three of six documents are kept, so that every step is taken."""
-
-
-@pytest.fixture(scope="session")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("clip")
-    tokenizer = train_tokenizer(["Title e1 is a red owl."] * 4, 300, "clip")
-    build_clip(tokenizer, size="test", seed=3).save_pretrained(folder)
-    build_clip_processor(tokenizer).save_pretrained(folder)
-    return str(folder)
 
 
 def write_world(

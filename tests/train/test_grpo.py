@@ -31,8 +31,6 @@ from reflectune.inference.both_ways import BothWays, log_odds
 from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.models.miniature.architecture import (
     Family,
-    build_clip,
-    build_clip_processor,
     build_model,
     build_processor,
     train_tokenizer,
@@ -51,15 +49,6 @@ COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
 ROOT = Path(__file__).parents[2]
 SCHEME_NAMES = ("mr2ag", "mmkb_rag")
-
-
-@pytest.fixture(scope="session")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("clip")
-    tokenizer = train_tokenizer(["Title e1 is a red owl."] * 4, 300, "clip")
-    build_clip(tokenizer, size="test", seed=3).save_pretrained(folder)
-    build_clip_processor(tokenizer).save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="session")

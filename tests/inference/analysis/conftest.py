@@ -11,7 +11,6 @@ from PIL import Image
 
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.dataset import write_questions
-from reflectune.models.miniature.architecture import build_clip, build_clip_processor, train_tokenizer
 from reflectune.retrieval.encoders import load_encoder
 from reflectune.retrieval.index import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
@@ -21,16 +20,7 @@ SPLITS = ("val_unseen_question", "val_unseen_entity")
 
 
 @pytest.fixture(scope="session")
-def small_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("clip")
-    tokenizer = train_tokenizer(["Title e1 is a red owl."] * 4, 300, "clip")
-    build_clip(tokenizer, size="test", seed=3).save_pretrained(folder)
-    build_clip_processor(tokenizer).save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="session")
-def small_world(tmp_path_factory: pytest.TempPathFactory, small_encoder: str, make: SimpleNamespace) -> Path:
+def small_world(tmp_path_factory: pytest.TempPathFactory, encoder: str, make: SimpleNamespace) -> Path:
     """Three entries of three sections; four knowledge-based questions and a visual one."""
     folder = tmp_path_factory.mktemp("small_world")
     (folder / "images").mkdir()
@@ -64,5 +54,5 @@ def small_world(tmp_path_factory: pytest.TempPathFactory, small_encoder: str, ma
         write_questions(folder, split, [question for question in questions if question.split == split])
     record = {"name": "test", "seed": 0, "fingerprint": "f" * 16, "counts": {}}
     (folder / "dataset.json").write_text(json.dumps(record))
-    build_index(KnowledgeBase(folder / "knowledge"), load_encoder(small_encoder), folder / "index")
+    build_index(KnowledgeBase(folder / "knowledge"), load_encoder(encoder), folder / "index")
     return folder

@@ -49,14 +49,14 @@ MMKB += [
 
 
 @pytest.fixture
-def setting(small_world, small_encoder, request) -> SimpleNamespace:
+def setting(small_world, encoder, request) -> SimpleNamespace:
     """Config and data set for one pipeline's checkpoints."""
 
     def make(pipeline: str, models: SimpleNamespace) -> SimpleNamespace:
         config = ReadingConfig(
             dataset=str(small_world),
             index=str(small_world / "index"),
-            encoder=small_encoder,
+            encoder=encoder,
             model=models.tuned,
             base_model=models.base,
             scheme=pipeline,

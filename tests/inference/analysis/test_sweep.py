@@ -17,12 +17,12 @@ from reflectune.inference.sweep import summary
 
 
 @pytest.fixture
-def sweep(small_world, small_encoder, tmp_path):
+def sweep(small_world, encoder, tmp_path):
     def make(models, pipeline: str, grid: dict, output: str = "out", **more) -> SweepConfig:
         config = SweepConfig(
             dataset=str(small_world),
             index=str(small_world / "index"),
-            encoder=small_encoder,
+            encoder=encoder,
             model=models.tuned,
             base_model=models.base,
             pipeline=pipeline,

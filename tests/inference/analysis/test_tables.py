@@ -102,14 +102,14 @@ def test_problems_name_their_key(settings, told) -> None:
 
 
 @pytest.mark.slow
-def test_mr2ags_tables_from_finished_runs(small_world, small_encoder, checkpoints, tmp_path) -> None:
+def test_mr2ags_tables_from_finished_runs(small_world, encoder, checkpoints, tmp_path) -> None:
     run = tmp_path / "run"
     shutil.copytree(small_world, run / "world")
     shutil.copytree(small_world / "index", run / "index")
     shutil.copytree(checkpoints.tuned, run / "checkpoint")
     config = TablesConfig(
         base_model=checkpoints.base,
-        encoder=small_encoder,
+        encoder=encoder,
         seeds=[0, 1],
         runs=[str(run)] * 2,
         output=str(tmp_path / "out"),
