@@ -19,11 +19,18 @@ class WorldConfig:
         default="default", metadata={"help": "tiny (tests), default (quick start) or large (about 20,000 entities)"}
     )
     seed: int = field(default=0, metadata={"help": "seed of everything in the world but the famous entities"})
+    traffic: int = field(
+        default=0,
+        metadata={"help": "questions of a further split, traffic, two in five about famous entities; 0: none"},
+    )
     dry_run: bool = field(default=False, metadata={"help": "say what would be built, and stop"})
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        return [] if self.output else ["`output` is needed: the folder to write the world into"]
+        issues = [] if self.output else ["`output` is needed: the folder to write the world into"]
+        if self.traffic < 0:
+            issues.append(f"`traffic` must be at least 0, found {self.traffic}")
+        return issues
 
 
 @entry_point
@@ -33,9 +40,9 @@ def main() -> None:
     from reflectune.data_builders.world.build import build_world, describe_world
 
     if config.dry_run:
-        print(describe_world(config.size))
+        print(describe_world(config.size, config.traffic))
         return
-    manifest = build_world(Path(config.output), size=config.size, seed=config.seed)
+    manifest = build_world(Path(config.output), size=config.size, seed=config.seed, traffic=config.traffic)
     print(f"{manifest['name']} in {config.output}: {manifest['entries']} entries; questions:")
     for split, counts in manifest["counts"].items():
         print(f"  {split}: {', '.join(f'{number} {kind}' for kind, number in counts.items())}")

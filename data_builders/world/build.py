@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from reflectune.data_builders.world.drawing import draw
 from reflectune.data_builders.world.facts import RELATIONS
 from reflectune.data_builders.world.looks import ATTRIBUTES, BALLOONS, Looks
 from reflectune.data_builders.world.population import SIZES, Article, constructed_look_alike, populate
-from reflectune.data_builders.world.questions import Interviewer
+from reflectune.data_builders.world.questions import TRAFFIC_PICTURES, Interviewer
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.passages import split_passages
 
@@ -32,11 +33,19 @@ VERSION = 1
 CONTACT_SHEET = "contact_sheet.png"
 
 
-def build_world(folder: Path, *, size: str, seed: int, quiet: bool = False) -> dict[str, Any]:
+def build_world(folder: Path, *, size: str, seed: int, traffic: int = 0, quiet: bool = False) -> dict[str, Any]:
     """Build a world, or find it built already.
 
     Pictures that exist are kept, so a build that was cut off goes on; dataset.json is written last and says that the
     folder is whole.
+
+    Args:
+        folder: Where to write it.
+        size: A key of `SIZES`.
+        seed: Decides everything but the famous entities.
+        traffic: Questions of a further split, `traffic`; a tenth of them for another, `traffic_val`. All else is as
+            without them.
+        quiet: Whether to show no progress.
 
     Returns:
         The manifest.
@@ -44,7 +53,8 @@ def build_world(folder: Path, *, size: str, seed: int, quiet: bool = False) -> d
     Raises:
         UserError: The folder holds another data set.
     """
-    key = fingerprint({"version": VERSION, "size": dataclasses.asdict(SIZES[size]), "seed": seed})
+    asked_for = {"version": VERSION, "size": dataclasses.asdict(SIZES[size]), "seed": seed}
+    key = fingerprint({**asked_for, "traffic": traffic} if traffic else asked_for)
     if (folder / MANIFEST).exists():
         manifest = load_manifest(folder)
         if manifest["settings"] != key:
@@ -53,6 +63,11 @@ def build_world(folder: Path, *, size: str, seed: int, quiet: bool = False) -> d
     articles = populate(SIZES[size], _rng(seed, "population"))
     painter = _Painter(folder, seed, quiet)
     splits = Interviewer(articles, _rng(seed, "questions"), painter.photograph).ask_all()
+    if traffic:
+        users = Interviewer(articles, _rng(seed, "traffic"), painter.photograph, TRAFFIC_PICTURES)
+        unseen = [*splits["val_unseen_question"], *splits["val_unseen_entity"]]
+        splits["traffic"] = users.traffic(splits["train"], traffic, "traffic")
+        splits["traffic_val"] = users.traffic(unseen, math.ceil(traffic / 10), "traffic_val")
     entries = list(_entries(articles, painter, seed))
     painter.close()
     for split, questions in splits.items():
@@ -145,11 +160,12 @@ def _write_contact_sheet(folder: Path, articles: Sequence[Article], seed: int) -
     sheet.save(folder / CONTACT_SHEET)
 
 
-def describe_world(size: str) -> str:
+def describe_world(size: str, traffic: int = 0) -> str:
     """What a build would make, for a dry run."""
     wanted = SIZES[size]
     entities = (wanted.train + wanted.val + wanted.test) * (1 + wanted.look_alikes)
     return (
         f"a world of about {entities} entities and the famous ones, {len(RELATIONS)} kinds of fact, splits train, "
         "val_unseen_question, val_unseen_entity, test_unseen_question, test_unseen_entity, two_hop_val, two_hop_test"
+        + (f", and {traffic:,} questions of traffic" if traffic else "")
     )

@@ -16,8 +16,17 @@ TOLERANCE = 0.1
 Photograph = Callable[[Article, int, int], str]
 """Takes (article, how many balloons, which picture of it) and returns the image's path."""
 
-PICTURES = 3
-"""Pictures of each entity that questions are asked about, besides the encyclopedia's own."""
+PICTURES = range(1, 4)
+"""Numbers of each entity's pictures that questions are asked about; 0 is the encyclopedia's own."""
+
+TRAFFIC_PICTURES = range(4, 28)
+"""Those that the traffic asks about."""
+
+TRAFFIC_FAMOUS = 0.4
+"""Share of its questions that are about famous entities: people ask most about what most people know."""
+
+TRAFFIC_VISUAL = 1 / 6
+"""Share of its questions that looking answers."""
 
 
 class Interviewer:
@@ -27,10 +36,13 @@ class Interviewer:
         articles: The world's population.
         rng: Source of phrasings, pictures and draws.
         photograph: Makes the picture that a question shows.
+        pictures: Numbers of an entity's pictures to draw from.
     """
 
-    def __init__(self, articles: Sequence[Article], rng: random.Random, photograph: Photograph) -> None:
-        self._articles, self._rng, self._photograph = articles, rng, photograph
+    def __init__(
+        self, articles: Sequence[Article], rng: random.Random, photograph: Photograph, pictures: range = PICTURES
+    ) -> None:
+        self._articles, self._rng, self._photograph, self._numbers = articles, rng, photograph, pictures
         self._pictures: dict[tuple[str, int], tuple[str, int]] = {}
         self._count: dict[str, int] = {}
         self._by_title = {one.entity.title: one for one in articles}
@@ -69,6 +81,30 @@ class Interviewer:
                 splits[name] += self.visual(one, name, 1)
             splits[f"two_hop_{role}"] += self._two_hop(role)
         return splits
+
+    def traffic(self, known: Sequence[Question], count: int, split: str) -> list[Question]:
+        """Questions as users ask them: nothing that other splits don't ask, but much of it again and again.
+
+        Args:
+            known: The questions of these splits.
+            count: How many to ask, each in words and with a picture of its own.
+            split: The split that they make.
+        """
+        by_id = {one.entity.id: one for one in self._articles}
+        models: dict[tuple[bool, bool], list[Question]] = {}
+        for question in known:
+            kind = (question.requires_retrieval is False, by_id[question.entity_ids[0]].role == "famous")
+            models.setdefault(kind, []).append(question)
+        asked: list[Question] = []
+        for _ in range(count):
+            visual, famous = self._rng.random() < TRAFFIC_VISUAL, self._rng.random() < TRAFFIC_FAMOUS
+            model = self._rng.choice(models.get((visual, famous)) or models[visual, False])
+            one = by_id[model.entity_ids[0]]
+            if visual:
+                asked += self.visual(one, split, 1)
+            else:
+                asked.append(self.knowledge(one, model.meta["relation"], split))
+        return asked
 
     def knowledge(self, one: Article, relation: str, split: str) -> Question:
         """A question whose answer stands in the entity's article."""
@@ -147,10 +183,10 @@ class Interviewer:
 
     def _picture(self, one: Article) -> tuple[str, int]:
         """One of the entity's pictures, and how many balloons it shows."""
-        key = (one.entity.id, self._rng.randrange(PICTURES))
+        key = (one.entity.id, self._rng.choice(self._numbers))
         if key not in self._pictures:
             balloons = self._rng.randint(1, 4)
-            self._pictures[key] = (self._photograph(one, balloons, key[1] + 1), balloons)
+            self._pictures[key] = (self._photograph(one, balloons, key[1]), balloons)
         return self._pictures[key]
 
     def _next_id(self, split: str) -> str:
@@ -161,7 +197,7 @@ class Interviewer:
 
 def _phrasing(split: str) -> Phrasing:
     """Training alone uses its phrasings."""
-    return "train" if split == "train" else "held_out"
+    return "train" if split in ("train", "traffic") else "held_out"
 
 
 def _range(value: str) -> tuple[float, float]:

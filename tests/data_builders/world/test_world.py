@@ -63,6 +63,36 @@ def test_a_folder_with_another_world_is_refused(folder: Path) -> None:
         build_world(folder, size="tiny", seed=5, quiet=True)
 
 
+def test_traffic_asks_what_other_splits_ask_of_famous_entities_most_and_leaves_them_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Pictures that are its own, the words of training or not, and the rest of the world to the byte."""
+    build_world(tmp_path, size="tiny", seed=3, traffic=300, quiet=True)
+    plain, world = Dataset(folder), Dataset(tmp_path)
+    for split in splits(folder):
+        assert world.questions(split) == plain.questions(split)
+    assert (tmp_path / "knowledge").exists()
+    assert filecmp.dircmp(folder / "knowledge", tmp_path / "knowledge").diff_files == []
+
+    def facts(names: tuple[str, ...]) -> set[tuple[str, str]]:
+        asked = [q for name in names for q in world.questions(name) if q.requires_retrieval]
+        return {(q.entity_ids[0], q.meta["relation"]) for q in asked}
+
+    assert facts(("traffic",)) <= facts(("train",))
+    assert facts(("traffic_val",)) <= facts(("val_unseen_question", "val_unseen_entity"))
+    assert facts(("traffic",)).isdisjoint(facts(UNSEEN))
+    traffic = world.questions("traffic")
+    assert (len(traffic), len(world.questions("traffic_val"))) == (300, 30)
+    known = [q for q in traffic if q.requires_retrieval]
+    assert sum(q.meta["famous"] == "yes" for q in known) == pytest.approx(0.4 * len(known), rel=0.2)
+    assert len(traffic) - len(known) == pytest.approx(300 / 6, rel=0.3)
+    others = {q.image for split in splits(folder) for q in plain.questions(split)}
+    assert others.isdisjoint(q.image for q in traffic)
+    assert all((tmp_path / q.image).exists() for q in traffic)
+    with pytest.raises(UserError, match="holds another data set"):
+        build_world(tmp_path, size="tiny", seed=3, quiet=True)
+
+
 def test_unseen_entities_have_held_out_looks_and_seen_ones_do_not(manifest: dict[str, Any]) -> None:
     for entity_id, looks in manifest["looks"].items():
         if "-like-" not in entity_id:
