@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from reflectune.core.types import Passage
+from reflectune.core.types import Passage, PromptedBranch
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,39 @@ class PassageOutcome:
 
 
 @dataclass(frozen=True)
+class HeldPassage:
+    """A passage of which the model is to go on saying what it said.
+
+    Attributes:
+        passage: The passage.
+        log_odds: Of the relevance gate, as `PassageOutcome` has them; None if that gate is refined.
+        answer: What was answered from it, in mR²AG; "" if nothing was.
+    """
+
+    passage: Passage
+    log_odds: float | None
+    answer: str = ""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the model itself said on either side of its gates, and is to go on saying.
+
+    Attributes:
+        passages: Some of the passages that were judged.
+        direct: The answer without retrieval; "" if another model gives it.
+        replies: MMKB-RAG: the replies to P_MCT, and to P_vqa with documents if no other model answers.
+    """
+
+    passages: tuple[HeldPassage, ...] = ()
+    direct: str = ""
+    replies: tuple[PromptedBranch, ...] = ()
+
+
+NOTHING_HELD = Held()
+
+
+@dataclass(frozen=True)
 class GateOutcome:
     """One question, answered both ways.
 
@@ -35,6 +68,7 @@ class GateOutcome:
         passages_read: Passages that the loop read.
         log_odds: Of the retrieval gate: the logit of its positive token less that of its negative one.
         passages: The passages, each answered from; none if the relevance gate was not asked about.
+        held: What else the model said.
     """
 
     question_id: str
@@ -43,6 +77,7 @@ class GateOutcome:
     passages_read: int
     log_odds: float
     passages: tuple[PassageOutcome, ...] = ()
+    held: Held = NOTHING_HELD
 
 
 class Measure(Protocol):

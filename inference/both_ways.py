@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from reflectune.core.errors import UserError
-from reflectune.core.gate_outcomes import GateOutcome, PassageOutcome
+from reflectune.core.gate_outcomes import GateOutcome, Held, HeldPassage, PassageOutcome
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.types import Question
+from reflectune.core.types import PromptedBranch, Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.correctness import Correctness, find_metric
 from reflectune.inference.analysis.unjudging import UnjudgingReader
@@ -180,7 +181,34 @@ class BothWays:
             passages_read=retrieved.tokens["passages_read"],
             log_odds=log_odds(retrieved.gate or 0.0),
             passages=_passages(question, retrieved, traces.get(PASSAGES), self._correctness),
+            held=self._held(traces[DIRECT], retrieved, refined=PASSAGES in traces),
         )
+
+    def _held(self, direct: Trace, retrieved: Trace, *, refined: bool) -> Held:
+        """What else the model said; `refined` if its relevance gates are measured for their own sake."""
+        own_words, prompted = not answered_by_base(self._scheme, self._config), self._scheme == MMKB_RAG.name
+        passages = []
+        for own in _one(retrieved):
+            log_odds, answer = None if refined else _relevance(own), "" if prompted else own.answer or ""
+            if log_odds is not None or answer:
+                passages.append(HeldPassage(own.passage, log_odds, answer))
+        replies = self._replies(retrieved, own_words) if prompted else ()
+        return Held(tuple(passages), direct.answer if own_words else "", tuple(replies))
+
+    def _replies(self, retrieved: Trace, own_words: bool) -> Iterator[PromptedBranch]:
+        documents, mct = [own.passage for own in retrieved.passages], retrieved.mct
+        if mct is not None and not mct.problem:
+            shown = tuple(documents[place] for place in retrieved.kept[: mct.shown])
+            yield PromptedBranch("mct", shown, reply=self._loaded.renderer.strip(mct.reply))
+        if own_words and retrieved.answer and retrieved.used and not (mct is not None and mct.merged):
+            yield PromptedBranch("vqa", tuple(documents[place] for place in retrieved.used), reply=retrieved.answer)
+
+
+def _one(retrieved: Trace) -> list[PassageTrace]:
+    """One of the passages that were judged: as often as not the best, drawn by the question's id."""
+    judged = sorted((own for own in retrieved.passages if own.s_rel is not None), key=lambda own: -(own.s_rel or 0.0))
+    drawn = random.Random(retrieved.question_id)
+    return [drawn.choice(judged[1:] if judged[1:] and drawn.random() < 0.5 else judged[:1])] if judged else []
 
 
 def log_odds(yes: float, no: float | None = None) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.types import Passage, PromptedExample, PromptName, ReflectionExample
+from reflectune.core.types import Branch, Passage, PromptedExample, PromptName, ReflectionExample
 from reflectune.models import scheme as layouts
 from reflectune.models.scheme import Scheme, Slot, Turn
 from reflectune.models.tree import IGNORE, Segment, Tree
@@ -172,26 +172,33 @@ class Renderer:
         Raises:
             UserError: The example has no answer where it needs one, or no branch to read.
         """
-        scheme = self._need_scheme("mr2ag")
         prefix = self.prefix(example.question, image)
         if not example.retrieve:
             _need(example.answer, f"training example {example.id}: a visual question needs an answer")
-            turns = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True))
-            tail = self._target(self._after_gate(turns), {"answer": example.answer})
-            return Tree(_join(prefix, *tail), (), prefix.vision)
+            return Tree(_join(prefix, *self.direct_reply(example.answer)), (), prefix.vision)
         _need(example.branches, f"training example {example.id}: a question to look up needs at least one passage")
         tails = []
         for branch in example.branches:
             if branch.relevant:
                 _need(branch.answer, f"training example {example.id}, passage {branch.passage.id}: relevant, no answer")
-            verdict = layouts.reply(scheme, "relevant" if branch.relevant else "irrelevant", answer=branch.relevant)
-            turns = (*layouts.passage_turns(scheme, multi_answer=example.multi_answer), verdict)
-            fill = {"passage": layouts.passage_text(branch.passage), "answer": branch.answer}
-            tails.append(self._target(self._after_gate(turns), fill))
+            tails.append(self.passage_reply(branch, example.multi_answer))
         shared = len(_common_prefix([self.gate_suffix, *(ids for ids, _ in tails)]))
         head = [part[:shared] for part in tails[0]]
         branches = tuple(Segment.of(ids[shared:], labels[shared:]) for ids, labels in tails)
         return Tree(_join(prefix, *head), branches, prefix.vision)
+
+    def direct_reply(self, answer: str) -> tuple[list[int], list[int]]:
+        """Ids and labels of what goes on from `prefix` without retrieval: [No Retrieval], the answer, its end."""
+        verdict = layouts.reply(self._need_scheme("mr2ag"), "no_retrieve", answer=True)
+        return self._target(self._after_gate((*layouts.question_turns(), verdict)), {"answer": answer})
+
+    def passage_reply(self, branch: Branch, multi_answer: bool = False) -> tuple[list[int], list[int]]:
+        """Ids and labels of `passage_branch` and the reply: what is said of relevance, and the answer if it is."""
+        scheme = self._need_scheme("mr2ag")
+        verdict = layouts.reply(scheme, "relevant" if branch.relevant else "irrelevant", answer=branch.relevant)
+        turns = (*layouts.passage_turns(scheme, multi_answer=multi_answer), verdict)
+        fill = {"passage": layouts.passage_text(branch.passage), "answer": branch.answer}
+        return self._target(self._after_gate(turns), fill)
 
     # How it is done.
 

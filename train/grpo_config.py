@@ -9,7 +9,7 @@ from typing import Any
 from reflectune.data_builders.probing.correctness import METRICS
 from reflectune.train.config import SftConfig
 from reflectune.train.mixture import Mixture
-from reflectune.train.refining.gate_policy import Advantage
+from reflectune.train.refining.gate_policy import PolicyLoss
 
 GATES = ("retrieve", "relevance")
 
@@ -39,9 +39,16 @@ class GateConfig(SftConfig):
         default=0.1, metadata=_help("gates with relevance: taken off the reward of keeping a passage")
     )
     beta: float = field(default=0.01, metadata=_help("weight of the divergence from the checkpoint's own gates"))
-    advantage: Advantage = field(
-        default="group",
-        metadata=_help("raw: rewards less their mean; group: divided by their standard deviation too, as in GRPO"),
+    policy_loss: PolicyLoss = field(
+        default="regression",
+        metadata=_help(
+            "expected: the expected reward; grpo: rewards over their standard deviation; regression: outcomes' "
+            "log-probabilities weighted by their rewards, which moves gates that are sure, too"
+        ),
+    )
+    hold: float = field(
+        default=1.0,
+        metadata=_help("weight of what else the checkpoint says staying as it is: relevance gates, answers, MCT"),
     )
     refresh_steps: int = field(
         default=0, metadata=_help("steps after which rewards are measured anew; 0: once, before the first step")
@@ -74,7 +81,7 @@ class GateConfig(SftConfig):
             issues.append(f"`gates` is [retrieve] or [retrieve, relevance], found {self.gates}")
         if self.metric not in METRICS:
             issues.append(f"`metric` is one of {', '.join(METRICS)}; found `{self.metric}`")
-        for name in ("retrieval_cost", "keeping_cost", "beta", "refresh_steps", "visual_limit"):
+        for name in ("retrieval_cost", "keeping_cost", "beta", "hold", "refresh_steps", "visual_limit"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 issues.append(f"`{name}` must be at least 0, found {value}")

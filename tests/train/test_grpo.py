@@ -31,6 +31,7 @@ from reflectune.inference.both_ways import BothWays, log_odds
 from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.models.miniature.architecture import (
     Family,
+    Size,
     build_model,
     build_processor,
     train_tokenizer,
@@ -87,11 +88,11 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Writes checkpoints of random models: full ones, or an adapter of one."""
 
     @functools.cache
-    def build(scheme: str = "mr2ag", family: Family = "llava", kind: str = "full") -> str:
+    def build(scheme: str = "mr2ag", family: Family = "llava", kind: str = "full", size: Size = "test") -> str:
         base, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("tuned")
         texts = ["What does it eat? It lives in an oak. Title e1: Diet.", reading_instruction(multi_answer=False)]
         tokenizer = train_tokenizer(texts * 3, 400, family)
-        processor, model = build_processor(family, tokenizer), build_model(family, tokenizer, size="test", seed=1)
+        processor, model = build_processor(family, tokenizer), build_model(family, tokenizer, size=size, seed=1)
         model.save_pretrained(base)
         processor.save_pretrained(base)
         ids = add_reflection_tokens(model, processor, SCHEMES[scheme], seed=0)
@@ -196,12 +197,37 @@ def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(
     assert logged(own.output_dir, "retrieving")[-1] < logged(own.output_dir, "retrieving")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
-@pytest.mark.parametrize("advantage", [pytest.param("raw", marks=pytest.mark.slow), "group"])
-def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(
-    config: Callable[..., GrpoConfig], scheme: str, advantage: str
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({"family": "qwen2_vl"}, 1e-7),
+        ({"method": "qlora", "size": "base"}, 1e-6),
+        ({"dtype": "bfloat16"}, 1e-3),  # rounding: the engine's batches are not the trainer's
+    ],
+    ids=["qwen2_vl", "qlora", "bfloat16"],
+)
+def test_other_families_four_bits_and_half_precision_learn_from_where_they_were_measured(
+    config: Callable[..., GrpoConfig], tuned: Callable[..., str], scheme: str, changes: dict[str, Any], start: float
 ) -> None:
-    own = config(scheme=scheme, advantage=advantage, retrieval_cost=0.0, max_steps=12)
+    if changes.get("method") == "qlora":
+        pytest.importorskip("bitsandbytes")
+    of_model = {name: changes[name] for name in ("family", "size") if name in changes}
+    others = {name: value for name, value in changes.items() if name not in of_model}
+    own = config(scheme=scheme, model=tuned(scheme, **of_model), retrieval_cost=0.5, max_steps=12, **others)
+    run(own)
+
+    assert logged(own.output_dir, "kl")[0] == pytest.approx(0.0, abs=start)
+    assert logged(own.output_dir, "retrieving")[-1] < 0.5 * logged(own.output_dir, "retrieving")[0]
+
+
+@pytest.mark.parametrize("scheme", SCHEME_NAMES)
+@pytest.mark.parametrize("policy_loss", [pytest.param("expected", marks=pytest.mark.slow), "grpo", "regression"])
+def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(
+    config: Callable[..., GrpoConfig], scheme: str, policy_loss: str
+) -> None:
+    own = config(scheme=scheme, policy_loss=policy_loss, retrieval_cost=0.0, max_steps=12)
     refined(own, worth(direct=0.0, retrieved=1.0))
 
     assert min(moved(own)) > 1.0
@@ -236,6 +262,52 @@ def test_training_starts_at_the_reference(config: Callable[..., GrpoConfig], sch
     run(own)
 
     assert logged(own.output_dir, "kl") == [pytest.approx(0.0, abs=1e-7)]
+
+
+def test_what_is_held_starts_where_it_is_held(config: Callable[..., GrpoConfig], tuned: Callable[..., str]) -> None:
+    """With answers by the base model, relevance gates alone are held, by a divergence that is nothing at first."""
+    base = str(read_info(tuned("mmkb_rag"))["base_model"])
+    own = config(scheme="mmkb_rag", answer_model="base", base_model=base, max_steps=1)
+    run(own)
+
+    assert logged(own.output_dir, "held") == [pytest.approx(0.0, abs=1e-7)]
+
+
+def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(
+    config: Callable[..., GrpoConfig], tuned: Callable[..., str]
+) -> None:
+    base = str(read_info(tuned("mmkb_rag"))["base_model"])
+    shared: dict[str, Any] = {"scheme": "mmkb_rag", "answer_model": "base", "base_model": base, "retrieval_cost": 0.5}
+    free, held = (config(f"hold-{weight}", hold=weight, max_steps=20, **shared) for weight in (0.0, 10.0))
+    run(free)
+    run(held)
+
+    def relevance(model: str) -> list[float]:
+        return [p.log_odds for own in read_gates(free, model, relevance=True) for p in own.passages]
+
+    def drift(own: GrpoConfig) -> float:
+        return sum(abs(a - b) for a, b in zip(relevance(own.model), relevance(own.output_dir), strict=True))
+
+    assert max(moved(held)) < -1.0
+    assert drift(held) < 0.5 * drift(free)
+
+
+def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config: Callable[..., GrpoConfig]) -> None:
+    free, held = (
+        config(f"hold-{weight}", hold=weight, retrieval_cost=0.5, learning_rate=1e-2, max_steps=100)
+        for weight in (0.0, 10.0)
+    )
+    run(free)
+    run(held)
+
+    def kept(own: GrpoConfig) -> list[bool]:
+        """Of each question. A random model's last token may be half a character, which no text can hold."""
+        pairs = zip(read_gates(own, own.model), read_gates(own, own.output_dir), strict=True)
+        return [before.held.direct.startswith(after.held.direct or "nothing") for before, after in pairs]
+
+    assert max(moved(held)) < -1.0
+    assert all(kept(held))
+    assert not any(kept(free))
 
 
 @pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])

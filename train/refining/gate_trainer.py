@@ -18,7 +18,7 @@ from reflectune.core.gate_outcomes import GateOutcome, Measure
 from reflectune.models.tree import IGNORE
 from reflectune.train.order import TrainingOrder
 from reflectune.train.refining.gate_policy import (
-    Advantage,
+    PolicyLoss,
     divergence,
     expected_rewards,
     gate_losses,
@@ -35,13 +35,15 @@ class Objective:
     Attributes:
         costs: What is taken off rewards.
         beta: Weight of the divergence from the start.
-        advantage: See `reflectune.train.refining.gate_policy.advantages`.
+        hold: Weight of what else is held; see `gate_tree`.
+        policy_loss: See `reflectune.train.refining.gate_policy.gate_losses`.
         pairs: The positive and the negative token of the retrieval gate, and of the relevance gate.
     """
 
     costs: Costs
     beta: float
-    advantage: Advantage
+    hold: float
+    policy_loss: PolicyLoss
     pairs: tuple[tuple[int, int], tuple[int, int]]
 
 
@@ -77,8 +79,11 @@ class GateTrainer(ReflectionTrainer):
         super().__init__(model, args, dataset, collator, order, save, settings)
         self._objective, self._measure = objective, measure
         self._reference = {own.question_id: rewards_of(own, objective.costs).log_odds for own in first}
+        self._held = {
+            own.question_id: [each.log_odds for each in own.held.passages if each.log_odds is not None] for own in first
+        }
         self._rewards = self._by_question(first)
-        self._sums = torch.zeros(5)
+        self._sums = torch.zeros(7)
         self.add_callback(_Refresh(self, refresh_steps))
 
     def take_round(self, number: int, *, kept: bool = False) -> None:
@@ -90,34 +95,60 @@ class GateTrainer(ReflectionTrainer):
         self._rewards = self._by_question(outcomes)
 
     def summed_loss(self, model: nn.Module, inputs: dict[str, Any], sample_ids: Sequence[str]) -> Tensor:
-        """The losses of a batch's gates, times their weights."""
+        """The losses of a batch's gates and of what is held, times their weights."""
         labels, weights = inputs.pop("labels"), inputs.pop("weights")
-        targets = labels[:, 1:] != IGNORE  # position i predicts label i + 1
-        read = model(**inputs, logits_to_keep=F.pad(targets, (0, 1)), use_cache=False).logits.float()
-        positive, kept = labels[:, 1:][targets], weights[:, 1:][targets]  # (gates,), as the rows of what was read
-        negative = positive.clone()
-        for yes, no in self._objective.pairs:
-            negative[positive == yes] = no
-        log_odds = (read.gather(1, positive[:, None]) - read.gather(1, negative[:, None]))[:, 0]
-        reference = log_odds.new_tensor([value for key in sample_ids for value in self._reference[key]])
-        rewards = log_odds.new_tensor([pair for key in sample_ids for pair in self._rewards[key].rewards])
-        losses = gate_losses(
-            log_odds, reference, rewards, beta=self._objective.beta, advantage=self._objective.advantage
-        )
-        retrieval = (positive == self._objective.pairs[0][0]).float()
-        self._count(log_odds.detach(), reference, rewards, retrieval, kept)
-        return (losses * kept).sum()
+        places = labels[:, 1:] != IGNORE  # position i predicts label i + 1
+        logits = model(**inputs, logits_to_keep=F.pad(places, (0, 1)), use_cache=False).logits.float()
+        targets, kept = labels[:, 1:][places], weights[:, 1:][places]  # (places,), as the rows of logits
+        is_gate = sum(targets == yes for yes, _ in self._objective.pairs).bool()
+        log_odds = self._log_odds(logits[is_gate], targets[is_gate])
+        reference, rewards, is_held = self._known(sample_ids, log_odds)
+        own, retrieval = ~is_held, targets[is_gate] == self._objective.pairs[0][0]
+        losses = divergence(log_odds, reference)
+        losses = losses.masked_scatter(own, self._policy_losses(log_odds[own], reference[own], rewards))
+        words = F.cross_entropy(logits[~is_gate], targets[~is_gate], reduction="none")
+        weigh, spoken = kept[is_gate], kept[~is_gate]
+        held = (losses * weigh)[is_held].sum() + (words * spoken).sum()
+        self._count(log_odds[own].detach(), reference[own], rewards, retrieval[own], weigh[own])
+        self._sums[5:] += torch.stack([held.detach(), weigh[is_held].sum() + spoken.sum()]).cpu()
+        return (losses * weigh)[own].sum() + held
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with E_π[R], the probability of retrieving and the divergence, means since the last time."""
+        """Log with means since the last time: E_π[R], the probability of retrieving, the divergence, what is held."""
         if "loss" in logs:
             sums = self.accelerator.reduce(self._sums.to(self.args.device), "sum").tolist()
             self._sums.zero_()
-            reward, divergent, weight, retrieving, questions = sums
+            reward, divergent, weight, retrieving, questions, held, held_weight = sums
             if questions:
                 logs["reward"], logs["kl"] = reward / weight, divergent / weight
                 logs["retrieving"] = retrieving / questions
+            if held_weight:
+                logs["held"] = held / held_weight
         super().log(logs, start_time)
+
+    def _log_odds(self, logits: Tensor, positive: Tensor) -> Tensor:
+        """z of each gate from logits of shape (gates, vocabulary) and its positive token: shape (gates,)."""
+        negative = positive.clone()
+        for yes, no in self._objective.pairs:
+            negative[positive == yes] = no
+        return (logits.gather(1, positive[:, None]) - logits.gather(1, negative[:, None]))[:, 0]
+
+    def _known(self, sample_ids: Sequence[str], log_odds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Reference of each gate (gates,), rewards of those that are refined (refined, 2), which are held (gates,)."""
+        reference: list[float] = []
+        rewards: list[tuple[float, float]] = []
+        is_held: list[bool] = []
+        for key in sample_ids:
+            own, held = self._reference[key], self._held[key] if self._objective.hold else []
+            reference += [*own, *held]
+            rewards += self._rewards[key].rewards
+            is_held += [False] * len(own) + [True] * len(held)
+        pairs = log_odds.new_tensor(rewards).view(-1, 2)
+        return log_odds.new_tensor(reference), pairs, torch.tensor(is_held, device=log_odds.device)
+
+    def _policy_losses(self, log_odds: Tensor, reference: Tensor, rewards: Tensor) -> Tensor:
+        how = self._objective
+        return gate_losses(log_odds, reference, rewards, beta=how.beta, kind=how.policy_loss)
 
     def _count(self, log_odds: Tensor, reference: Tensor, rewards: Tensor, retrieval: Tensor, weights: Tensor) -> None:
         probabilities = outcome_probabilities(log_odds)
@@ -126,9 +157,9 @@ class GateTrainer(ReflectionTrainer):
             divergence(log_odds, reference) * weights,
             weights,
             probabilities[:, 0] * retrieval,
-            retrieval,
+            retrieval.float(),
         ]
-        self._sums += torch.stack([each.sum() for each in counted]).cpu()
+        self._sums[:5] += torch.stack([each.sum() for each in counted]).cpu()
 
     def _by_question(self, outcomes: Sequence[GateOutcome]) -> dict[str, Rewards]:
         return {own.question_id: rewards_of(own, self._objective.costs) for own in outcomes}

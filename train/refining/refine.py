@@ -45,7 +45,8 @@ from reflectune.train.preview import parameter_table
 from reflectune.train.publishing.hub import publish
 from reflectune.train.publishing.model_card import write_card
 from reflectune.train.refining.gate_trainer import GateTrainer, Objective
-from reflectune.train.refining.rewards import Costs, GateExample, GateExamples, rewards_of
+from reflectune.train.refining.gate_trees import GateExample, GateExamples
+from reflectune.train.refining.rewards import Costs, rewards_of
 
 Measuring = Callable[[Loaded, Dataset, Sequence[Question]], Measure]
 """Makes what answers the questions with a model."""
@@ -101,7 +102,7 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
     model = adapted.train() if adapted else prepare_model(loaded, config)
     say(args, parameter_table(model))
     examples = [
-        GateExample(question, tuple(own.passage for own in outcome.passages))
+        GateExample(question, tuple(own.passage for own in outcome.passages), outcome.held, config.hold)
         for question, outcome in zip(questions, first, strict=True)
     ]
     most = loaded.model.config.get_text_config().max_position_embeddings
@@ -172,7 +173,8 @@ def objective(config: GateConfig, loaded: Loaded) -> Objective:
     """What is trained for, by the config."""
     ids = loaded.renderer.token_ids
     pairs = (ids["retrieve"], ids["no_retrieve"]), (ids["relevant"], ids["irrelevant"])
-    return Objective(Costs(config.retrieval_cost, config.keeping_cost), config.beta, config.advantage, pairs)
+    costs = Costs(config.retrieval_cost, config.keeping_cost)
+    return Objective(costs, config.beta, config.hold, config.policy_loss, pairs)
 
 
 def summary(outcomes: Sequence[GateOutcome], config: GateConfig) -> str:
