@@ -57,7 +57,8 @@ def build(family: str, size: Size, *, dtype: torch.dtype = torch.float32, device
     """A model with random weights, wide enough that its decisions differ; it reads 336-pixel pictures: 576 tokens."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = (_llava if family == "llava" else _qwen)(size).to(dtype)
+        model: Any = (_llava if family == "llava" else _qwen)(size)
+        model = model.to(dtype)
     model.generation_config.eos_token_id = None  # every answer is equally long
     for parameter in model.parameters():
         if parameter.dim() == 2:
@@ -83,7 +84,9 @@ def _llava(size: Size) -> PreTrainedModel:
         num_key_value_heads=size.heads,
         max_position_embeddings=16_384,
     )
-    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=IMAGE_TOKEN, tie_word_embeddings=False)
+    config = LlavaConfig(
+        vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN, tie_word_embeddings=False
+    )
     return LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa")
 
 

@@ -21,6 +21,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
@@ -150,10 +151,10 @@ def loads(output: Path, base: Path, method: str, arguments: argparse.Namespace) 
         Failed: A weight is missing or left over, or vLLM does not load it.
     """
     if method == "full":
-        _, report = AutoModelForImageTextToText.from_pretrained(output, output_loading_info=True)
-        odd = {kind: list(names)[:3] for kind, names in report.items() if names}
-        if odd:
-            raise Failed(f"plain transformers does not load {output} whole: {odd}")
+        made: Any = AutoModelForImageTextToText.from_pretrained(output, output_loading_info=True)
+        report = {kind: list(names)[:3] for kind, names in made[1].items() if names}
+        if report:
+            raise Failed(f"plain transformers does not load {output} whole: {report}")
         if find_spec("vllm") is None or arguments.device == "cpu":
             return "transformers"
         finished([sys.executable, "-c", _VLLM.format(folder=str(output))])

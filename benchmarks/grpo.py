@@ -1,30 +1,30 @@
 """Gates refined by reward against the γ sweep of the checkpoint they start from: accuracy, and passages read for it.
 
-    python benchmarks/grpo.py --worlds runs/s0 runs/s1 runs/s2 --work runs/grpo --output benchmarks/grpo.md
+    python benchmarks/grpo.py --work runs/grpo --output benchmarks/grpo.md
 
-Each world is a finished quick start (`benchmarks/quickstart.py`), one a seed; with the configuration grpo_mmkb.yaml and
-`--checkpoints` it is MMKB-RAG's. For each and each λ the command of the README is run, with what other flags are given
-here; the training questions are answered once for all λ. Every checkpoint then answers the validation questions both
-ways, which gives its whole γ sweep: a question's answer depends on γ only by which way it takes. What is finished is
-not run again.
+For each seed: a world with its traffic, an index, MMKB-RAG's probes, labels and fine-tuning, then the commands of the
+README for each λ, with what other flags are given here; the training questions are answered once for all λ. Every
+checkpoint then answers the validation questions both ways, which gives its whole γ sweep: a question's answer depends
+on γ only by which way it takes. What is finished is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
-import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from quickstart import LAUNCH, ROOT
+from quickstart import CONFIGS, LAUNCH, ROOT, run_stages
 from running import alone
 
 from reflectune.core.config import parse_config
-from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.durable import write_atomically
 from reflectune.core.gate_outcomes import GateOutcome
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
@@ -33,7 +33,13 @@ from reflectune.inference.charts import Line, line_chart
 from reflectune.models.loading import load
 from reflectune.train.grpo import GrpoConfig
 
-SPLITS = ("val_unseen_question", "val_unseen_entity")
+CONFIG = CONFIGS / "miniature/grpo_mmkb.yaml"
+
+QUESTIONS = {
+    "Traffic": ("traffic_val",),
+    "Unseen questions and entities": ("val_unseen_question", "val_unseen_entity"),
+}
+"""What is reported, and the splits that it takes in."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +52,25 @@ class Answered:
     log_odds: np.ndarray
     known: np.ndarray
     knowledge: np.ndarray
+    split: np.ndarray
 
     @classmethod
     def of(cls, questions: Sequence[Question], outcomes: Sequence[GateOutcome]) -> Answered:
         """Arrays of what was measured; `known` are questions about entities that the base model knows by heart."""
-        columns = [[getattr(own, name) for own in outcomes] for name in ("direct", "retrieved", "passages_read")]
         return cls(
-            *(np.array(column, dtype=float) for column in columns),
+            direct=np.array([own.direct for own in outcomes]),
+            retrieved=np.array([own.retrieved for own in outcomes]),
+            read=np.array([float(own.passages_read) for own in outcomes]),
             log_odds=np.array([own.log_odds for own in outcomes]),
             known=np.array([q.meta.get("famous") == "yes" and q.requires_retrieval is True for q in questions]),
             knowledge=np.array([q.requires_retrieval is True for q in questions]),
+            split=np.array([question.split for question in questions]),
         )
+
+    def of_splits(self, splits: Sequence[str]) -> Answered:
+        """The questions of some splits."""
+        chosen = np.isin(self.split, splits)
+        return Answered(*(getattr(self, item.name)[chosen] for item in dataclasses.fields(self)))
 
     def at(self, looked_up: np.ndarray) -> tuple[float, float]:
         """Mean passages read, and accuracy, if these questions are looked up."""
@@ -99,69 +113,83 @@ def above(points: Sequence[tuple[float, float]], sft: Answered) -> float:
     return float(np.mean([between(points, cost) - between(own, cost) for cost in costs]))
 
 
-@dataclass(frozen=True)
-class Start:
-    """What a seed's gates are refined from.
+def stages(seed: int, work: Path, costs: Sequence[float], traffic: int, extra: Sequence[str]) -> dict[str, list[str]]:
+    """The commands of a seed, by stage."""
+    miniature = CONFIGS / "miniature"
+    world, index, labels, checkpoint = (str(work / name) for name in ("world", "index", "labels", "checkpoint"))
 
-    Attributes:
-        seed: The seed.
-        config: The recipe.
-        world: Folder with `world/` and `index/`.
-        checkpoint: What train/sft.py wrote.
-        work: Where everything is put.
-    """
+    def module(name: str, config: str) -> list[str]:
+        return [sys.executable, "-m", f"reflectune.{name}", "--config", str(miniature / config)]
 
-    seed: int
-    config: Path
-    world: Path
-    checkpoint: Path
-    work: Path
+    def launch(script: str, config: str) -> list[str]:
+        return [*LAUNCH, str(ROOT / script), "--config", str(miniature / config)]
 
-    def flags(self, model: Path, output: Path) -> list[str]:
-        """The command line's settings."""
-        paths = {"model": model, "dataset": self.world / "world", "index": self.world / "index", "output_dir": output}
-        told = [text for name, value in paths.items() for text in (f"--{name}", str(value))]
-        return ["--config", str(self.config), *told]
+    probed = ["--dataset", world, "--index", index, "--output", str(work / "probes")]
+    made = {
+        "world": [
+            *module("data_builders.build_world", "world.yaml"),
+            *("--output", world, "--seed", str(seed), "--traffic", str(traffic)),
+        ],
+        "index": [
+            *module("retrieval.build_index", "index.yaml"),
+            *("--knowledge", f"{world}/knowledge", "--output", index),
+        ],
+        "probe": [*launch("data_builders/probe.py", "probe.yaml"), *probed],
+        "labels": [
+            *module("data_builders.derive_labels", "derive_labels.yaml"),
+            *("--dataset", world, "--probes", str(work / "probes"), "--output", labels),
+        ],
+        "train": [
+            *launch("train/sft.py", "mmkb_full.yaml"),
+            *("--train_data", labels, "--output_dir", checkpoint, "--seed", str(seed)),
+        ],
+    }
+    for cost in costs:
+        made[f"refine, λ = {cost:g}"] = [
+            *launch("train/grpo.py", "grpo_mmkb.yaml"),
+            *settings(work, work / "checkpoint", work / f"lambda-{cost:g}"),
+            *("--rewards", str(work / "answers"), "--retrieval_cost", str(cost), "--seed", str(seed), *extra),
+        ]
+    return made
 
 
-def answered(start: Start, model: Path, folder: Path) -> Answered:
+def settings(work: Path, model: Path, output: Path) -> list[str]:
+    """The command line's paths."""
+    paths = {"model": model, "dataset": work / "world", "index": work / "index", "output_dir": output}
+    return [text for name, value in paths.items() for text in (f"--{name}", str(value))]
+
+
+def answered(work: Path, model: Path, folder: Path) -> Answered:
     """Have a checkpoint answer the validation questions both ways."""
-    (config,) = parse_config(GrpoConfig, argv=start.flags(model, folder))
-    dataset = Dataset(start.world / "world")
-    questions = [question for split in SPLITS for question in dataset.questions(split)]
+    (config,) = parse_config(GrpoConfig, argv=["--config", str(CONFIG), *settings(work, model, folder)])
+    dataset = Dataset(work / "world")
+    questions = [question for splits in QUESTIONS.values() for name in splits for question in dataset.questions(name)]
     both = BothWays(config, load(str(model), scheme=config.scheme), dataset, questions, folder=folder)
     return Answered.of(questions, both(0))
 
 
-def refine(own: Start, cost: float, extra: Sequence[str]) -> Path:
-    """Refine a checkpoint at a λ, as the README says; the seconds are kept beside the result."""
-    output = own.work / f"lambda-{cost:g}"
-    if (output / "run.json").exists():
-        return output
-    command = [*LAUNCH, str(ROOT / "train/grpo.py"), *own.flags(own.checkpoint, output), "--seed", str(own.seed)]
-    command += ["--rewards", str(own.work / "answers"), "--retrieval_cost", str(cost), *extra]
-    start = time.monotonic()
-    subprocess.run(command, check=True)
-    write_json(output / "seconds.json", round(time.monotonic() - start, 1))
-    return output
-
-
 @dataclass(frozen=True)
 class Seed:
-    """What one quick start came to: its checkpoint, and those refined at each λ."""
+    """A seed's checkpoint, and those refined at each λ."""
 
     sft: Answered
     refined: dict[float, Answered]
-    seconds: dict[float, float]
+    minutes: dict[str, float]
+
+    def of_splits(self, splits: Sequence[str]) -> Seed:
+        """The questions of some splits."""
+        refined = {cost: own.of_splits(splits) for cost, own in self.refined.items()}
+        return Seed(self.sft.of_splits(splits), refined, self.minutes)
 
 
-def run_seed(own: Start, costs: Sequence[float], extra: Sequence[str]) -> Seed:
-    """Refine at every λ and have every checkpoint answer."""
-    folders = {cost: refine(own, cost, extra) for cost in costs}
+def run_seed(seed: int, work: Path, costs: Sequence[float], traffic: int, extra: Sequence[str]) -> Seed:
+    """Run all stages and have every checkpoint answer."""
+    work.mkdir(parents=True, exist_ok=True)
+    minutes = run_stages(work, stages(seed, work, costs, traffic, extra))
     return Seed(
-        answered(own, own.checkpoint, own.work / "val-sft"),
-        {cost: answered(own, folder, own.work / f"val-{cost:g}") for cost, folder in folders.items()},
-        {cost: read_json(folder / "seconds.json", "the run's seconds") for cost, folder in folders.items()},
+        answered(work, work / "checkpoint", work / "val-sft"),
+        {cost: answered(work, work / f"lambda-{cost:g}", work / f"val-{cost:g}") for cost in costs},
+        minutes,
     )
 
 
@@ -237,7 +265,7 @@ def gains(seeds: Sequence[Seed], costs: Sequence[float]) -> list[str]:
             never = float(own.direct.mean() - sft.direct.mean())
             columns.append((at_default, above(own.sweep(), sft), above(sft.oracle(), sft), always, never))
         cells = [spread(values, 2, scale=100) for values in zip(*columns, strict=True)]
-        minutes = spread([seed.seconds[cost] / 60 for seed in seeds])
+        minutes = spread([seed.minutes[f"refine, λ = {cost:g}"] for seed in seeds])
         lines.append(f"| {cost:g} | {' | '.join(cells)} | {minutes} |")
     return lines
 
@@ -276,47 +304,50 @@ def chart(seeds: Sequence[Seed], costs: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--worlds", type=Path, nargs="+", required=True, help="folders with world/ and index/, one a seed"
-    )
-    parser.add_argument(
-        "--checkpoints", type=Path, nargs="+", help="one a seed; `checkpoint` in each world's folder if unset"
-    )
-    parser.add_argument("--config", type=Path, default=ROOT / "configs/miniature/grpo.yaml")
-    parser.add_argument("--costs", type=float, nargs="+", default=[0.003, 0.01, 0.03], help="values of λ")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--costs", type=float, nargs="+", default=[0.3], help="values of λ")
+    parser.add_argument("--traffic", type=int, default=4000, help="questions to learn from")
     parser.add_argument("--work", type=Path, default=Path("runs/grpo"))
     parser.add_argument("--output", type=Path, help="Markdown file, and an SVG beside it; printed in any case")
     arguments, extra = parser.parse_known_args()
     began = time.monotonic()
-    checkpoints = arguments.checkpoints or [world / "checkpoint" for world in arguments.worlds]
-    starts = [
-        Start(seed, arguments.config, world, checkpoint, arguments.work / f"seed-{seed}")
-        for seed, (world, checkpoint) in enumerate(zip(arguments.worlds, checkpoints, strict=True))
+    seeds = [
+        run_seed(seed, arguments.work / f"seed-{seed}", arguments.costs, arguments.traffic, extra)
+        for seed in arguments.seeds
     ]
-    seeds = [run_seed(own, arguments.costs, extra) for own in starts]
-    text = page(seeds, arguments.costs, arguments.config, len(set(checkpoints)))
+    text = page(seeds, arguments.costs)
     print(text)
     print(f"{(time.monotonic() - began) / 60:.1f} minutes")
     if arguments.output:
         arguments.output.write_text(text, encoding="utf-8")
-        write_atomically(arguments.output.with_suffix(".svg"), chart(seeds, arguments.costs))
+        first = [seed.of_splits(next(iter(QUESTIONS.values()))) for seed in seeds]
+        write_atomically(arguments.output.with_suffix(".svg"), chart(first, arguments.costs))
 
 
-def page(seeds: Sequence[Seed], costs: Sequence[float], config: Path, checkpoints: int) -> str:
-    """The Markdown file: how it was measured, and both tables."""
+def page(seeds: Sequence[Seed], costs: Sequence[float]) -> str:
+    """The Markdown file: how it was measured, and the tables of each set of questions."""
     lines = [
         "# Gates refined by reward",
         "",
-        f"`python benchmarks/grpo.py --config {config.resolve().relative_to(ROOT)}`: {len(seeds)} seeds of refining, "
-        f"from {checkpoints} fine-tuned checkpoint(s); mean ± standard deviation over seeds. {len(seeds[0].sft.read)} "
-        "questions of val_unseen_question and val_unseen_entity, knowledge-based and visual together, none of them "
-        "trained on. Per cent, but for passages and rewards. Miniature numbers.",
-        "",
-        *table(seeds, costs),
-        "",
-        *gains(seeds, costs),
+        f"`python benchmarks/grpo.py`, MMKB-RAG on the miniature LLaVA: {len(seeds)} seeds, each with a world, a "
+        "fine-tuned checkpoint and a refined one of its own; mean ± standard deviation over seeds. Per cent, but for "
+        "passages and rewards. Miniature numbers.",
         "",
     ]
+    for name, splits in QUESTIONS.items():
+        own = [seed.of_splits(splits) for seed in seeds]
+        known = statistics.mean(float(seed.sft.known.mean()) for seed in own)
+        lines += [
+            f"## {name} (`{'`, `'.join(splits)}`)",
+            "",
+            f"{len(own[0].sft.read)} questions a seed, {known:.0%} of them about what the base model knows by heart. "
+            "None was trained on.",
+            "",
+            *table(own, costs),
+            "",
+            *gains(own, costs),
+            "",
+        ]
     return "\n".join(lines)
 
 

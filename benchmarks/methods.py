@@ -64,7 +64,7 @@ def train_shortly(family: str, method: str, data: Path) -> Cost:
     """Train in this process."""
     torch.set_num_threads(1)
     config = settings(method, f"miniature/{family}", data, epochs=2)
-    trainer = ours(config)
+    trainer: Any = ours(config)
     clock = Clock(trainer, "cpu")
     trainer.train()
     questions = len(read_examples(data / "train.parquet"))

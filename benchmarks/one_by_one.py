@@ -13,6 +13,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils import logging
@@ -45,6 +46,7 @@ def run_engine(
 def run_loop(loaded: Loaded, root: Path, questions: list[Question], passages: list[list[Passage]]) -> int:
     """One `generate` for the gate and one per passage, each from the pixels on."""
     decoded = 0
+    model: Any = loaded.model
     for question, own in zip(questions, passages, strict=True):
         prefix = loaded.renderer.prefix(question.text, load_image(question.image, root=root))
         branches = [[], *(loaded.renderer.passage_branch(passage) for passage in own)]
@@ -53,7 +55,7 @@ def run_loop(loaded: Loaded, root: Path, questions: list[Question], passages: li
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **prefix.vision}
             if loaded.model.config.model_type == "qwen2_vl":
                 inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
-            loaded.model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+            model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
             decoded += 1
     return decoded
 

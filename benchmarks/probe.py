@@ -36,7 +36,7 @@ def ask(model: PreTrainedModel, arguments: argparse.Namespace) -> Asked:
 
 
 @torch.no_grad()
-def loop(model: PreTrainedModel, asked: Asked, new_tokens: int) -> list[list[int]]:
+def loop(model: Any, asked: Asked, new_tokens: int) -> list[list[int]]:
     """Answers from one `generate` per question and document, as peers do."""
     found = []
     for prefix, branches in asked:

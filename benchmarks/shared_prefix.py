@@ -10,6 +10,7 @@ and must give the same gates and the same answers.
 from __future__ import annotations
 
 import argparse
+import functools
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def one_by_one(model: PreTrainedModel, prefix: Rendered, branches: list[list[int
 
 
 @torch.no_grad()
-def loop(model: PreTrainedModel, prefix: Rendered, branches: list[list[int]]) -> list[list[int]]:
+def loop(model: Any, prefix: Rendered, branches: list[list[int]]) -> list[list[int]]:
     """Answers from one `generate` per passage, as peers do."""
     found = []
     for branch in branches:
@@ -105,7 +106,8 @@ def seconds_by_count(
 ) -> list[float]:
     """Seconds for the gates of 1, 2, 4, … 64 passages."""
     more = (branches * 64)[:64]
-    return [timed(lambda k=k: gates(engine, prefix, more[:k]), arguments.device, arguments.repeats)[0] for k in COUNTS]
+    calls = [functools.partial(gates, engine, prefix, more[:k]) for k in COUNTS]
+    return [timed(call, arguments.device, arguments.repeats)[0] for call in calls]
 
 
 def _slope(seconds: list[float], arguments: argparse.Namespace) -> str:

@@ -26,7 +26,7 @@ from transformers import Trainer
 
 from reflectune.models.tree import IGNORE, loss_terms
 from reflectune.train.config import SftConfig
-from reflectune.train.data import load_examples
+from reflectune.train.data import load_training_data
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ def loss_difference(case: Case, arguments: argparse.Namespace) -> str:
     """Both losses of one batch of questions, before training; and by how many supervised tokens they differ."""
     config = case.config(arguments, matmul_precision="highest")
     rows = exported(config)
-    mine, theirs = ours(config), stock(config, rows)
-    examples, _ = load_examples(config)
+    mine: Any = ours(config)
+    theirs: Any = stock(config, rows)
+    examples = load_training_data(config.parts(), config.scheme).examples
     chosen = list(range(min(8, len(examples))))
     ids = {examples[i].id for i in chosen}
     device: Any = mine.args.device
@@ -62,8 +63,8 @@ def loss_difference(case: Case, arguments: argparse.Namespace) -> str:
         for name, value in mine.data_collator([mine.train_dataset[i] for i in chosen]).items()
         if isinstance(value, torch.Tensor)
     }
-    own = rows.filter(lambda row: row["id"] in ids)
-    flat = theirs.data_collator([own[i] for i in range(len(own))]).to(device)
+    own: Any = rows.filter(lambda row: row["id"] in ids)
+    flat: Any = theirs.data_collator([own[i] for i in range(len(own))]).to(device)
     after = _after(flat["labels"], int(batch["labels"][batch["labels"] != IGNORE][-1]))
     dropped = int((after & (flat["labels"] != IGNORE)).sum())
     flat["labels"][after] = IGNORE

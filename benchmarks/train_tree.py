@@ -67,7 +67,11 @@ def stock_trainer(model: PreTrainedModel, folder: str, arguments: argparse.Names
     )
     tokenizer = train_tokenizer(["what is it made of"], 300, "llava")
     unused = Dataset.from_dict({"input_ids": [[0]] * arguments.branches})
-    return SFTTrainer(model, config, data_collator=list, train_dataset=unused, processing_class=tokenizer)
+    return SFTTrainer(model, config, data_collator=_as_it_is, train_dataset=unused, processing_class=tokenizer)
+
+
+def _as_it_is(rows: list[Any]) -> Any:
+    return rows
 
 
 def seconds_of(step: Any, device: str, repeats: int) -> tuple[float, float]:

@@ -30,15 +30,16 @@ from reflectune.data_builders.reflection_data import (
 from reflectune.models.tree import IGNORE
 from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
-from reflectune.train.data import load_examples
+from reflectune.train.data import load_training_data
 from reflectune.train.fine_tune import (
     encoded_examples,
+    global_batch,
     load_base,
-    order,
     prepare_model,
     save_model,
     training_arguments,
 )
+from reflectune.train.order import training_order
 from reflectune.train.trainer import ReflectionTrainer
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs/miniature"
@@ -113,21 +114,23 @@ def settings(method: str, model: str, data: Path, **more: Any) -> SftConfig:
 def ours(config: SftConfig) -> ReflectionTrainer:
     """Our trainer, as `fine_tune` makes it."""
     torch.set_float32_matmul_precision(config.matmul_precision)
-    examples, image_root = load_examples(config)
+    data = load_training_data(config.parts(), config.scheme)
     args = training_arguments(config)
     args.save_strategy = SaveStrategy.NO
     loaded = load_base(config, args)
     model = prepare_model(loaded, config)
-    dataset = encoded_examples(examples, image_root, loaded, config)
+    dataset = encoded_examples(data.examples, data.image_root, loaded, config)
+    order = training_order(data, global_batch(args), seed=config.seed, group_by_length=config.group_by_length)
     save = functools.partial(save_model, loaded=loaded, settings={})
-    return ReflectionTrainer(model, args, dataset, Collator(loaded.model), order(examples, config, args), save, {})
+    return ReflectionTrainer(model, args, dataset, Collator(loaded.model), order, save, {})
 
 
 def exported(config: SftConfig) -> Dataset:
     """The data as TRL's users read it."""
-    folder = Path(config.train_data).parent / "trl"
+    (part,) = config.parts()
+    folder = part.folder.parent / "trl"
     if not folder.exists():
-        export(ExportConfig(data=config.train_data, to="trl", output=str(folder)))
+        export(ExportConfig(data=str(part.folder), to="trl", output=str(folder)))
     return load_dataset(str(folder), cache_dir=str(folder.parent / "cache"))["train"]
 
 
@@ -136,7 +139,7 @@ def stock(config: SftConfig, rows: Dataset) -> SFTTrainer:
     torch.set_float32_matmul_precision(config.matmul_precision)
     mine = training_arguments(config)
     loaded = load_base(config, mine)
-    questions = len(load_examples(config)[0])
+    questions = len(load_training_data(config.parts(), config.scheme).examples)
     args = SFTConfig(
         output_dir=config.output_dir,
         max_length=None,

@@ -8,6 +8,7 @@ Prints, for rows of a prefix and K branches, the milliseconds of both and the nu
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable
 
 import torch
@@ -43,12 +44,13 @@ def main() -> None:
     shapes += [(2, 200, 4, 100, 8, 64), (1, 600, 2, 100, 12, 64), (1, 600, 8, 137, 12, 64), (1, 600, 20, 137, 12, 64)]
     for rows, prefix, branches, tokens, heads, size in shapes:
         segments = segments_of(rows, prefix, branches, tokens)
-        inputs = [torch.randn(rows, heads, segments.shape[1], size, requires_grad=True) for _ in range(3)]
+        query, key, value = (torch.randn(rows, heads, segments.shape[1], size, requires_grad=True) for _ in range(3))
+        inputs = [query, key, value]
         mask, compact = tree_mask(segments % STRIDE), segments[:, None, None]
-        dense = milliseconds(
-            lambda i=inputs, m=mask: F.scaled_dot_product_attention(*i, attn_mask=m), inputs, arguments.repeats
-        )
-        parts = milliseconds(lambda i=inputs, c=compact: tree_attention(*i, c, 0.1), inputs, arguments.repeats)
+        one_mask = functools.partial(F.scaled_dot_product_attention, query, key, value, attn_mask=mask)
+        by_parts = functools.partial(tree_attention, query, key, value, compact, 0.1)
+        dense = milliseconds(one_mask, inputs, arguments.repeats)
+        parts = milliseconds(by_parts, inputs, arguments.repeats)
         length, tail = prefix + branches * tokens, branches * tokens
         saved = length**2 - prefix**2 - tail * (prefix + tokens)
         print(

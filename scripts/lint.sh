@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Style and types: ruff over the tree, mypy over the packages.
+# Style and types: ruff over the tree, mypy over the packages and the benchmarks.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare "[dev]"
@@ -10,3 +10,4 @@ mkdir -p .typecheck && ln -sfn .. .typecheck/reflectune
 cd .typecheck && ../.venv/bin/mypy --config-file ../pyproject.toml \
     reflectune/core reflectune/metrics reflectune/models reflectune/retrieval reflectune/data_builders reflectune/train \
     reflectune/inference
+MYPYPATH=reflectune/benchmarks ../.venv/bin/mypy --config-file ../pyproject.toml reflectune/benchmarks/*.py
