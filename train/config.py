@@ -188,6 +188,11 @@ class SftConfig:
         """The data set to validate on."""
         return Part(self.eval_data, self.eval_split, self.image_root)
 
+    @property
+    def adapters_dropout(self) -> float:
+        """Dropout before the adapters, if the method has any."""
+        return 0.0 if self.method == "full" else self.lora_dropout
+
     def run_settings(self) -> dict[str, Any]:
         """The settings that determine the weights: a run can only be resumed if they are the same."""
         unread = _FREE | (set() if self.method == "qlora" else {"double_quantization"})

@@ -53,7 +53,7 @@ def fine_tune(config: SftConfig) -> None:
     args = training_arguments(config)
     loaded = load_base(config, args)
     batch = global_batch(args)
-    fixed = why_fixed(loaded.model, config.lora_dropout if config.method != "full" else 0.0, sharding(os.environ))
+    fixed = why_fixed(loaded.model, config.adapters_dropout, sharding(os.environ))
     settings = run_settings(config, loaded) | batch.settings(fixed)
     if not config.dry_run and not config.resume:
         refuse_occupied(config.output_dir)

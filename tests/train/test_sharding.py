@@ -6,6 +6,7 @@ DeepSpeed builds a small library at first use (and its Adam for offloading): a f
 import json
 import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,7 +28,10 @@ from reflectune.models.miniature.architecture import Family, build_model
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("sharded_worker.py")
-needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs reflectune[deepspeed]")
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None or not (shutil.which("c++") or shutil.which("g++")),
+    reason="needs reflectune[deepspeed], and a C++ compiler for what it builds",
+)
 
 
 def launch_config(name: str, folder: Path) -> Path:
@@ -72,7 +76,8 @@ def run(tmp_path: Path, data_folder: Path) -> Callable[..., Path]:
         command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", port]
         command += ["--config_file", str(launch_config(name, tmp_path)), str(WORKER), str(notes), str(cut_after)]
         command += [text for key, value in options.items() for text in (f"--{key}", str(value))]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        own_programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # DeepSpeed looks for ninja
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": own_programs}
         done = subprocess.run([*command, *more], capture_output=True, text=True, env=environment, cwd=tmp_path)
         assert (done.returncode != 0) == bool(cut_after), done.stderr[-3000:]
         assert not cut_after or (output / "checkpoint-2" / "run.json").is_file(), done.stderr[-3000:]

@@ -82,7 +82,7 @@ def passing(config: SftConfig, divided: Division, architecture: Architecture, de
         compute=compute,
         residual=4 if full and not divided.kind else compute,
         adapters=None if full else config.lora_r,
-        dropout=config.lora_dropout > 0,
+        dropout=config.adapters_dropout > 0,
         trains_vision=full and not config.freeze_vision,
         checkpointing=config.gradient_checkpointing,
         by_parts=has_backward(device, torch.bfloat16 if compute == 2 else torch.float32, architecture.head_size),

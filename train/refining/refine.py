@@ -73,7 +73,7 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
     args = training_arguments(config)
     loaded, adapted = load_start(config, args)
     batch = global_batch(args)
-    fixed = why_fixed(loaded.model, config.lora_dropout if config.method != "full" else 0.0, kind)
+    fixed = why_fixed(loaded.model, config.adapters_dropout, kind)
     settings = {
         **config.run_settings(),
         **hashes,
