@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ class RowLog:
     """Rows appended to a JSONL file as they are finished; a row cut off by a crash is dropped when it is reopened.
 
     The first line is a header with the fingerprint of everything that determines the rows. Opening a log that was
-    written under another fingerprint is an error rather than a mixture.
+    written under another fingerprint is an error rather than a mixture, and so is opening one that another run writes.
 
     Example:
         >>> with RowLog("traces.jsonl", fingerprint="8f3a…") as log:
@@ -63,13 +64,27 @@ class RowLog:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.done: set[str] = set()
-        keep = 0
-        if self.path.exists():
-            keep = self._scan(fingerprint)
         self._file = self.path.open("ab")
+        try:
+            self._lock()
+            keep = self._scan(fingerprint)
+        except BaseException:
+            self._file.close()
+            raise
         self._file.truncate(keep)
         if keep == 0:
             self._write({"fingerprint": fingerprint})
+
+    def _lock(self) -> None:
+        """Keep other runs out until this one closes the file or dies."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another run is writing {self.path}; wait until it is finished, or choose another output folder"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
 
     def _scan(self, fingerprint: str) -> int:
         """Collect the ids of whole rows; return the length of the part of the file that is whole."""

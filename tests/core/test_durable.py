@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,20 @@ def test_a_missing_or_broken_json_says_what_it_should_be(tmp_path: Path) -> None
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(UserError, match="the manifest is not valid JSON"):
         read_json(tmp_path / "a.json", "the manifest")
+
+
+def test_a_log_that_another_run_writes_is_refused_until_that_run_is_dead(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    writing = (
+        "import sys, time; from reflectune.core.durable import RowLog\n"
+        "log = RowLog(sys.argv[1], 'f'); log.append('a', {'value': 1}); print('open', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", writing, str(path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(UserError, match="another run is writing"):
+            RowLog(path, "f")
+        other.kill()
+
+    with RowLog(path, "f") as log:
+        assert log.done == {"a"}
