@@ -47,6 +47,10 @@ def read_json(path: str | Path, what: str) -> Any:
         raise UserError(f"{what} is not valid JSON: {path}: {error}") from error
 
 
+class InUse(UserError):
+    """Another run writes the file."""
+
+
 class RowLog:
     """Rows appended to a JSONL file as they are finished; a row cut off by a crash is dropped when it is reopened.
 
@@ -80,7 +84,7 @@ class RowLog:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
+            raise InUse(
                 f"another run is writing {self.path}; wait until it is finished, or choose another output folder"
             ) from None
         except OSError:

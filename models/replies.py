@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from reflectune.core.durable import RowLog
+from reflectune.core.durable import InUse, RowLog
 from reflectune.core.errors import UserError
 
 _LAYOUT = "remote replies 1"
@@ -31,18 +30,13 @@ class ReplyFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock_file = self.path.with_name(f".{self.path.name}.lock").open("w")
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock_file.close()
-            raise UserError(
-                f"{self.path} is in use by another run; wait for it, or give this one its own `llm_cache`"
-            ) from error
         try:
             self._log = RowLog(self.path, _LAYOUT)
+        except InUse:
+            raise UserError(
+                f"{self.path} is in use by another run; wait for it, or give this one its own `llm_cache`"
+            ) from None
         except json.JSONDecodeError as error:
-            self._lock_file.close()
             raise UserError(f"{self.path} is no file of replies, or is damaged: {error}; move it away") from error
         self._file = self.path.open("rb")
         self._lock = threading.Lock()
@@ -76,7 +70,6 @@ class ReplyFile:
         """Close the file and let other runs have it."""
         self._log.close()
         self._file.close()
-        self._lock_file.close()
 
     def __enter__(self) -> ReplyFile:
         return self
