@@ -222,6 +222,8 @@ def train(trainer: ReflectionTrainer, write_card: Callable[..., None]) -> None:
         last = trainer.state.best_global_step if best_metric else None
         write_card(output_dir, history=trainer.state.log_history, step=last or trainer.state.global_step)
         mark_whole(output_dir, settings, trainer.state.global_step)
+    # a process that ends badly has the launcher end the others, which must not be writing then
+    trainer.accelerator.wait_for_everyone()
 
 
 def save_model(

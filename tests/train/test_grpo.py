@@ -292,6 +292,7 @@ def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(
     assert drift(held) < 0.5 * drift(free)
 
 
+@pytest.mark.slow
 def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config: Callable[..., GrpoConfig]) -> None:
     free, held = (
         config(f"hold-{weight}", hold=weight, retrieval_cost=0.5, learning_rate=1e-2, max_steps=100)
