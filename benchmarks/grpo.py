@@ -13,14 +13,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from quickstart import CONFIGS, LAUNCH, ROOT, run_stages
+import quickstart
+from quickstart import CONFIGS, launch, module, run_stages
 from running import alone
 
 from reflectune.core.config import parse_config
@@ -115,25 +115,12 @@ def above(points: Sequence[tuple[float, float]], sft: Answered) -> float:
 
 def stages(seed: int, work: Path, costs: Sequence[float], traffic: int, extra: Sequence[str]) -> dict[str, list[str]]:
     """The commands of a seed, by stage."""
-    miniature = CONFIGS / "miniature"
     world, index, labels, checkpoint = (str(work / name) for name in ("world", "index", "labels", "checkpoint"))
-
-    def module(name: str, config: str) -> list[str]:
-        return [sys.executable, "-m", f"reflectune.{name}", "--config", str(miniature / config)]
-
-    def launch(script: str, config: str) -> list[str]:
-        return [*LAUNCH, str(ROOT / script), "--config", str(miniature / config)]
-
     probed = ["--dataset", world, "--index", index, "--output", str(work / "probes")]
+    shared = quickstart.stages(work, "llava", "full", seed)
     made = {
-        "world": [
-            *module("data_builders.build_world", "world.yaml"),
-            *("--output", world, "--seed", str(seed), "--traffic", str(traffic)),
-        ],
-        "index": [
-            *module("retrieval.build_index", "index.yaml"),
-            *("--knowledge", f"{world}/knowledge", "--output", index),
-        ],
+        "world": [*shared["world"], "--traffic", str(traffic)],
+        "index": shared["index"],
         "probe": [*launch("data_builders/probe.py", "probe.yaml"), *probed],
         "labels": [
             *module("data_builders.derive_labels", "derive_labels.yaml"),

@@ -21,18 +21,20 @@ CONFIGS = ROOT / "configs"
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "accelerate/cpu.yaml")]
 
 
+def module(name: str, config: str) -> list[str]:
+    """The command that runs a module with a configuration of the miniature."""
+    return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / "miniature" / config)]
+
+
+def launch(script: str, config: str) -> list[str]:
+    """The command that launches a script with a configuration of the miniature."""
+    return [*LAUNCH, str(ROOT / script), "--config", str(CONFIGS / "miniature" / config)]
+
+
 def stages(run: Path, family: str, method: str, seed: int) -> dict[str, list[str]]:
     """The commands of the main job, by stage."""
     model = f"miniature/{family}"
     world, index, data, checkpoint = (str(run / name) for name in ("world", "index", "reflection", "checkpoint"))
-    miniature = CONFIGS / "miniature"
-
-    def module(name: str, config: str) -> list[str]:
-        return [sys.executable, "-m", f"reflectune.{name}", "--config", str(miniature / config)]
-
-    def launch(script: str, config: str) -> list[str]:
-        return [*LAUNCH, str(ROOT / script), "--config", str(miniature / config)]
-
     return {
         "world": [*module("data_builders.build_world", "world.yaml"), "--output", world, "--seed", str(seed)],
         "index": [

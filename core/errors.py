@@ -18,6 +18,8 @@ class UserError(Exception):
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap an entry script's `main` so that a user's mistake, a full disk or Ctrl-C ends in one clear line.
 
+    A `main` that ends well closes the connections to the other processes of its launch, if it had any.
+
     Exit status: 2 for a `UserError`, 28 for a full disk, 130 for Ctrl-C. Anything else is our own bug and keeps its
     traceback.
     """
@@ -26,6 +28,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     def run() -> None:
         try:
             main()
+            _close_connections()
         except UserError as error:
             sys.exit(_say(f"error: {error}", 2))
         except KeyboardInterrupt:
@@ -40,6 +43,12 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
             sys.exit(_say(f"{message}: what was finished is kept", errno.ENOSPC))
 
     return run
+
+
+def _close_connections() -> None:
+    distributed = sys.modules.get("torch.distributed")  # not imported: nothing was opened
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _say(message: str, status: int) -> int:

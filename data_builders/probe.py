@@ -15,12 +15,9 @@ from reflectune.data_builders.probing.config import ProbeConfig
 def main() -> None:
     """Parse the config, then probe."""
     (config,) = parse_config(ProbeConfig)
-    from accelerate import PartialState  # slow to import: after the config is right
-
-    from reflectune.data_builders.probing.run import run
+    from reflectune.data_builders.probing.run import run  # slow to import: after the config is right
 
     run(config)
-    PartialState().destroy_process_group()
 
 
 if __name__ == "__main__":

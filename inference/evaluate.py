@@ -25,7 +25,6 @@ def main() -> None:
     if PartialState().is_main_process:
         print(summary(metrics))
         print(f"report: {Path(config.output, 'report.html')}")
-    PartialState().destroy_process_group()
 
 
 def summary(metrics: dict[str, Any]) -> str:

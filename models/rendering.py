@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.types import Branch, Passage, PromptedExample, PromptName, ReflectionExample
+from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, PromptName, ReflectionExample
 from reflectune.models import scheme as layouts
 from reflectune.models.scheme import Scheme, Slot, Turn
 from reflectune.models.tree import IGNORE, Segment, Tree
@@ -158,9 +158,7 @@ class Renderer:
         branches = []
         for own in example.branches:
             _need(own.role or own.reply, f"training example {example.id}, prompt {own.prompt}: there is no reply")
-            read = self.prompt_branch(own.prompt, own.documents)
-            said = [self.token_id(own.role), self.end_token_id] if own.role else self.reply_ids(own.reply)
-            branches.append(Segment.of([*read, *said], [*[IGNORE] * len(read), *said]))
+            branches.append(Segment.of(*self.prompted_reply(own)))
         return Tree(Segment.of(prefix.ids, prefix.labels), tuple(branches), prefix.vision)
 
     def encode_example(self, example: ReflectionExample, image: Image.Image) -> Tree:
@@ -186,6 +184,12 @@ class Renderer:
         head = [part[:shared] for part in tails[0]]
         branches = tuple(Segment.of(ids[shared:], labels[shared:]) for ids, labels in tails)
         return Tree(_join(prefix, *head), branches, prefix.vision)
+
+    def prompted_reply(self, branch: PromptedBranch) -> tuple[list[int], list[int]]:
+        """Ids and labels of `prompt_branch` and the reply: a reflection token or words, and the turn's end."""
+        read = self.prompt_branch(branch.prompt, branch.documents)
+        said = [self.token_id(branch.role), self.end_token_id] if branch.role else self.reply_ids(branch.reply)
+        return [*read, *said], [*[IGNORE] * len(read), *said]
 
     def direct_reply(self, answer: str) -> tuple[list[int], list[int]]:
         """Ids and labels of what goes on from `prefix` without retrieval: [No Retrieval], the answer, its end."""

@@ -29,7 +29,6 @@ class ReplyFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._log = RowLog(self.path, _LAYOUT)
         except InUse:

@@ -42,14 +42,12 @@ class GrpoConfig(GateConfig, ReadingConfig):  # type: ignore[misc]  # training k
 def main() -> None:
     """Parse the config, then refine."""
     (config,) = parse_config(GrpoConfig)
-    from accelerate import PartialState  # slow to import: after the config is right
-
     run(config)
-    PartialState().destroy_process_group()
 
 
 def run(config: GrpoConfig) -> None:
     """Refine as the config says."""
+    # slow to import: after the config is right
     from reflectune.core.hashing import file_fingerprint, fingerprint
     from reflectune.data_builders.dataset import Dataset
     from reflectune.inference.both_ways import BothWays

@@ -15,12 +15,9 @@ from reflectune.train.config import SftConfig
 def main() -> None:
     """Parse the config, then train."""
     (config,) = parse_config(SftConfig)
-    from accelerate import PartialState  # slow to import: after the config is right
-
-    from reflectune.train.fine_tune import fine_tune
+    from reflectune.train.fine_tune import fine_tune  # slow to import: after the config is right
 
     fine_tune(config)
-    PartialState().destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -104,14 +104,14 @@ class GateTrainer(ReflectionTrainer):
         log_odds = self._log_odds(logits[is_gate], targets[is_gate])
         reference, rewards, is_held = self._known(sample_ids, log_odds)
         own, retrieval = ~is_held, targets[is_gate] == self._objective.pairs[0][0]
-        losses = divergence(log_odds, reference)
-        losses = losses.masked_scatter(own, self._policy_losses(log_odds[own], reference[own], rewards))
+        how, weigh, spoken = self._objective, kept[is_gate], kept[~is_gate]
+        refined = gate_losses(log_odds[own], reference[own], rewards, beta=how.beta, kind=how.policy_loss)
+        gates = divergence(log_odds[is_held], reference[is_held])
         words = F.cross_entropy(logits[~is_gate], targets[~is_gate], reduction="none")
-        weigh, spoken = kept[is_gate], kept[~is_gate]
-        held = (losses * weigh)[is_held].sum() + (words * spoken).sum()
+        held = (gates * weigh[is_held]).sum() + (words * spoken).sum()
         self._count(log_odds[own].detach(), reference[own], rewards, retrieval[own], weigh[own])
         self._sums[5:] += torch.stack([held.detach(), weigh[is_held].sum() + spoken.sum()]).cpu()
-        return (losses * weigh)[own].sum() + held
+        return (refined * weigh[own]).sum() + held
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with means since the last time: E_π[R], the probability of retrieving, the divergence, what is held."""
@@ -145,10 +145,6 @@ class GateTrainer(ReflectionTrainer):
             is_held += [False] * len(own) + [True] * len(held)
         pairs = log_odds.new_tensor(rewards).view(-1, 2)
         return log_odds.new_tensor(reference), pairs, torch.tensor(is_held, device=log_odds.device)
-
-    def _policy_losses(self, log_odds: Tensor, reference: Tensor, rewards: Tensor) -> Tensor:
-        how = self._objective
-        return gate_losses(log_odds, reference, rewards, beta=how.beta, kind=how.policy_loss)
 
     def _count(self, log_odds: Tensor, reference: Tensor, rewards: Tensor, retrieval: Tensor, weights: Tensor) -> None:
         probabilities = outcome_probabilities(log_odds)

@@ -108,8 +108,7 @@ class _Layout:
         if not own.answer:
             return self.relevance(own.passage)
         ids, labels = self.renderer.passage_reply(Branch(own.passage, True, own.answer), self.multi_answer)
-        gate = len(self.renderer.passage_branch(own.passage, self.multi_answer))
-        silent = gate + (own.log_odds is None)
+        silent = labels.index(self.renderer.token_id("relevant")) + (own.log_odds is None)
         return ids, [*[IGNORE] * silent, *labels[silent:]]
 
     def replies(self, held: Held) -> list[Supervised]:
@@ -138,11 +137,7 @@ class _PromptedLayout(_Layout):
 
     def replies(self, held: Held) -> list[Supervised]:
         direct = (PromptedBranch("vqa", reply=held.direct),) if held.direct else ()
-        found = []
-        for own in (*direct, *held.replies):
-            read, said = self.renderer.prompt_branch(own.prompt, own.documents), self.renderer.reply_ids(own.reply)
-            found.append(([*read, *said], [*[IGNORE] * len(read), *said]))
-        return found
+        return [self.renderer.prompted_reply(own) for own in (*direct, *held.replies)]
 
 
 class GateExamples(EncodedExamples):
