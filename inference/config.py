@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.inference.document_choice import Mct
+from reflectune.models.image_config import ImageKeys
 from reflectune.retrieval.passages import Lead
 
 Fallback = Literal["best_product", "closed_book", "abstain"]
@@ -52,7 +53,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class ReadingConfig:
+class ReadingConfig(ImageKeys):
     """What every pipeline needs: the models, the knowledge base, and how to read."""
 
     dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
@@ -105,7 +106,8 @@ class ReadingConfig:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = [
+        issues = self.image_problems()
+        issues += [
             f"`{name}` must be at least 1, found {getattr(self, name)}"
             for name in ("top_n", "max_new_tokens", "token_budget", "documents", "max_reply_tokens")
             if (value := getattr(self, name)) is not None and value < 1
