@@ -90,7 +90,6 @@ class Workshop:
     def __init__(self, dataset: Dataset, retriever: Retriever | None, annotate: Annotator, config: BuildConfig) -> None:
         self._dataset, self._retriever, self._annotate, self._config = dataset, retriever, annotate, config
         self._recipe = config.recipe()
-        self._entry_ids = list(dataset.knowledge.ids)
         self._ranked: dict[str, list[str]] = {}
         self._passages = functools.lru_cache(maxsize=8192)(self._split)
 
@@ -171,6 +170,10 @@ class Workshop:
 
     def _draw_article(self, rng: random.Random) -> list[Passage]:
         return self._passages(rng.choice(self._entry_ids))
+
+    @functools.cached_property
+    def _entry_ids(self) -> list[str]:
+        return list(self._dataset.knowledge.ids)  # a data set of visual-dependent questions has no knowledge base
 
     def _split(self, entry_id: str) -> list[Passage]:
         return split_passages(self._dataset.knowledge.get(entry_id), lead=self._config.lead)
