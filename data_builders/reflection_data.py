@@ -39,7 +39,7 @@ SCHEMA = pa.schema(
         ("retrieve", pa.bool_()),
         ("answer", pa.string()),
         ("branches", pa.list_(_BRANCH)),
-        ("multi_answer", pa.bool_()),
+        ("style", pa.string()),
         ("source", pa.string()),
     ]
 )
@@ -54,6 +54,7 @@ PROMPTED_SCHEMA = pa.schema(
         ("image", pa.string()),
         ("question", pa.string()),
         ("branches", pa.list_(_PROMPTED_BRANCH)),
+        ("style", pa.string()),
         ("source", pa.string()),
     ]
 )
@@ -118,7 +119,10 @@ def _read(path: str | Path, schema: pa.Schema, builder: str) -> list[dict[str, A
         raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
     missing = [name for name in schema.names if name not in table.column_names]
     if missing:
-        raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(table.column_names)}")
+        raise UserError(
+            f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(table.column_names)}. Build it again "
+            f"with reflectune.data_builders.{builder}"
+        )
     rows: list[dict[str, Any]] = table.select(schema.names).to_pylist()
     return rows
 

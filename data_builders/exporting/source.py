@@ -13,7 +13,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, PromptedBranch, PromptedExample, TrainingExample
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.reflection_data import MANIFEST, PROMPTED_SCHEMA, SCHEMA, example_from_row, read_manifest
-from reflectune.models.scheme import MMKB_RAG, Scheme, find_scheme
+from reflectune.models.scheme import Scheme, find_scheme
 
 BATCH = 256
 """Examples that are in memory at a time."""
@@ -52,7 +52,7 @@ def read(path: Path, scheme: Scheme) -> Iterator[TrainingExample]:
     Raises:
         UserError: It is no readable Parquet file, or lacks a column.
     """
-    prompted = scheme.name == MMKB_RAG.name
+    prompted = scheme.is_prompted
     names = (PROMPTED_SCHEMA if prompted else SCHEMA).names
     try:
         with pq.ParquetFile(path) as file:
