@@ -14,8 +14,8 @@ from reflectune.inference.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
+from reflectune.retrieval.rerankers.words import best_by_words
 from reflectune.retrieval.retriever import Retriever
-from reflectune.retrieval.words import best_by_words
 
 Form = Literal["article", "passages"]
 
