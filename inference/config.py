@@ -83,11 +83,12 @@ class ReadingConfig(RerankerConfig):
         default="", metadata=_help("plain model, used by closed_book, naive_rag, oracle, and mmkb_rag to answer")
     )
     plain_model: str = field(
-        default="", metadata=_help("a checkpoint of scheme plain: the base, fine-tuned without reflection; tuned_baselines")
+        default="",
+        metadata=_help("tuned_baselines: the base, fine-tuned without reflection (scheme plain)"),
     )
     scheme: str = field(default="", metadata=_help("the scheme that the checkpoint must have been tuned with"))
     top_n: int = field(default=5, metadata=_help("entries to retrieve for a question"))
-    passages: int = field(default=5, metadata=_help("naive_rag: of the entries' passages, those that the reranker picks"))
+    passages: int = field(default=5, metadata=_help("naive_rag: how many the reranker picks"))
     gamma: float = field(
         default=0.5, metadata=_help("retrieve if the gate's probability is at least this (mmkb_rag: above it)")
     )

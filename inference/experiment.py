@@ -30,7 +30,15 @@ from reflectune.inference.collaborators import (
 from reflectune.inference.config import EvaluateConfig
 from reflectune.inference.evaluation import evaluate
 from reflectune.inference.notices import ModelFacts, notices
-from reflectune.inference.pipelines.build import RECIPES, ModelRole, Parts, answered_by_base, build_pipeline, reranks, stages_for
+from reflectune.inference.pipelines.build import (
+    RECIPES,
+    ModelRole,
+    Parts,
+    answered_by_base,
+    build_pipeline,
+    reranks,
+    stages_for,
+)
 from reflectune.inference.probes import ProbeBuilder
 from reflectune.inference.report import write_report
 from reflectune.inference.runner import run_pipeline

@@ -34,9 +34,7 @@ class ContextBuilder:
     passages: int = 5
     lead: Lead = "first_sentence"
 
-    def build(
-        self, form: ContextForm, questions: Sequence[str], hits: Sequence[Sequence[Hit]]
-    ) -> list[list[Passage]]:
+    def build(self, form: ContextForm, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[list[Passage]]:
         """The passages that each question is answered from, in the order of reading.
 
         Args:

@@ -67,7 +67,9 @@ class GoldRetriever:
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
         """The gold entries of each image's question, at most `top_n`."""
         entries = [gold_entries(self._expected[id(image)][1])[:top_n] for image in images]
-        return [[Hit(entry, score=1.0, rank=rank, query="gold") for rank, entry in enumerate(row, 1)] for row in entries]
+        return [
+            [Hit(entry, score=1.0, rank=rank, query="gold") for rank, entry in enumerate(row, 1)] for row in entries
+        ]
 
 
 class MR2AGOracle:
