@@ -161,7 +161,7 @@ def evqa_type(question: Question) -> str:
 
 def _counts(question: Question) -> bool:
     """Whether official scores are over a question."""
-    return question.requires_retrieval is not False
+    return question.is_knowledge_based is not False
 
 
 def _finder(asked: dict[str, Question]) -> Callable[[Prediction], Question | None]:
