@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-AnswerType = Literal["string", "time", "numerical", "multi_answer"]
+AnswerType = Literal["string", "time", "numerical", "multi_answer", "free_form"]
+AnswerStyle = Literal["short", "list", "free"]
+"""How an answer is to be written: a word or phrase, several of them joined by `&&`, or as the model likes."""
 PromptName = Literal["ret", "srt", "mct", "vqa", "summary"]
 
 
@@ -28,7 +30,8 @@ class Question:
         text: The question as asked.
         answers: Every accepted answer; for `multi_answer` each is a list joined by `&&`.
         range: For `numerical`: lowest and highest accepted value.
-        answer_type: Decides the official metric.
+        answer_type: Decides the official metric, and how the answer is asked for (`answer_style`). `free_form` is an
+            answer in sentences, as LLaVA-Instruct has them: no metric compares it.
         split: E.g. `train`, `val_unseen_question`, `val_unseen_entity`.
         requires_retrieval: What the data set says: True for a knowledge-based question, False for a visual-dependent
             one, None if it says nothing. What a question counts as is `is_knowledge_based`.
@@ -59,6 +62,12 @@ class Question:
         if self.requires_retrieval is None and (self.entity_ids or self.evidence):
             return True
         return self.requires_retrieval
+
+    @property
+    def answer_style(self) -> AnswerStyle:
+        """How the answer is to be written: every prompt about the question asks for it so."""
+        styles: dict[str, AnswerStyle] = {"multi_answer": "list", "free_form": "free"}
+        return styles.get(self.answer_type, "short")
 
 
 @dataclass(frozen=True)
@@ -127,7 +136,7 @@ class ReflectionExample:
     """One training question with the branches that hang from its image and question.
 
     A visual-dependent question has no branches and an `answer`; a knowledge-based one has branches, and each relevant
-    branch has its own answer.
+    branch has its own answer. `style` is how answers are asked for, with a passage and without.
     """
 
     id: str
@@ -136,7 +145,7 @@ class ReflectionExample:
     retrieve: bool
     answer: str = ""
     branches: tuple[Branch, ...] = ()
-    multi_answer: bool = False
+    style: AnswerStyle = "short"
     source: str = ""
 
 
@@ -159,14 +168,18 @@ class PromptedBranch:
 
 @dataclass(frozen=True)
 class PromptedExample:
-    """One training question of MMKB-RAG: its tasks hang from the same image and question as branches."""
+    """One training question of MMKB-RAG, or of plain fine-tuning: prompts hang from the same image and question.
+
+    `style` is how its answers are asked for, with documents and without.
+    """
 
     id: str
     image: str
     question: str
     branches: tuple[PromptedBranch, ...]
+    style: AnswerStyle = "short"
     source: str = ""
 
 
 TrainingExample = ReflectionExample | PromptedExample
-"""One training question, of mR²AG or of MMKB-RAG."""
+"""One training question: of mR²AG, or of MMKB-RAG and of plain fine-tuning."""

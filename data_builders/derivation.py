@@ -107,7 +107,7 @@ def assemble(
         for question_id, branch in _answers(derived, questions):
             hang(question_id, branch)
     return [
-        PromptedExample(own.id, own.image, own.text, tuple(branches[own.id]), source=own.split)
+        PromptedExample(own.id, own.image, own.text, tuple(branches[own.id]), own.answer_style, own.split)
         for own in (questions[question_id] for question_id in sorted(branches))
     ]
 

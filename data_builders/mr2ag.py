@@ -121,7 +121,7 @@ def knowledge_example(
         question=question.text,
         retrieve=True,
         branches=tuple(chosen.shuffled(branches)),
-        multi_answer=question.answer_type == "multi_answer",
+        style=question.answer_style,
         source=question.split,
     )
     return chosen.outcome(example)
@@ -135,7 +135,7 @@ def visual_example(question: Question) -> ReflectionExample:
         question=question.text,
         retrieve=False,
         answer=canonical_answer(question),
-        multi_answer=question.answer_type == "multi_answer",
+        style=question.answer_style,
         source=question.split,
     )
 

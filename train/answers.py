@@ -100,13 +100,13 @@ class AnswerReader:
         image = load_image(example.image, root=self._image_root, needed_by=f"validation example {example.id}")
         if isinstance(example, PromptedExample):
             asking = next(branch for branch in example.branches if branch.prompt == "vqa")
-            prompt = renderer.prompt_branch("vqa", asking.documents)
+            prompt = renderer.prompt_branch("vqa", asking.documents, example.style)
             return Asked(renderer.question_prefix(example.question, image), prompt, "", asking.reply)
         prefix = renderer.prefix(example.question, image)
         if not example.retrieve:
-            return Asked(prefix, [], "no_retrieve", example.answer)
+            return Asked(prefix, renderer.direct_branch(example.style), "", example.answer)
         gold = next(branch for branch in example.branches if branch.relevant)
-        return Asked(prefix, renderer.passage_branch(gold.passage, example.multi_answer), "relevant", gold.answer)
+        return Asked(prefix, renderer.passage_branch(gold.passage, example.style), "relevant", gold.answer)
 
 
 def has_answer(example: TrainingExample) -> bool:

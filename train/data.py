@@ -15,7 +15,7 @@ from reflectune.core.images import load_image
 from reflectune.core.types import PromptedExample, ReflectionExample, TrainingExample
 from reflectune.data_builders.reflection_data import read_examples, read_manifest, read_prompted
 from reflectune.models.rendering import Renderer
-from reflectune.models.scheme import MMKB_RAG
+from reflectune.models.scheme import find_scheme
 from reflectune.models.tree import Segment, Tree, independent_rows
 from reflectune.train.mixture import Part
 
@@ -145,7 +145,7 @@ def load_examples(part: Part, scheme: str) -> tuple[Sequence[TrainingExample], P
         root = manifest.image_root
         if manifest.scheme != scheme:
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
-    examples = read_prompted(path) if scheme == MMKB_RAG.name else read_examples(path)
+    examples = read_prompted(path) if find_scheme(scheme).is_prompted else read_examples(path)
     if not examples:
         raise UserError(f"{path} holds no example; build it again, with questions of that split")
     _check_rows(examples, path, root)

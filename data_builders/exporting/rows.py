@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import PromptedBranch, PromptedExample, ReflectionExample, TrainingExample
+from reflectune.core.types import AnswerStyle, PromptedBranch, PromptedExample, ReflectionExample, TrainingExample
 from reflectune.models import scheme as layouts
 from reflectune.models.scheme import Scheme, Slot, Turn
 
@@ -66,7 +66,10 @@ def rows_of(example: TrainingExample, scheme: Scheme, masking: Masking, clean: C
     elif not example.retrieve:
         if not clean(example.answer):
             raise UserError("a question without retrieval needs an answer")
-        turns = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True))
+        if example.style == "free":
+            turns = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True))
+        else:
+            turns = (*layouts.direct_turns(scheme, example.style), Turn("assistant", (layouts.ANSWER,)))
         yield _row(example, turns, {"answer": example.answer}, "per_turn", clean)
     else:
         yield from _reflected(example, scheme, masking, clean)
@@ -87,7 +90,7 @@ def _reflected(
         if not clean(layouts.passage_text(branch.passage)):
             raise UserError(f"branch {number}: the passage is empty")
         verdict = layouts.reply(scheme, "relevant" if branch.relevant else "irrelevant", answer=branch.relevant)
-        turns = (*layouts.passage_turns(scheme, multi_answer=example.multi_answer), verdict)
+        turns = (*layouts.passage_turns(scheme, example.style), verdict)
         fill = {"passage": layouts.passage_text(branch.passage), "answer": branch.answer}
         how: Masking = "last_turn" if masking == "per_turn" and number else masking
         yield _row(example, turns, fill, how, clean)
@@ -103,13 +106,13 @@ def _prompted(example: PromptedExample, scheme: Scheme) -> Iterator[tuple[tuple[
             raise UserError(f"branch {number}, `{branch.prompt}`: unknown role `{branch.role}`")
         said = Turn("assistant", (scheme.tokens[branch.role] if branch.role else layouts.ANSWER,))
         documents = layouts.documents_text(branch.documents, numbered=branch.prompt == "mct")
-        yield (*_asked(branch, scheme), said), {"passage": documents, "answer": branch.reply}
+        yield (*_asked(branch, example.style, scheme), said), {"passage": documents, "answer": branch.reply}
 
 
-def _asked(branch: PromptedBranch, scheme: Scheme) -> tuple[Turn, ...]:
-    """The user's turn; `vqa` without documents is the question alone, as in `Renderer.prompt_branch`."""
-    if branch.prompt == "vqa" and not branch.documents:
-        return layouts.question_turns()
+def _asked(branch: PromptedBranch, style: AnswerStyle, scheme: Scheme) -> tuple[Turn, ...]:
+    """The user's turn, as in `Renderer.prompt_branch`."""
+    if branch.prompt == "vqa":
+        return layouts.answer_turns(scheme.prompts, style, documents=bool(branch.documents))
     return layouts.prompt_turns(scheme, branch.prompt)
 
 
