@@ -126,8 +126,8 @@ def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: flo
 
 def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[tuple[float, float]]:
     """(gate probability, 1 if knowledge-based else 0) of every question whose kind is known."""
-    found = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.requires_retrieval is not None]
-    return [(gate, float(bool(q.requires_retrieval))) for q, gate in found if gate is not None]
+    found = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.is_knowledge_based is not None]
+    return [(gate, float(bool(q.is_knowledge_based))) for q, gate in found if gate is not None]
 
 
 def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _famous(questions: Sequence[Question], traces: Mapping[str, Trace], seed: in
 
 
 def _by_split(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
-    known = [q for q in questions if q.requires_retrieval is not False and has_truth(q)]
+    known = [q for q in questions if q.is_knowledge_based is not False and has_truth(q)]
     splits = sorted({q.split for q in known})
     return {split: mean(correct([q for q in known if q.split == split], traces), seed) for split in splits}
 
