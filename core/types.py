@@ -33,7 +33,8 @@ class Question:
         answer_type: Decides the official metric, and how the answer is asked for (`answer_style`). `free_form` is an
             answer in sentences, as LLaVA-Instruct has them: no metric compares it.
         split: E.g. `train`, `val_unseen_question`, `val_unseen_entity`.
-        requires_retrieval: True for a knowledge-based question, False for a visual-dependent one, None if unknown.
+        requires_retrieval: What the data set says: True for a knowledge-based question, False for a visual-dependent
+            one, None if it says nothing. What a question counts as is `is_knowledge_based`.
         entity_ids: The entries that the image shows (two for a two-hop question, in order).
         evidence: The sections that support the answer, where the data set says so.
         meta: What else the data set says of it (relation, attribute, …), for reports and break-downs.
@@ -50,6 +51,17 @@ class Question:
     entity_ids: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     meta: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_knowledge_based(self) -> bool | None:
+        """Whether the question is to be looked up: True, False (it is answered by looking), or None if unknown.
+
+        As the data set says (`requires_retrieval`). Where it says nothing, a question that names an entity or its
+        evidence is knowledge-based. Training data and the gate's metrics go by this rule alone.
+        """
+        if self.requires_retrieval is None and (self.entity_ids or self.evidence):
+            return True
+        return self.requires_retrieval
 
     @property
     def answer_style(self) -> AnswerStyle:

@@ -58,7 +58,7 @@ def derive(
         if (ret := ret_label(probe, rule)) is not None:
             found.ret.append(ret)
         question = questions[probe.question_id]
-        if question.requires_retrieval is False and not config.srt_visual:
+        if question.is_knowledge_based is False and not config.srt_visual:
             continue
         srt = external_labels(probe, question) if config.labeller == "string" else srt_labels(probe, rule)
         found.srt.extend(srt)

@@ -86,7 +86,7 @@ def read_prompted(path: str | Path) -> list[PromptedExample]:
     Raises:
         UserError: The file is missing, is no Parquet file, or lacks a column.
     """
-    return [_prompted_from_row(row) for row in _read(path, PROMPTED_SCHEMA, "derive_labels")]
+    return [prompted_from_row(row) for row in _read(path, PROMPTED_SCHEMA, "derive_labels")]
 
 
 def example_from_row(row: dict[str, Any]) -> ReflectionExample:
@@ -95,7 +95,8 @@ def example_from_row(row: dict[str, Any]) -> ReflectionExample:
     return ReflectionExample(**{**row, "branches": branches})
 
 
-def _prompted_from_row(row: dict[str, Any]) -> PromptedExample:
+def prompted_from_row(row: dict[str, Any]) -> PromptedExample:
+    """A prompted example from plain values, as `dataclasses.asdict` made them."""
     branches = tuple(
         PromptedBranch(**{**branch, "documents": tuple(Passage(**own) for own in branch["documents"])})
         for branch in row["branches"]

@@ -12,7 +12,7 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import PromptedExample, TrainingExample
-from reflectune.metrics.infoseek import normalize_answer
+from reflectune.metrics import evqa, infoseek
 from reflectune.models.engine import Generation, PrefixEngine
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering import Rendered, Renderer
@@ -126,9 +126,11 @@ def check_answers(examples: Sequence[TrainingExample], path: Path) -> None:
 
 
 def is_right(renderer: Renderer, generation: Generation, answer: str) -> bool:
-    """Exact match after InfoSeek's official normalisation; of several answers joined by `&&`, as sets."""
-    return _parts(renderer.strip(generation.text)) == _parts(answer)
+    """Exact match after InfoSeek's normalisation; of several answers joined by `&&`, E-VQA's overlap of lists.
 
-
-def _parts(text: str) -> set[str]:
-    return {normalize_answer(part) for part in text.split("&&")}
+    Both are what an evaluation scores such questions by.
+    """
+    text = renderer.strip(generation.text)
+    if "&&" in answer and any(map(evqa.preprocess_answer, answer.split("&&"))):
+        return evqa.list_match(text, [answer])
+    return bool(infoseek.exact_match(text, [answer]))

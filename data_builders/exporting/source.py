@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Passage, PromptedBranch, PromptedExample, TrainingExample
+from reflectune.core.types import TrainingExample
 from reflectune.data_builders.exporting.config import ExportConfig
-from reflectune.data_builders.reflection_data import MANIFEST, PROMPTED_SCHEMA, SCHEMA, example_from_row, read_manifest
+from reflectune.data_builders.reflection_data import (
+    MANIFEST,
+    PROMPTED_SCHEMA,
+    SCHEMA,
+    example_from_row,
+    prompted_from_row,
+    read_manifest,
+)
 from reflectune.models.scheme import Scheme, find_scheme
 
 BATCH = 256
@@ -60,14 +66,6 @@ def read(path: Path, scheme: Scheme) -> Iterator[TrainingExample]:
             if missing := [name for name in names if name not in found]:
                 raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(found)}")
             for batch in file.iter_batches(batch_size=BATCH, columns=names):
-                yield from map(_prompted_from_row if prompted else example_from_row, batch.to_pylist())
+                yield from map(prompted_from_row if prompted else example_from_row, batch.to_pylist())
     except pa.ArrowException as error:
         raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
-
-
-def _prompted_from_row(row: dict[str, Any]) -> PromptedExample:
-    branches = tuple(
-        PromptedBranch(**{**branch, "documents": tuple(Passage(**own) for own in branch["documents"])})
-        for branch in row["branches"]
-    )
-    return PromptedExample(**{**row, "branches": branches})

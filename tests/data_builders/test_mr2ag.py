@@ -187,6 +187,8 @@ def test_a_visual_question_has_an_answer_and_no_branches() -> None:
         ({"answers": ("",)}, "the question has no answer"),
         ({"entity_ids": ()}, "names no entity"),
         ({"entity_ids": (), "requires_retrieval": False}, ""),
+        ({"entity_ids": (), "evidence": (), "requires_retrieval": None}, "neither says whether it needs retrieval"),
+        ({"requires_retrieval": None}, ""),
         ({}, ""),
     ],
 )

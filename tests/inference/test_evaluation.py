@@ -94,6 +94,16 @@ def test_the_gate_is_measured_over_knowledge_and_visual_questions_at_gamma(make)
     assert strict["accuracy"]["n"] == 3
 
 
+def test_a_question_that_names_entities_is_the_gates_to_decide_on_without_saying_so(make) -> None:
+    questions = [
+        make.question(0, requires_retrieval=None, entity_ids=("e1",)),
+        make.question(1, requires_retrieval=False),
+        make.question(2, requires_retrieval=None),
+    ]
+    gate = run(questions, {"mr2ag": [make.trace(i, gate=0.9 - 0.4 * i) for i in range(3)]})["gate"]
+    assert (gate["accuracy"]["n"], gate["auroc"]["value"]) == (2, 1.0)
+
+
 def test_relevance_is_balanced_between_gold_and_negatives(make) -> None:
     passages = (
         make.read(rel=0.9, source="gold"),

@@ -47,7 +47,7 @@ class GateExample:
     def kind(self) -> str:
         """What it asks for, in words: every batch has the same mixture of kinds."""
         names = {True: "knowledge-based", False: "visual", None: "of either kind"}
-        return names[self.question.requires_retrieval]
+        return names[self.question.is_knowledge_based]
 
     @property
     def length(self) -> int:
