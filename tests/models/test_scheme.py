@@ -16,7 +16,8 @@ def test_a_scheme_has_four_distinct_tokens_with_distinct_descriptions(scheme):
 
 def test_plain_fine_tuning_has_no_tokens():
     assert PLAIN.tokens == PLAIN.descriptions == {}
-    assert PLAIN.strip(" oak  tree [Relevant]") == "oak tree [Relevant]"
+    decoded = " oak  tree [Relevant]"
+    assert PLAIN.strip(decoded) == "oak tree [Relevant]"
 
 
 def test_tokens_are_those_of_the_papers():
