@@ -22,8 +22,8 @@ def select_questions(dataset: Dataset, config: BuildConfig) -> tuple[list[Questi
 
     With `visual_ratio: 1` there are none of the former, and `limit` draws from the latter.
 
-    A question that the data set says nothing of counts as knowledge-based. No more visual-dependent questions come back
-    than the ratio can ask for, and some to spare.
+    Those of which it is unknown (`Question.is_knowledge_based`) come with the former, so that they are named as bad
+    rows. No more visual-dependent questions come back than the ratio can ask for, and some to spare.
 
     Raises:
         UserError: `visual_dataset` or `visual_split` names questions of which none is visual-dependent.
@@ -37,6 +37,15 @@ def select_questions(dataset: Dataset, config: BuildConfig) -> tuple[list[Questi
         kept = set(rng.sample(range(total), config.limit))
     knowledge = list(_take(dataset, config.split, _is_knowledge, kept).values())
     return knowledge, _visual(dataset, config, len(knowledge), rng)
+
+
+def image_roots(dataset: Dataset, config: BuildConfig) -> tuple[Path, ...]:
+    """The folders that the image paths of a build may lead into; relative ones start at the first.
+
+    They are those of both data sets, and the output, where the black image is.
+    """
+    other = Dataset(Path(config.visual_dataset)).image_roots if config.visual_dataset else ()
+    return (*dataset.image_roots, *other, Path(config.output))
 
 
 def _visual(dataset: Dataset, config: BuildConfig, beside: int | None, rng: random.Random) -> list[Question]:
@@ -65,11 +74,11 @@ def visual_beside(knowledge: int, config: BuildConfig) -> int:
 
 
 def _is_knowledge(question: Question) -> bool:
-    return question.requires_retrieval is not False
+    return question.is_knowledge_based is not False
 
 
 def _is_visual(question: Question) -> bool:
-    return question.requires_retrieval is False
+    return question.is_knowledge_based is False
 
 
 def _count(dataset: Dataset, split: str, wanted: Callable[[Question], bool]) -> int:

@@ -19,7 +19,7 @@ from reflectune.train.forecasting.memory import GIB, Division, table
 QUESTION_TOKENS = 60
 """Of the text around a picture and a question."""
 _MEGAPIXEL = 1000 * 1000
-_BRANCHES = {"mr2ag": 6, "mmkb_rag": 12}
+_BRANCHES = {"mr2ag": 6, "mmkb_rag": 12, "plain": 2}
 """Of a long question: mR²AG's passages (configs/mr2ag); RET, ten documents and MCT (configs/mmkb_rag)."""
 _TILES = 5
 """Of a large picture in LLaVA-NeXT."""
