@@ -30,7 +30,7 @@ from reflectune.data_builders.reflection_data import (
     write_manifest,
 )
 from reflectune.data_builders.reflection_statistics import STATISTICS, statistics, summary
-from reflectune.data_builders.selection import select_questions
+from reflectune.data_builders.selection import image_roots, select_questions
 from reflectune.data_builders.workshop import BLANK_SIDE, Batch, Workshop
 from reflectune.models.scheme import passage_text
 from reflectune.retrieval.encoders import load_encoder
@@ -103,8 +103,9 @@ def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotat
     write_examples(target, whole.examples)
     if config.proofread:
         page = output / f"proofread_{config.split}.html"
-        write_page(page, whole.examples, dataset.root, f"{config.split} of {dataset.root.name}", config.proofread)
-    _record(output, config.split, dataset, key, numbers)
+        roots = image_roots(dataset, config)
+        write_page(page, whole.examples, roots, f"{config.split} of {dataset.root.name}", config.proofread)
+    _record(config, dataset, key, numbers)
     for log_path in output.glob(f".{config.split}.*.jsonl"):  # this build's, and those of builds that were given up
         log_path.unlink()
     print(summary(target, numbers))
@@ -189,9 +190,13 @@ def _write_blank(output: Path) -> None:
     write_atomically(output / "blank.png", buffer.getvalue())
 
 
-def _record(output: Path, split: str, dataset: Dataset, key: str, numbers: dict[str, Any]) -> None:
+def _record(config: BuildConfig, dataset: Dataset, key: str, numbers: dict[str, Any]) -> None:
     """Write the split's statistics, and then the manifest, which says that the split is there."""
+    output, split = Path(config.output), config.split
     known = read_json(output / STATISTICS, "statistics") if (output / STATISTICS).is_file() else {}
     write_json(output / STATISTICS, {**known, split: numbers})
-    before = read_manifest(output).fingerprints if (output / MANIFEST).is_file() else {}
-    write_manifest(output, Manifest("mr2ag", dataset.root, {**before, split: key}))
+    root = dataset.root
+    before = read_manifest(output) if (output / MANIFEST).is_file() else Manifest("mr2ag", root, {})
+    visual = Dataset(Path(config.visual_dataset)).image_roots if config.visual_dataset else ()
+    folders = tuple(sorted({*before.image_folders, *(str(folder.resolve()) for folder in visual)}))
+    write_manifest(output, Manifest("mr2ag", root, {**before.fingerprints, split: key}, folders))

@@ -35,6 +35,15 @@ def select_questions(dataset: Dataset, config: BuildConfig) -> tuple[list[Questi
     return knowledge, _visual(dataset, config, len(knowledge), rng)
 
 
+def image_roots(dataset: Dataset, config: BuildConfig) -> tuple[Path, ...]:
+    """The folders that the image paths of a build may lead into; relative ones start at the first.
+
+    They are those of both data sets, and the output, where the black image is.
+    """
+    other = Dataset(Path(config.visual_dataset)).image_roots if config.visual_dataset else ()
+    return (*dataset.image_roots, *other, Path(config.output))
+
+
 def _visual(dataset: Dataset, config: BuildConfig, beside: int, rng: random.Random) -> list[Question]:
     """Visual-dependent questions in a drawn order, as many as may stand beside so many knowledge-based ones."""
     other = Dataset(Path(config.visual_dataset)) if config.visual_dataset else dataset

@@ -50,7 +50,7 @@ def run(config: ProbeConfig) -> None:
     device = str(state.device) if config.device == "auto" else config.device
     dataset = Dataset(Path(config.dataset))
     questions = select_questions(dataset, config.split, visual=config.visual, limit=config.limit, seed=config.seed)
-    loaded = load(config.model, scheme=SCHEME, dtype=config.dtype, device=device)
+    loaded = load(config.model, scheme=SCHEME, dtype=config.dtype, device=device, images=config.image_settings())
     encoder = load_encoder(config.encoder, device=device)
     retriever = EntryRetriever(load_index(Path(config.index), dataset.knowledge, encoder), encoder)
     work = Work(dataset, retriever, loaded, config)

@@ -79,7 +79,7 @@ def _every(question: Question) -> bool:
 
 
 def _knowledge_based(question: Question) -> bool:
-    return question.requires_retrieval is not False
+    return question.is_knowledge_based is not False
 
 
 def _with_entry(question: Question) -> bool:
