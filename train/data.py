@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from PIL import Image
 from torch.utils.data import Dataset
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import PromptedExample, ReflectionExample, TrainingExample
+from reflectune.core.types import AnswerStyle, PromptedExample, ReflectionExample, TrainingExample
 from reflectune.data_builders.reflection_data import read_examples, read_manifest, read_prompted
 from reflectune.models.rendering import Renderer
 from reflectune.models.scheme import find_scheme
@@ -187,6 +187,8 @@ def _check_rows(examples: Sequence[TrainingExample], path: Path, root: Path) -> 
 
 
 def _problem(example: TrainingExample) -> str:
+    if example.style not in get_args(AnswerStyle):
+        return f"`style` should be one of {', '.join(get_args(AnswerStyle))}; found `{example.style}`"
     if not example.question.strip():
         return "the question is empty"
     if not example.image.strip():
