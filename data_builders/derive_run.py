@@ -36,7 +36,7 @@ from reflectune.data_builders.reflection_data import (
 from reflectune.data_builders.rescoring import by_judge, by_metric, rescore, said_in
 from reflectune.metrics.bem import load_bem
 from reflectune.metrics.judges import PROTOCOLS, Judging
-from reflectune.metrics.scoring import Metric
+from reflectune.metrics.registry import Metric
 from reflectune.models.remote import RemoteModel
 
 SCHEME = "mmkb_rag"

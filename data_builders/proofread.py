@@ -72,7 +72,7 @@ def _example(example: ReflectionExample, roots: Roots) -> str:
         body = "\n".join(_passage(example, branch, answers) for branch in sorted(example.branches, key=_evidence_first))
     else:
         body = judged("none", f"{example.id} [No Retrieval]", "[No Retrieval]", html.escape(example.answer), "")
-    several = ' <span class="badge">several answers, &amp;&amp;</span>' if example.multi_answer else ""
+    several = ' <span class="badge">several answers, &amp;&amp;</span>' if example.style == "list" else ""
     return (
         f'<article><div class="picture">{picture(example.image, roots, example.id)}</div><div>'
         f"<h2>{html.escape(example.question)}{several}</h2>"

@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
         ("retrieve", pa.bool_()),
         ("answer", pa.string()),
         ("branches", pa.list_(_BRANCH)),
-        ("multi_answer", pa.bool_()),
+        ("style", pa.string()),
         ("source", pa.string()),
     ]
 )
@@ -55,6 +55,7 @@ PROMPTED_SCHEMA = pa.schema(
         ("image", pa.string()),
         ("question", pa.string()),
         ("branches", pa.list_(_PROMPTED_BRANCH)),
+        ("style", pa.string()),
         ("source", pa.string()),
     ]
 )
@@ -86,7 +87,7 @@ def read_prompted(path: str | Path) -> list[PromptedExample]:
     Raises:
         UserError: The file is missing, is no Parquet file, or lacks a column.
     """
-    return [_prompted_from_row(row) for row in _read(path, PROMPTED_SCHEMA, "derive_labels")]
+    return [prompted_from_row(row) for row in _read(path, PROMPTED_SCHEMA, "derive_labels")]
 
 
 def example_from_row(row: dict[str, Any]) -> ReflectionExample:
@@ -95,7 +96,8 @@ def example_from_row(row: dict[str, Any]) -> ReflectionExample:
     return ReflectionExample(**{**row, "branches": branches})
 
 
-def _prompted_from_row(row: dict[str, Any]) -> PromptedExample:
+def prompted_from_row(row: dict[str, Any]) -> PromptedExample:
+    """A prompted example from plain values, as `dataclasses.asdict` made them."""
     branches = tuple(
         PromptedBranch(**{**branch, "documents": tuple(Passage(**own) for own in branch["documents"])})
         for branch in row["branches"]
@@ -119,7 +121,10 @@ def _read(path: str | Path, schema: pa.Schema, builder: str) -> list[dict[str, A
         raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
     missing = [name for name in schema.names if name not in table.column_names]
     if missing:
-        raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(table.column_names)}")
+        raise UserError(
+            f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(table.column_names)}. Build it again "
+            f"with reflectune.data_builders.{builder}"
+        )
     rows: list[dict[str, Any]] = table.select(schema.names).to_pylist()
     return rows
 

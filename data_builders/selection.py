@@ -20,8 +20,8 @@ _SPARE = 1000
 def select_questions(dataset: Dataset, config: BuildConfig) -> tuple[list[Question], list[Question]]:
     """Knowledge-based questions, and visual-dependent ones in a drawn order; `limit` draws from the former.
 
-    A question that the data set says nothing of counts as knowledge-based. No more visual-dependent questions come back
-    than the ratio can ask for, and some to spare.
+    Those of which it is unknown (`Question.is_knowledge_based`) come with the former, so that they are named as bad
+    rows. No more visual-dependent questions come back than the ratio can ask for, and some to spare.
 
     Raises:
         UserError: `visual_dataset` or `visual_split` names questions of which none is visual-dependent.
@@ -62,11 +62,11 @@ def _visual(dataset: Dataset, config: BuildConfig, beside: int, rng: random.Rand
 
 
 def _is_knowledge(question: Question) -> bool:
-    return question.requires_retrieval is not False
+    return question.is_knowledge_based is not False
 
 
 def _is_visual(question: Question) -> bool:
-    return question.requires_retrieval is False
+    return question.is_knowledge_based is False
 
 
 def _count(dataset: Dataset, split: str, wanted: Callable[[Question], bool]) -> int:

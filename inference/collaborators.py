@@ -15,6 +15,8 @@ from reflectune.models.loading import Loaded, load
 from reflectune.retrieval.encoders import load_encoder
 from reflectune.retrieval.index import load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.rerankers.loading import load_reranker
 from reflectune.retrieval.retriever import EntryRetriever
 
 
@@ -61,3 +63,9 @@ def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> EntryRetr
     """The retriever over the config's index, which must have been built from this knowledge base and encoder."""
     encoder = load_encoder(config.encoder, device=_device(config))
     return EntryRetriever(load_index(Path(config.index), knowledge, encoder), encoder)
+
+
+def open_reranker(config: ReadingConfig) -> Reranker:
+    """The reranker that picks naive RAG's passages."""
+    settings = config.reranker_settings()
+    return load_reranker(config.reranker, config.reranker_model, settings, device=_device(config))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.types import Question
+from reflectune.inference.config import FORMS
 from reflectune.inference.probes import SEVERAL, attribute_of
 from reflectune.inference.ranking import PAPER_TABLE_5, RANKINGS, order_agreement
 from reflectune.inference.reflection_metrics import reflection
@@ -30,7 +31,14 @@ from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics import gates, infoseek
 from reflectune.metrics.retrieval import article_recall_at_k
 
-NAIVE_FORMS = ("naive_rag_article", "naive_rag_passages")
+BASELINES = (
+    *FORMS["closed_book"],
+    *FORMS["naive_rag"],
+    *(name for name in FORMS["tuned_baselines"] if not name.startswith("oracle")),
+)
+"""What a pipeline that reads `top_n` entries is compared with: none of these reads more of them, and none is told."""
+
+BEST_BASELINE = "best_baseline"
 TUNED = ("mr2ag", "mmkb_rag")
 """Pipelines of a fine-tuned model, which are compared with the baselines."""
 
@@ -54,10 +62,10 @@ def evaluate(questions: Sequence[Question], traces: Traces, *, gamma: float, see
     asked = official(questions)
     pipelines = {name: found for name, found in traces.items() if name not in STAGES}
     tables = {name: _table(asked, found, seed) for name, found in pipelines.items()}
-    better = _better_form(tables)
-    if better:
-        tables["naive_rag"] = tables[better]
-        pipelines = {**pipelines, "naive_rag": pipelines[better]}
+    strongest = _strongest_baseline(tables)
+    if strongest:
+        tables[BEST_BASELINE] = tables[strongest]
+        pipelines = {**pipelines, BEST_BASELINE: pipelines[strongest]}
     mr2ag, base = traces.get("mr2ag", {}), traces.get("closed_book", {})
     tuned = next((traces[name] for name in TUNED if name in traces), {})
     probed = traces.get("relevance", {})
@@ -81,7 +89,7 @@ def evaluate(questions: Sequence[Question], traces: Traces, *, gamma: float, see
         "two_hop": {name: mean(correct(two_hop(questions), found), seed) for name, found in pipelines.items()},
         "by_split": {name: _by_split(questions, found, seed) for name, found in pipelines.items()},
         "coverage": {name: _coverage(questions, found) for name, found in pipelines.items()},
-        "naive_rag_form": better,
+        BEST_BASELINE: strongest,
     }
 
 
@@ -101,9 +109,10 @@ def _headline(table: Mapping[str, Any]) -> float:
     return found["value"] if found else 0.0
 
 
-def _better_form(tables: Mapping[str, Any]) -> str | None:
-    forms = [name for name in NAIVE_FORMS if name in tables]
-    return max(forms, key=lambda name: _headline(tables[name])) if forms else None
+def _strongest_baseline(tables: Mapping[str, Any]) -> str | None:
+    """The baseline with the highest score on these very questions, which favours it."""
+    names = [name for name in BASELINES if name in tables]
+    return max(names, key=lambda name: _headline(tables[name])) if names else None
 
 
 def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: float, seed: int) -> dict[str, Any]:
@@ -117,8 +126,8 @@ def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: flo
 
 def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[tuple[float, float]]:
     """(gate probability, 1 if knowledge-based else 0) of every question whose kind is known."""
-    found = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.requires_retrieval is not None]
-    return [(gate, float(bool(q.requires_retrieval))) for q, gate in found if gate is not None]
+    found = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.is_knowledge_based is not None]
+    return [(gate, float(bool(q.is_knowledge_based))) for q, gate in found if gate is not None]
 
 
 def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:
@@ -199,7 +208,7 @@ def _rankings(questions: Sequence[Question], traces: Mapping[str, Trace], seed: 
 
 def _comparisons(questions: Sequence[Question], pipelines: Traces, seed: int) -> dict[str, Score | None]:
     """Each tuned pipeline less each baseline: the overall score (or the only split's), paired by question."""
-    every = itertools.product(TUNED, ("naive_rag", "closed_book"))
+    every = itertools.product(TUNED, (BEST_BASELINE, *BASELINES))
     pairs = [(first, second) for first, second in every if {first, second} <= set(pipelines)]
     return {f"{first} - {second}": _difference(questions, pipelines, first, second, seed) for first, second in pairs}
 
@@ -226,7 +235,7 @@ def _famous(questions: Sequence[Question], traces: Mapping[str, Trace], seed: in
 
 
 def _by_split(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
-    known = [q for q in questions if q.requires_retrieval is not False and has_truth(q)]
+    known = [q for q in questions if q.is_knowledge_based is not False and has_truth(q)]
     splits = sorted({q.split for q in known})
     return {split: mean(correct([q for q in known if q.split == split], traces), seed) for split in splits}
 

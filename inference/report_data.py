@@ -119,7 +119,7 @@ def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables) 
         "answers": list(question.answers),
         "range": list(question.range) if question.range else None,
         "image": tables.image(question.image, image_roots(tables._dataset.root)) if question.image else -1,
-        "knowledge": question.requires_retrieval,
+        "knowledge": question.is_knowledge_based,
         "famous": question.meta.get("famous") == "yes",
         "entities": list(question.entity_ids),
         "evidence": [f"{evidence.entry_id}#{evidence.section}" for evidence in question.evidence],
@@ -151,7 +151,7 @@ def _trace(question: Question, trace: Trace, tables: _Tables) -> dict[str, Any]:
 def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace]) -> bool | None:
     """What a gate should say: in MMKB-RAG whether the base model is wrong by itself; None if that is not known."""
     if name != "mmkb_rag":
-        return question.requires_retrieval
+        return question.is_knowledge_based
     base = traces.get("closed_book")
     return None if base is None or base.error or not has_truth(question) else correctness(question, base) == 0
 

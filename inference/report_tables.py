@@ -15,10 +15,10 @@ def scores(metrics: Mapping[str, Any]) -> str:
     """Official scores of every pipeline by split and type, what the tuned ones gain, and the break-downs."""
     tables = metrics["pipelines"]
     types = sorted({kind for table in tables.values() for kind in table["by_type"]})
-    better = metrics["naive_rag_form"]
+    strongest = metrics["best_baseline"]
     rows = [
         [
-            _name(name, f"its better form: {better}" if name == "naive_rag" else ""),
+            _name(name, f"at equal depth: {strongest}" if name == "best_baseline" else ""),
             *(_score(table[column]) for column in NAMES),
             *(_score(table["by_type"].get(kind)) for kind in types),
             _share(metrics["coverage"].get(name)),

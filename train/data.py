@@ -16,7 +16,7 @@ from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 from reflectune.core.types import PromptedExample, ReflectionExample, TrainingExample
 from reflectune.data_builders.reflection_data import image_roots, read_examples, read_manifest, read_prompted
 from reflectune.models.rendering import Renderer
-from reflectune.models.scheme import MMKB_RAG
+from reflectune.models.scheme import find_scheme
 from reflectune.models.tree import Segment, Tree, independent_rows
 from reflectune.train.mixture import Part
 
@@ -152,7 +152,7 @@ def load_examples(part: Part, scheme: str) -> tuple[Sequence[TrainingExample], t
         roots = image_roots(part.folder, manifest)
         if manifest.scheme != scheme:
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
-    examples = read_prompted(path) if scheme == MMKB_RAG.name else read_examples(path)
+    examples = read_prompted(path) if find_scheme(scheme).is_prompted else read_examples(path)
     if not examples:
         raise UserError(f"{path} holds no example; build it again, with questions of that split")
     _check_rows(examples, path, roots)

@@ -107,7 +107,7 @@ class GateReader:
         self.dataset, self._collator, self._batch_size = dataset, collator, batch_size
         self._gates = [
             (name, token_ids[positive], token_ids[negative])
-            for name, (positive, negative) in zip(gate_names(scheme), _ROLES, strict=True)
+            for name, (positive, negative) in zip(gate_names(scheme), _ROLES, strict=False)
         ]
 
     def read(

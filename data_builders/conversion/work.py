@@ -55,12 +55,13 @@ class QuestionBatch:
 
 @dataclass(frozen=True)
 class QuestionsDone:
-    """What came of a batch; `parts` are (split, file, rows), `counts` are by split and answer type."""
+    """What came of a batch; `parts` are (split, file, rows), `counts` by split and answer type, `kinds` by `kind`."""
 
     parts: list[tuple[str, str, int]]
     counts: dict[str, dict[str, int]]
     digest: str
     images: dict[str, int]
+    kinds: dict[str, int] = field(default_factory=dict)
     entity_ids: list[str] = field(default_factory=list)
     rejected: list[BadRow] = field(default_factory=list)
 
@@ -90,9 +91,23 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
         counts={split: dict(Counter(q.answer_type for q in questions)) for split, questions in by_split.items()},
         digest=digest.hexdigest()[:32],
         images={key: count for key, count in images.items() if key},
+        kinds=dict(Counter(kind(q) for questions in by_split.values() for q in questions)),
         entity_ids=sorted(_named_entries(q for questions in by_split.values() for q in questions)),
         rejected=rejected,
     )
+
+
+def kind(question: Question) -> str:
+    """Whether a question is to be looked up, and how that is known.
+
+    `knowledge_based` and `visual` as its row says; `by_entities` if it doesn't say, and names entities or evidence;
+    `unknown` if it names none.
+    """
+    if question.is_knowledge_based is None:
+        return "unknown"
+    if not question.is_knowledge_based:
+        return "visual"
+    return "knowledge_based" if question.requires_retrieval else "by_entities"
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Passage, PromptedBranch, PromptedExample, TrainingExample
+from reflectune.core.types import TrainingExample
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.reflection_data import (
     MANIFEST,
@@ -18,9 +17,10 @@ from reflectune.data_builders.reflection_data import (
     SCHEMA,
     example_from_row,
     image_roots,
+    prompted_from_row,
     read_manifest,
 )
-from reflectune.models.scheme import MMKB_RAG, Scheme, find_scheme
+from reflectune.models.scheme import Scheme, find_scheme
 
 BATCH = 256
 """Examples that are in memory at a time."""
@@ -61,7 +61,7 @@ def read(path: Path, scheme: Scheme) -> Iterator[TrainingExample]:
     Raises:
         UserError: It is no readable Parquet file, or lacks a column.
     """
-    prompted = scheme.name == MMKB_RAG.name
+    prompted = scheme.is_prompted
     names = (PROMPTED_SCHEMA if prompted else SCHEMA).names
     try:
         with pq.ParquetFile(path) as file:
@@ -69,14 +69,6 @@ def read(path: Path, scheme: Scheme) -> Iterator[TrainingExample]:
             if missing := [name for name in names if name not in found]:
                 raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(found)}")
             for batch in file.iter_batches(batch_size=BATCH, columns=names):
-                yield from map(_prompted_from_row if prompted else example_from_row, batch.to_pylist())
+                yield from map(prompted_from_row if prompted else example_from_row, batch.to_pylist())
     except pa.ArrowException as error:
         raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
-
-
-def _prompted_from_row(row: dict[str, Any]) -> PromptedExample:
-    branches = tuple(
-        PromptedBranch(**{**branch, "documents": tuple(Passage(**own) for own in branch["documents"])})
-        for branch in row["branches"]
-    )
-    return PromptedExample(**{**row, "branches": branches})

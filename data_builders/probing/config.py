@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.data_builders.probing.asking import Asking
-from reflectune.data_builders.probing.correctness import METRICS
+from reflectune.metrics.registry import METRICS
 from reflectune.retrieval.passages import Lead
 
 SCHEME = "mmkb_rag"

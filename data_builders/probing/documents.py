@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from reflectune.core.types import Passage
 from reflectune.retrieval.passages import sentences
+from reflectune.retrieval.rerankers.words import best_by_words
 from reflectune.retrieval.types import Hit
-from reflectune.retrieval.words import best_by_words
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from reflectune.models.processors import ImageOnlyQwen2VLProcessor
 
 Family = Literal["llava", "qwen2_vl"]
+Retrieving = Literal["clip", "text"]
+"""The retrievers' families: images and titles, and texts alone."""
+
 Size = Literal["base", "test"]
 
 FAMILIES: tuple[Family, ...] = ("llava", "qwen2_vl")
@@ -46,6 +49,7 @@ _SPECIAL_TOKENS: dict[str, tuple[str, ...]] = {
         "<|video_pad|>",
     ),
     "clip": ("<pad>", "<s>", "</s>"),
+    "text": ("<pad>", "<s>", "</s>"),
 }
 _CHAT_TEMPLATES: dict[Family, str] = {
     # As LLaVA-1.5 speaks: "USER: <image>\n… ASSISTANT: …</s>".
@@ -74,7 +78,7 @@ _LANGUAGE_SIZES: dict[Size, dict[str, Any]] = {
 _VISION_SIZES: dict[Size, tuple[int, int, int]] = {"base": (96, 3, 3), "test": (32, 2, 2)}  # width, layers, heads
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, family: Family | Literal["clip"]) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], vocab_size: int, family: Family | Retrieving) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer with the family's special tokens; numbers are cut into pairs of digits.
 
     Args:
@@ -89,18 +93,20 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, family: Family | Lite
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     # CLIP's text tower reads at the end token; where that one has id 2 it guesses its place, so it comes first.
-    order = ["</s>", "<s>", "<pad>"] if family == "clip" else list(specials)
+    encodes = family in ("clip", "text")
+    order = ["</s>", "<s>", "<pad>"] if encodes else list(specials)
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=order, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(texts, trainer)
-    if family == "clip":
+    if encodes:
         ends = [(token, tokenizer.token_to_id(token)) for token in specials[1:3]]
-        tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=ends)
+        pair = "<s> $A </s> $B:1 </s>:1"
+        tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", pair, ends)
     roles = {"pad_token": specials[0], "eos_token": specials[2]}
     if family != "qwen2_vl":
         roles["bos_token"] = specials[1]
     others = [token for token in specials if token not in roles.values()]
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=others, **roles)
-    if family != "clip":
+    if family != "clip" and family != "text":
         fast.chat_template = _CHAT_TEMPLATES[family]
     return fast
 

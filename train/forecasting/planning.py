@@ -19,7 +19,7 @@ QUESTION_TOKENS = 60
 """Of the text around a picture and a question."""
 _MEGAPIXEL = 1300
 """Image tokens of a picture of one megapixel: 28 × 28 pixels each, in Qwen2-VL."""
-_BRANCHES = {"mr2ag": 6, "mmkb_rag": 12}
+_BRANCHES = {"mr2ag": 6, "mmkb_rag": 12, "plain": 2}
 """Of a long question: mR²AG's passages (configs/mr2ag); RET, ten documents and MCT (configs/mmkb_rag)."""
 _TILES = 5
 """Of a large picture in LLaVA-NeXT."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from reflectune.core.types import Passage
-from reflectune.retrieval.words import best_by_words
+from reflectune.retrieval.rerankers.words import best_by_words
 
 
 def passage(entry_id: str, text: str) -> Passage:

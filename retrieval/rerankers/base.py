@@ -1,0 +1,62 @@
+"""What every reranker offers: passages in, the same passages best first with their scores out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from reflectune.core.types import Passage
+
+
+@dataclass(frozen=True)
+class ScoredPassage:
+    """A passage and how well it fits a question; scores of different rerankers must not be compared."""
+
+    passage: Passage
+    score: float
+
+
+class Reranker(Protocol):
+    """Ranks each question's passages.
+
+    Attributes:
+        name: For messages and reports, e.g. `words` or `embedding Salesforce/SFR-Embedding-Mistral`.
+        fingerprint: A hash of everything that its scores depend on, the weights included.
+    """
+
+    name: str
+    fingerprint: str
+
+    def rank(
+        self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
+    ) -> list[list[ScoredPassage]]:
+        """The `top_k` best passages of each question, best first; passages with the same score keep their order.
+
+        Args:
+            questions: Texts, one per list of passages.
+            passages: The passages to choose from, for each question; a list may be empty.
+            top_k: How many to keep; None keeps all.
+
+        Raises:
+            ValueError: There are not as many lists as questions, or `top_k` is less than 1.
+        """
+        ...
+
+
+def best_first(passages: Sequence[Passage], scores: Sequence[float], top_k: int | None) -> list[ScoredPassage]:
+    """The `top_k` passages with the highest scores; equal scores keep their order."""
+    order = sorted(range(len(passages)), key=lambda place: (-scores[place], place))
+    return [ScoredPassage(passages[place], scores[place]) for place in order[:top_k]]
+
+
+def check_request(questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None) -> None:
+    """Refuse what no reranker can rank.
+
+    Raises:
+        ValueError: There are not as many lists of passages as questions, or `top_k` is less than 1.
+    """
+    if len(questions) != len(passages):
+        raise ValueError(f"{len(questions)} questions have {len(passages)} lists of passages; give one for each")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1, or None for all, found {top_k}")

@@ -1,0 +1,88 @@
+"""Which reranker: keys that a command's config takes over, and the settings that they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["words", "embedding", "cross_encoder"]
+Pooling = Literal["auto", "mean", "last", "cls"]
+Similarity = Literal["cosine", "dot"]
+
+
+@dataclass(frozen=True)
+class RerankerSettings:
+    """How a reranker's model reads.
+
+    Attributes:
+        pooling: Of a bi-encoder's token vectors; `auto` takes what the repository declares.
+        similarity: Of a bi-encoder's vectors.
+        query_prefix: Put before each question, as the model card says.
+        passage_prefix: Put before each passage.
+        max_length: Tokens beyond which a text (a bi-encoder's) or a pair (a cross-encoder's) is cut.
+        token_budget: Most tokens of a forward pass, padding included; decides no score.
+        dtype: `float32`, `bfloat16` or `float16`.
+    """
+
+    pooling: Pooling = "auto"
+    similarity: Similarity = "cosine"
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    max_length: int = 512
+    token_budget: int = 16_384
+    dtype: str = "float32"
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class RerankerConfig:
+    """Keys of a config that choose a reranker; a command's own config class may inherit them."""
+
+    reranker: Kind = field(
+        default="words",
+        metadata=_help("what picks passages: words (BM25), embedding (a text retriever), or cross_encoder"),
+    )
+    reranker_model: str = field(
+        default="",
+        metadata=_help("embedding, cross_encoder: miniature/text, a folder, or a hub id, owner/name[@COMMIT]"),
+    )
+    reranker_pooling: Pooling = field(
+        default="auto", metadata=_help("embedding: mean, last or cls; auto: as its repository declares")
+    )
+    reranker_similarity: Similarity = field(default="cosine", metadata=_help("embedding: cosine or dot"))
+    reranker_query_prefix: str = field(default="", metadata=_help("put before each question, as the model card says"))
+    reranker_passage_prefix: str = field(default="", metadata=_help("put before each passage, as the model card says"))
+    reranker_max_length: int = field(default=512, metadata=_help("tokens beyond which a passage is cut for scoring"))
+    reranker_token_budget: int = field(default=16_384, metadata=_help("most tokens in one forward pass"))
+    reranker_dtype: str = field(default="float32", metadata=_help("float32, bfloat16 or float16"))
+
+    def reranker_settings(self) -> RerankerSettings:
+        """The settings that these keys stand for."""
+        return RerankerSettings(
+            pooling=self.reranker_pooling,
+            similarity=self.reranker_similarity,
+            query_prefix=self.reranker_query_prefix,
+            passage_prefix=self.reranker_passage_prefix,
+            max_length=self.reranker_max_length,
+            token_budget=self.reranker_token_budget,
+            dtype=self.reranker_dtype,
+        )
+
+    def reranker_problems(self) -> list[str]:
+        """What is wrong with these keys, one sentence each."""
+        issues = [
+            f"`{name}` must be at least 1, found {getattr(self, name)}"
+            for name in ("reranker_max_length", "reranker_token_budget")
+            if getattr(self, name) < 1
+        ]
+        if self.reranker == "words":
+            if self.reranker_model:
+                issues.append(f"`reranker: words` uses no model, `reranker_model` is {self.reranker_model}; drop one")
+        elif not self.reranker_model:
+            issues.append(f"`reranker: {self.reranker}` needs `reranker_model`")
+        if self.reranker_dtype not in ("float32", "bfloat16", "float16"):
+            issues.append(f"`reranker_dtype` must be float32, bfloat16 or float16, found {self.reranker_dtype}")
+        return issues

@@ -1,0 +1,73 @@
+"""A cross-encoder: question and passage are read together, and one logit says how well they fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import fingerprint
+from reflectune.core.types import Passage
+from reflectune.models.pretrained import as_dtype
+from reflectune.models.scheme import passage_text
+from reflectune.retrieval.checkpoints import Checkpoint, load_tokenizer, load_weights
+from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
+from reflectune.retrieval.rerankers.batching import longest_input, scatter, token_batches
+from reflectune.retrieval.rerankers.config import RerankerSettings
+
+
+class CrossEncoderReranker:
+    """A sequence classifier with one label, e.g. BAAI/bge-reranker-v2-m3. Its scores are logits.
+
+    Args:
+        checkpoint: The model's files.
+        settings: Prefixes, lengths, dtype.
+        device: Where it runs.
+
+    Raises:
+        UserError: The model has another number of labels.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, settings: RerankerSettings, device: torch.device) -> None:
+        self.name = f"cross_encoder {checkpoint.name}"
+        self._settings = settings
+        labels = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False).num_labels
+        if labels != 1:
+            raise UserError(
+                f"{checkpoint.name} is a classifier of {labels} labels; a cross-encoder for ranking has one, "
+                "e.g. BAAI/bge-reranker-v2-m3; for a bi-encoder set `reranker: embedding`"
+            )
+        dtype = as_dtype(settings.dtype)
+        self._model = load_weights(checkpoint, AutoModelForSequenceClassification, dtype=dtype, device=device)
+        self._tokenizer = load_tokenizer(checkpoint)
+        self._longest = longest_input(self._model, self._tokenizer, settings.max_length)
+        decisive = dataclasses.replace(settings, token_budget=0)
+        self.fingerprint = fingerprint(["cross_encoder", checkpoint.fingerprint, decisive])
+
+    def rank(
+        self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
+    ) -> list[list[ScoredPassage]]:
+        """The `top_k` best passages of each question; see `Reranker.rank`."""
+        check_request(questions, passages, top_k)
+        pairs = [
+            (self._settings.query_prefix + question, self._settings.passage_prefix + passage_text(passage))
+            for question, choice in zip(questions, passages, strict=True)
+            for passage in choice
+        ]
+        scores = iter(self._score(pairs))
+        return [best_first(choice, [next(scores) for _ in choice], top_k) for choice in passages]
+
+    @torch.inference_mode()
+    def _score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """The logit of each (question, passage); of a pair that is too long the longer side is cut."""
+        if not pairs:
+            return []
+        first, second = [one for one, _ in pairs], [other for _, other in pairs]
+        encoded = self._tokenizer(first, second, truncation="longest_first", max_length=self._longest)
+        parts = []
+        for batch, inputs in token_batches(self._model, self._tokenizer, encoded, self._settings.token_budget):
+            parts.append((batch, self._model(**inputs).logits[:, 0].float().cpu()))
+        return scatter(parts, len(pairs)).tolist()

@@ -1,0 +1,44 @@
+"""A reranker by its name in a config."""
+
+from __future__ import annotations
+
+from reflectune.core.devices import find_device
+from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.rerankers.config import Kind, RerankerConfig, RerankerSettings
+from reflectune.retrieval.rerankers.words import WordReranker
+
+
+def load_reranker(
+    kind: Kind, model: str = "", settings: RerankerSettings | None = None, *, device: str = "cpu"
+) -> Reranker:
+    """Load a reranker.
+
+    Args:
+        kind: `words`, `embedding` or `cross_encoder`.
+        model: Of the latter two: `miniature/text`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`.
+        settings: How the model reads; the defaults if None.
+        device: `cpu`, `cuda`, …; `auto` takes an accelerator if there is one.
+
+    Raises:
+        UserError: There is no such model or device, or the model is of another kind.
+
+    Example:
+        >>> reranker = load_reranker("embedding", "miniature/text")
+        >>> reranker.rank(["How tall is this tower?"], [passages], top_k=1)[0][0].score
+        0.83
+    """
+    if kind == "words":
+        return WordReranker()
+    from reflectune.retrieval.checkpoints import find_checkpoint  # slow to import, and BM25 needs none of it
+    from reflectune.retrieval.rerankers.cross_encoder import CrossEncoderReranker
+    from reflectune.retrieval.rerankers.embedding import EmbeddingReranker
+
+    place, checkpoint = find_device(device), find_checkpoint(model)
+    if kind == "embedding":
+        return EmbeddingReranker(checkpoint, settings or RerankerSettings(), place)
+    return CrossEncoderReranker(checkpoint, settings or RerankerSettings(), place)
+
+
+def open_reranker(config: RerankerConfig, *, device: str = "cpu") -> Reranker:
+    """Load the reranker that a config's keys choose; see `load_reranker`."""
+    return load_reranker(config.reranker, config.reranker_model, config.reranker_settings(), device=device)

@@ -1,0 +1,56 @@
+"""BM25 among a handful of passages: which of them share most with a question's words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from reflectune.core.types import Passage
+from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
+
+
+class WordReranker:
+    """BM25 with k1 = 1.5 and b = 0.75 over heading and text, document frequencies counted in the passages at hand."""
+
+    name = fingerprint = "words"
+
+    def rank(
+        self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
+    ) -> list[list[ScoredPassage]]:
+        """The `top_k` best passages of each question; see `Reranker.rank`."""
+        check_request(questions, passages, top_k)
+        return [
+            best_first(choice, bm25_scores(question, choice), top_k)
+            for question, choice in zip(questions, passages, strict=True)
+        ]
+
+
+def best_by_words(question: str, passages: Sequence[Passage], top_n: int) -> list[Passage]:
+    """The passages with the highest BM25 against the question, among these passages; ties keep their order."""
+    return [one.passage for one in best_first(passages, bm25_scores(question, passages), top_n)]
+
+
+def bm25_scores(question: str, passages: Sequence[Passage]) -> list[float]:
+    """BM25 of each passage against the question, k1 = 1.5, b = 0.75, document frequencies counted in `passages`."""
+    documents = [Counter(_words(f"{passage.heading} {passage.text}")) for passage in passages]
+    if not documents:
+        return []
+    mean_length = sum(document.total() for document in documents) / len(documents)
+    wanted = list(dict.fromkeys(_words(question)))  # in order, so that every process adds up to the same last digit
+    rarity = {word: _rarity(sum(word in document for document in documents), len(documents)) for word in wanted}
+
+    def score(document: Counter[str]) -> float:
+        norm = 1.5 * (0.25 + 0.75 * document.total() / max(mean_length, 1.0))
+        return sum(rarity[word] * document[word] * 2.5 / (document[word] + norm) for word in wanted if word in document)
+
+    return [score(document) for document in documents]
+
+
+def _rarity(holding: int, documents: int) -> float:
+    return math.log(1 + (documents - holding + 0.5) / (holding + 0.5))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+from reflectune.models.scheme import passage_text
+from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.rerankers.config import RerankerConfig, RerankerSettings
+from reflectune.retrieval.rerankers.loading import load_reranker, open_reranker
+
+QUESTIONS = ["What does the owl eat?", "Is it tall?"]
+MEAN, LAST, CLS = (RerankerSettings(pooling=pooling) for pooling in ("mean", "last", "cls"))
+
+
+@pytest.fixture(params=["words", "embedding mean", "embedding last", "embedding cls", "cross_encoder"])
+def reranker(request, bert_folder, llama_folder, cross_folder) -> Reranker:
+    kind, _, pooling = request.param.partition(" ")
+    folder = {"words": "", "embedding": bert_folder, "cross_encoder": cross_folder}[kind]
+    if pooling == "last":
+        folder = llama_folder
+    return load_reranker(kind, folder, RerankerSettings(pooling=pooling or "auto"))
+
+
+def scores_by_id(ranked) -> dict[str, float]:
+    return {one.passage.id: one.score for one in ranked}
+
+
+# What holds of every reranker.
+
+
+def test_every_passage_comes_back_best_first_with_its_score(reranker, passages) -> None:
+    for ranked in reranker.rank(QUESTIONS, [passages, passages[:2]]):
+        assert [one.score for one in ranked] == sorted((one.score for one in ranked), reverse=True)
+    first, second = reranker.rank(QUESTIONS, [passages, passages[:2]])
+    assert {one.passage for one in first} == set(passages)
+    assert {one.passage for one in second} == set(passages[:2])
+
+
+def test_fewer_are_the_first_of_all(reranker, passages) -> None:
+    (whole,) = reranker.rank(QUESTIONS[:1], [passages])
+    for top_k in (1, 3, 100):
+        assert reranker.rank(QUESTIONS[:1], [passages], top_k) == [whole[:top_k]]
+
+
+def test_equal_passages_have_equal_scores_and_keep_their_order(reranker, passages) -> None:
+    twins = [dataclasses.replace(passages[0], section=number) for number in (7, 8, 9)]
+    (ranked,) = reranker.rank(QUESTIONS[:1], [twins])
+    assert [one.passage.section for one in ranked] == [7, 8, 9]
+    assert len({one.score for one in ranked}) == 1
+
+
+def test_nothing_to_rank_is_no_error(reranker, passages) -> None:
+    assert reranker.rank([], []) == []
+    assert reranker.rank(QUESTIONS, [[], []]) == [[], []]
+    empty, full = reranker.rank(QUESTIONS, [[], passages])
+    assert (len(empty), len(full)) == (0, len(passages))
+
+
+def test_a_wrong_request_is_refused(reranker, passages) -> None:
+    with pytest.raises(ValueError, match="2 questions have 1 lists"):
+        reranker.rank(QUESTIONS, [passages])
+    with pytest.raises(ValueError, match="top_k"):
+        reranker.rank(QUESTIONS[:1], [passages], 0)
+
+
+# What the two models compute.
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("model_type", ["bert", "llama"])
+def test_a_bi_encoders_score_is_the_cosine_of_pooled_states(
+    bert_folder, llama_folder, passages, tmp_path, pooling, side, model_type
+) -> None:
+    """Written out, one text at a time and without padding; whatever side a repository pads on."""
+    folder = bert_folder if model_type == "bert" else llama_folder
+    shutil.copytree(folder, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side=side)
+    tokenizer.save_pretrained(tmp_path / "model")
+    model = AutoModel.from_pretrained(folder).eval()
+
+    def vector(text: str) -> torch.Tensor:
+        with torch.no_grad():
+            states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        return {"mean": states.mean(0), "last": states[-1], "cls": states[0]}[pooling]
+
+    settings = RerankerSettings(pooling=pooling, query_prefix="query: ", passage_prefix="passage: ", token_budget=60)
+    (ranked,) = load_reranker("embedding", str(tmp_path / "model"), settings).rank(QUESTIONS[:1], [passages])
+    query = vector(f"query: {QUESTIONS[0]}")
+    for one in ranked:
+        text = vector(f"passage: {passage_text(one.passage)}")
+        assert one.score == pytest.approx(torch.cosine_similarity(query, text, dim=0).item(), abs=1e-5)
+
+
+def test_dot_products_can_be_asked_for(bert_folder, passages) -> None:
+    settings = dataclasses.replace(MEAN, similarity="dot")
+    reranker = load_reranker("embedding", bert_folder, settings)
+    query, text = reranker.encode([QUESTIONS[0], passage_text(passages[0])])
+    assert abs(query.norm().item() - 1) > 0.1
+    (ranked,) = reranker.rank(QUESTIONS[:1], [passages[:1]])
+    assert ranked[0].score == pytest.approx((query @ text).item(), rel=1e-5)
+
+
+def test_a_cross_encoders_score_is_its_logit(cross_folder, passages) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(cross_folder)
+    model = AutoModelForSequenceClassification.from_pretrained(cross_folder).eval()
+    settings = RerankerSettings(token_budget=100)
+    (ranked,) = load_reranker("cross_encoder", cross_folder, settings).rank(QUESTIONS[:1], [passages])
+    for one in ranked:
+        with torch.no_grad():
+            logits = model(**tokenizer(QUESTIONS[0], passage_text(one.passage), return_tensors="pt")).logits
+        assert one.score == pytest.approx(logits.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["embedding", "cross_encoder"])
+def test_batches_decide_no_score(kind, bert_folder, cross_folder, passages) -> None:
+    folder = bert_folder if kind == "embedding" else cross_folder
+    whole = load_reranker(kind, folder, MEAN)
+    single = load_reranker(kind, folder, dataclasses.replace(MEAN, token_budget=1))
+    one, other = (each.rank(QUESTIONS, [passages, passages]) for each in (whole, single))
+    for a, b in zip(one, other, strict=True):
+        assert scores_by_id(a) == pytest.approx(scores_by_id(b), abs=1e-5)
+    assert whole.fingerprint == single.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["embedding", "cross_encoder"])
+def test_a_long_passage_is_cut_to_what_is_asked_or_read(kind, bert_folder, cross_folder, passages) -> None:
+    folder = bert_folder if kind == "embedding" else cross_folder
+    long = dataclasses.replace(passages[0], text="mice " * 500)
+    longer = dataclasses.replace(long, text="mice " * 500 + "voles " * 500)
+    reranker = load_reranker(kind, folder, MEAN)  # reads 64 tokens
+    (ranked,) = reranker.rank(QUESTIONS[:1], [[long, longer]])
+    assert ranked[0].score == ranked[1].score
+    short = load_reranker(kind, folder, dataclasses.replace(MEAN, max_length=24))
+    assert short.rank(QUESTIONS[:1], [[long]])[0][0].score != ranked[0].score
+
+
+def test_a_lower_precision_changes_scores_a_little(bert_folder, passages) -> None:
+    full, half = (
+        load_reranker("embedding", bert_folder, dataclasses.replace(MEAN, dtype=d)) for d in ("float32", "bfloat16")
+    )
+    a, b = (scores_by_id(each.rank(QUESTIONS[:1], [passages])[0]) for each in (full, half))
+    assert a != b
+    assert a == pytest.approx(b, abs=0.05)
+    assert full.fingerprint != half.fingerprint
+
+
+# Names, repositories, and what is wrong with them.
+
+
+def test_pooling_is_what_the_repository_declares(bert_folder, passages, tmp_path) -> None:
+    shutil.copytree(bert_folder, tmp_path / "bert")
+    (tmp_path / "bert/1_Pooling").mkdir()
+    declared = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True, "word_embedding_dimension": 16}
+    (tmp_path / "bert/1_Pooling/config.json").write_text(json.dumps(declared))
+    auto, cls = (load_reranker("embedding", str(tmp_path / "bert"), each) for each in (RerankerSettings(), CLS))
+    assert auto.rank(QUESTIONS[:1], [passages]) == cls.rank(QUESTIONS[:1], [passages])
+    assert auto.fingerprint == cls.fingerprint
+    declared["pooling_mode_max_tokens"] = True
+    (tmp_path / "bert/1_Pooling/config.json").write_text(json.dumps(declared))
+    with pytest.raises(UserError, match="pooling_mode_max_tokens; mean, last and cls are known"):
+        load_reranker("embedding", str(tmp_path / "bert"))
+
+
+def test_pooling_that_nobody_declares_must_be_chosen(bert_folder) -> None:
+    with pytest.raises(UserError, match="model card and set `reranker_pooling`"):
+        load_reranker("embedding", bert_folder)
+
+
+def test_a_classifier_of_two_labels_is_refused(cross_folder, bert_folder) -> None:
+    with pytest.raises(UserError, match=r"2 labels.*`reranker: embedding`"):
+        load_reranker("cross_encoder", bert_folder)
+
+
+def test_a_cross_encoder_without_its_head_is_refused(bert_folder, tmp_path) -> None:
+    shutil.copytree(bert_folder, tmp_path / "bert")
+    config = json.loads((tmp_path / "bert/config.json").read_text())
+    (tmp_path / "bert/config.json").write_text(json.dumps({**config, "id2label": {"0": "fits"}}))
+    with pytest.raises(UserError, match=r"lacks \d+ of its weights, e\.g\. bert\.pooler|classifier"):
+        load_reranker("cross_encoder", str(tmp_path / "bert"))
+
+
+def test_a_bi_encoder_without_a_layer_is_refused(bert_folder, tmp_path) -> None:
+    shutil.copytree(bert_folder, tmp_path / "bert")
+    config = BertConfig.from_pretrained(bert_folder)
+    config.num_hidden_layers = 1
+    BertModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "less")
+    shutil.copy(tmp_path / "less/model.safetensors", tmp_path / "bert/model.safetensors")
+    with pytest.raises(UserError, match=r"lacks 16 of its weights, e\.g\. encoder\.layer\.1"):
+        load_reranker("embedding", str(tmp_path / "bert"), MEAN)
+
+
+def test_fingerprints_follow_what_decides_scores(bert_folder, llama_folder, cross_folder) -> None:
+    made = [
+        load_reranker("words"),
+        load_reranker("embedding", bert_folder, MEAN),
+        load_reranker("embedding", bert_folder, CLS),
+        load_reranker("embedding", bert_folder, dataclasses.replace(MEAN, query_prefix="query: ")),
+        load_reranker("embedding", llama_folder, MEAN),
+        load_reranker("cross_encoder", cross_folder),
+    ]
+    assert len({each.fingerprint for each in made}) == len(made)
+    assert load_reranker("embedding", bert_folder, MEAN).fingerprint == made[1].fingerprint
+
+
+@pytest.mark.parametrize(("kind", "name"), [("embedding", "/no/such/folder"), ("cross_encoder", "miniature/nothing")])
+def test_an_unknown_model_is_refused(kind, name) -> None:
+    with pytest.raises(UserError, match=r"no such folder|no model miniature/nothing"):
+        load_reranker(kind, name)
+
+
+def test_a_device_or_dtype_that_is_not_there_is_refused(bert_folder) -> None:
+    with pytest.raises(UserError, match="device `abacus`"):
+        load_reranker("embedding", bert_folder, MEAN, device="abacus")
+    with pytest.raises(UserError, match="dtype `int4`"):
+        load_reranker("embedding", bert_folder, dataclasses.replace(MEAN, dtype="int4"))
+
+
+# From a config.
+
+
+@dataclass
+class Command(RerankerConfig):
+    """A command's config that takes the keys over."""
+
+    def problems(self) -> list[str]:
+        return self.reranker_problems()
+
+
+def test_a_yaml_file_chooses_the_reranker(bert_folder, passages, tmp_path) -> None:
+    path = tmp_path / "command.yaml"
+    keys = {"reranker": "embedding", "reranker_model": bert_folder, "reranker_pooling": "mean"}
+    path.write_text(json.dumps({**keys, "reranker_query_prefix": "Instruct: find\nQuery: "}))
+    (config,) = parse_config(Command, argv=["--config", str(path)])
+    settings = dataclasses.replace(MEAN, query_prefix="Instruct: find\nQuery: ")
+    assert config.reranker_settings() == settings
+    expected = load_reranker("embedding", bert_folder, settings)
+    assert open_reranker(config).rank(QUESTIONS[:1], [passages]) == expected.rank(QUESTIONS[:1], [passages])
+
+
+def test_a_configs_problems_are_told_together() -> None:
+    arguments = "--reranker embedding --reranker_max_length 0 --reranker_token_budget 0 --reranker_dtype int4".split()
+    with pytest.raises(UserError) as caught:
+        parse_config(Command, argv=arguments)
+    for part in ("needs `reranker_model`", "`reranker_max_length`", "`reranker_token_budget`", "`reranker_dtype`"):
+        assert part in str(caught.value)
+    with pytest.raises(UserError, match="`reranker: words` uses no model"):
+        parse_config(Command, argv=["--reranker_model", "miniature/text"])
+
+
+def test_every_process_adds_up_a_bm25_score_to_the_same_digit() -> None:
+    """Scores go into traces; the order of a set of words differs from process to process."""
+    program = (
+        "from reflectune.core.types import Passage\n"
+        "from reflectune.retrieval.rerankers.words import bm25_scores\n"
+        "words = [f'w{i}' for i in range(60)]\n"
+        "made = [Passage('e', i, 0, '', '', '', ' '.join(words[: 7 + 5 * i])) for i in range(11)]\n"
+        "print([score.hex() for score in bm25_scores(' '.join(words), made)])\n"
+    )
+    root = str(Path(__file__).parents[3] / ".typecheck")
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": root},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in range(4)
+    }
+    assert len(printed) == 1
