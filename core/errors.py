@@ -7,6 +7,8 @@ import functools
 import sys
 from collections.abc import Callable
 
+from reflectune.core.progress import quiet_libraries
+
 
 class UserError(Exception):
     """A mistake that the user can mend. Its message says what was found, where, and what to do.
@@ -18,7 +20,7 @@ class UserError(Exception):
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap an entry script's `main` so that a user's mistake, a full disk or Ctrl-C ends in one clear line.
 
-    A `main` that ends well closes the connections to the other processes of its launch, if it had any.
+    In a log the libraries' progress bars are hidden. A `main` that ends well closes the connections to the other processes of its launch, if it had any.
 
     Exit status: 2 for a `UserError`, 28 for a full disk, 130 for Ctrl-C. Anything else is our own bug and keeps its
     traceback.
@@ -26,6 +28,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
+        quiet_libraries()
         try:
             main()
             _close_connections()

@@ -134,9 +134,15 @@ def load_base(config: SftConfig, args: TrainingArguments) -> Loaded:
     """The model to train: what trains is kept in fp32, a frozen base in half precision or in four bits."""
     dtype = "float32" if config.method == "full" else config.dtype
     if config.method != "qlora":
-        return load(config.model, scheme=config.scheme, dtype=dtype, seed=config.seed)
-    four_bits = Quantization(dtype, config.double_quantization)
-    return load(config.model, scheme=config.scheme, seed=config.seed, quantization=four_bits, device=str(args.device))
+        return load(config.model, scheme=config.scheme, dtype=dtype, seed=config.seed, images=config.image_settings())
+    return load(
+        config.model,
+        scheme=config.scheme,
+        seed=config.seed,
+        quantization=Quantization(dtype, config.double_quantization),
+        device=str(args.device),
+        images=config.image_settings(),
+    )
 
 
 def prepare_model(loaded: Loaded, config: SftConfig) -> PreTrainedModel | PeftModel:

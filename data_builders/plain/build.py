@@ -10,6 +10,7 @@ from reflectune.core.durable import RowLog, read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
+from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.plain.config import PlainConfig
@@ -42,11 +43,11 @@ def run(config: PlainConfig) -> None:
     Raises:
         UserError: The mR²AG-IT data is of another data set, or an image is bad.
     """
-    dataset = Dataset(Path(config.dataset))
-    if read_manifest(config.reflection).image_root != dataset.root.resolve():
+    dataset, source = Dataset(Path(config.dataset)), read_manifest(config.reflection)
+    if source.image_root != dataset.root.resolve():
         raise UserError(f"`reflection`: {config.reflection} was not built from {dataset.root}; name its own `dataset`")
     examples = read_examples(Path(config.reflection, f"{config.split}.parquet"))
-    builder = PlainBuilder(dataset, config)
+    builder = PlainBuilder(dataset, config, image_roots(config.reflection, source))
     if config.dry_run:
         print(f"{len(examples):,} questions of {config.split}, the first one that is looked up:")
         for example in builder.examples([each for each in examples if each.retrieve][:1]):
@@ -55,8 +56,8 @@ def run(config: PlainConfig) -> None:
     output = Path(config.output)
     target = output / f"{config.split}.parquet"
     key = builder.fingerprint
-    before = read_manifest(output) if (output / MANIFEST).is_file() else Manifest(PLAIN.name, dataset.root, {})
-    if before.fingerprints.get(config.split) == key and target.is_file():
+    before = read_manifest(output).fingerprints if (output / MANIFEST).is_file() else {}
+    if before.get(config.split) == key and target.is_file():
         print(f"nothing to do: {target} is built")
         return
     log_path = output / f".{config.split}.{key}.jsonl"
@@ -67,15 +68,10 @@ def run(config: PlainConfig) -> None:
                 log.append(str(start), {"examples": [dataclasses.asdict(example) for example in made]})
     plain = [prompted_from_row(row) for chunk in read_rows(log_path) for row in chunk["examples"]]
     write_prompted(target, plain)
-    folders = tuple(sorted({*before.image_folders, *_image_folders(config)}))
-    write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before.fingerprints, config.split: key}, folders))
+    folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # a black image may be in the latter
+    write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))
     log_path.unlink()
     print(f"{target}: {len(plain):,} questions, {sum(len(example.branches) for example in plain):,} prompts")
-
-
-def _image_folders(config: PlainConfig) -> set[str]:
-    """Where the images of the mR²AG-IT data may lie, its own folder included: a black image may be there."""
-    return {str(root.resolve()) for root in image_roots(config.reflection, read_manifest(config.reflection))}
 
 
 class PlainBuilder:
@@ -84,10 +80,11 @@ class PlainBuilder:
     Args:
         dataset: Images and knowledge base.
         config: What to build.
+        image_roots: The folders that image paths may lead into.
     """
 
-    def __init__(self, dataset: Dataset, config: PlainConfig) -> None:
-        self._dataset, self._config = dataset, config
+    def __init__(self, dataset: Dataset, config: PlainConfig, image_roots: Roots) -> None:
+        self._dataset, self._config, self._image_roots = dataset, config, image_roots
         self._retriever = self._open_retriever() if config.needs_retrieval else None
         self._reranker = self._open_reranker() if "passages" in config.evidence else None
         self._contexts = ContextBuilder(dataset.knowledge, self._reranker, config.top_n, config.passages, config.lead)
@@ -124,8 +121,7 @@ class PlainBuilder:
         texts = [example.question for example in examples]
         hits: list[list[Hit]] = []
         if self._retriever is not None and examples:
-            roots = image_roots(self._config.reflection, read_manifest(self._config.reflection))
-            images = [load_image(example.image, root=roots, needed_by=example.id) for example in examples]
+            images = [load_image(example.image, root=self._image_roots, needed_by=example.id) for example in examples]
             hits = self._retriever.search(images, self._config.top_n)
         columns: list[list[Sequence[Passage]]] = []
         for name in self._config.evidence:
