@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
+from reflectune.core.progress import quiet_libraries
+
 
 class UserError(Exception):
     """A mistake that the user can mend. Its message says what was found, where, and what to do.
@@ -30,7 +32,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap an entry script's `main` so that a user's mistake, a full disk or Ctrl-C ends in one clear line.
 
     A `main` that ends well closes the connections to the other processes of its launch, if it had any, and their
-    threads have ended before the interpreter does.
+    threads have ended before the interpreter does. In a log the libraries' progress bars are hidden.
 
     Exit status: 2 for a `UserError`, 28 for a full disk, 130 for Ctrl-C. Anything else is our own bug and keeps its
     traceback.
@@ -38,6 +40,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
+        quiet_libraries()
         try:
             if "WORLD_SIZE" in os.environ:  # a launcher started this process
                 _forestall_references()
