@@ -113,6 +113,7 @@ def _origin(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
         "kb": kb.name,
         "kb_fingerprint": kb.fingerprint,
         "encoder": encoder.name,
+        "encoder_revision": encoder.revision,
         "encoder_fingerprint": encoder.fingerprint,
     }
 

@@ -20,7 +20,8 @@ class Counting:
 
     def __init__(self, encoder, until: int = 1000) -> None:
         self._encoder, self._until, self.batches = encoder, until, 0
-        self.name, self.dimensions, self.fingerprint = encoder.name, encoder.dimensions, encoder.fingerprint
+        self.name, self.revision, self.fingerprint = encoder.name, encoder.revision, encoder.fingerprint
+        self.dimensions = encoder.dimensions
 
     def encode_images(self, images):
         return self._encoder.encode_images(images)
