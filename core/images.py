@@ -9,6 +9,20 @@ from PIL import Image, UnidentifiedImageError
 from reflectune.core.errors import UserError
 
 
+class BadImage(UserError):
+    """An image that can't be used.
+
+    Attributes:
+        problem: What was found, with the file's path.
+        fix: What to do.
+        is_missing: Whether there is no such file.
+    """
+
+    def __init__(self, problem: str, fix: str, *, is_missing: bool = False) -> None:
+        self.problem, self.fix, self.is_missing = problem, fix, is_missing
+        super().__init__(f"{problem}; {fix}")
+
+
 def load_image(path: str | Path, *, root: str | Path | None = None, needed_by: str = "") -> Image.Image:
     """Read an image whole, as RGB.
 
@@ -18,16 +32,16 @@ def load_image(path: str | Path, *, root: str | Path | None = None, needed_by: s
         needed_by: Who asked, for the message, e.g. `question infoseek_val_00000012`.
 
     Raises:
-        UserError: The file is missing, truncated, no image, or so large that decoding it would exhaust memory.
+        BadImage: The file is missing, truncated, no image, or so large that decoding it would exhaust memory.
     """
     full = Path(root, path) if root is not None else Path(path)
     asked = f" (needed by {needed_by})" if needed_by else ""
     if not full.is_file():
-        raise UserError(f"image not found: {full}{asked}; check the path, or re-create the data set")
+        raise BadImage(f"image not found: {full}{asked}", "check the path, or re-create the data set", is_missing=True)
     try:
         with Image.open(full) as image:
             return image.convert("RGB")
     except Image.DecompressionBombError as error:
-        raise UserError(f"image too large to decode safely: {full}{asked}: {error}; scale it down first") from error
+        raise BadImage(f"image too large to decode safely: {full}{asked}: {error}", "scale it down first") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"image unreadable: {full}{asked}: {error}; replace or remove the file") from error
+        raise BadImage(f"image unreadable: {full}{asked}: {error}", "replace or remove the file") from error
