@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-AnswerType = Literal["string", "time", "numerical", "multi_answer"]
+AnswerType = Literal["string", "time", "numerical", "multi_answer", "free_form"]
+AnswerStyle = Literal["short", "list", "free"]
+"""How an answer is to be written: a word or phrase, several of them joined by `&&`, or as the model likes."""
 PromptName = Literal["ret", "srt", "mct", "vqa", "summary"]
 
 
@@ -24,13 +26,16 @@ class Question:
 
     Attributes:
         id: Unique within its data set, e.g. `infoseek_val_00000012`.
-        image: Absolute path, or path relative to the data set's folder.
+        image: Path relative to the data set's folder, or absolute; it leads into that folder or into the `image_root`
+            that the data set's manifest names, else it is refused when it is opened.
         text: The question as asked.
         answers: Every accepted answer; for `multi_answer` each is a list joined by `&&`.
         range: For `numerical`: lowest and highest accepted value.
-        answer_type: Decides the official metric.
+        answer_type: Decides the official metric, and how the answer is asked for (`answer_style`). `free_form` is an
+            answer in sentences, as LLaVA-Instruct has them: no metric compares it.
         split: E.g. `train`, `val_unseen_question`, `val_unseen_entity`.
-        requires_retrieval: True for a knowledge-based question, False for a visual-dependent one, None if unknown.
+        requires_retrieval: What the data set says: True for a knowledge-based question, False for a visual-dependent
+            one, None if it says nothing. What a question counts as is `is_knowledge_based`.
         entity_ids: The entries that the image shows (two for a two-hop question, in order).
         evidence: The sections that support the answer, where the data set says so.
         meta: What else the data set says of it (relation, attribute, …), for reports and break-downs.
@@ -47,6 +52,23 @@ class Question:
     entity_ids: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     meta: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_knowledge_based(self) -> bool | None:
+        """Whether the question is to be looked up: True, False (it is answered by looking), or None if unknown.
+
+        As the data set says (`requires_retrieval`). Where it says nothing, a question that names an entity or its
+        evidence is knowledge-based. Training data and the gate's metrics go by this rule alone.
+        """
+        if self.requires_retrieval is None and (self.entity_ids or self.evidence):
+            return True
+        return self.requires_retrieval
+
+    @property
+    def answer_style(self) -> AnswerStyle:
+        """How the answer is to be written: every prompt about the question asks for it so."""
+        styles: dict[str, AnswerStyle] = {"multi_answer": "list", "free_form": "free"}
+        return styles.get(self.answer_type, "short")
 
 
 @dataclass(frozen=True)
@@ -115,7 +137,7 @@ class ReflectionExample:
     """One training question with the branches that hang from its image and question.
 
     A visual-dependent question has no branches and an `answer`; a knowledge-based one has branches, and each relevant
-    branch has its own answer.
+    branch has its own answer. `style` is how answers are asked for, with a passage and without.
     """
 
     id: str
@@ -124,7 +146,7 @@ class ReflectionExample:
     retrieve: bool
     answer: str = ""
     branches: tuple[Branch, ...] = ()
-    multi_answer: bool = False
+    style: AnswerStyle = "short"
     source: str = ""
 
 
@@ -147,14 +169,18 @@ class PromptedBranch:
 
 @dataclass(frozen=True)
 class PromptedExample:
-    """One training question of MMKB-RAG: its tasks hang from the same image and question as branches."""
+    """One training question of MMKB-RAG, or of plain fine-tuning: prompts hang from the same image and question.
+
+    `style` is how its answers are asked for, with documents and without.
+    """
 
     id: str
     image: str
     question: str
     branches: tuple[PromptedBranch, ...]
+    style: AnswerStyle = "short"
     source: str = ""
 
 
 TrainingExample = ReflectionExample | PromptedExample
-"""One training question, of mR²AG or of MMKB-RAG."""
+"""One training question: of mR²AG, or of MMKB-RAG and of plain fine-tuning."""

@@ -48,7 +48,7 @@ def all_cases(dataset: Dataset, split: str, limit: int, seed: int) -> list[Case]
     Raises:
         UserError: There is none.
     """
-    questions = [q for q in dataset.stream(split) if q.requires_retrieval is not False and q.entity_ids]
+    questions = [q for q in dataset.stream(split) if q.is_knowledge_based and q.entity_ids]
     if len(questions) > limit:
         questions = random.Random(seed).sample(questions, limit)
     cases = [

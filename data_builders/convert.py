@@ -45,6 +45,7 @@ def table(numbers: dict[str, Any]) -> str:
     if numbers["counts"]:
         shown = ", ".join(f"{count:,} {kind}" for kind, count in numbers["images"].items())
         lines.append(f"  {'images of questions':<24} {shown}")
+    lines += [f"  {'kinds of questions':<24} {_kinds(counts)}"] if (counts := numbers.get("kinds")) else []
     if knowledge := numbers.get("knowledge"):
         lines.append(
             f"  {'knowledge base':<24} {knowledge['entries']:>12,} entries with {knowledge['images']:,} images; "
@@ -55,6 +56,18 @@ def table(numbers: dict[str, Any]) -> str:
     lines.append(f"  {'rows left out':<24} {sum(numbers['dropped'].values()):>12,}")
     lines += [f"    {count:>10,} × {reason}" for reason, count in numbers["dropped"].items()]
     return "\n".join(lines)
+
+
+def _kinds(counts: dict[str, int]) -> str:
+    """How many questions are to be looked up, and of how many that was read off the entities that they name."""
+    by_entities = counts.get("by_entities", 0)
+    told = f"{counts.get('knowledge_based', 0) + by_entities:,} knowledge-based"
+    if by_entities:
+        told += f" ({by_entities:,} don't say `requires_retrieval` and are taken so because they name entities)"
+    told += f", {counts.get('visual', 0):,} visual"
+    if unknown := counts.get("unknown", 0):
+        told += f", {unknown:,} unknown (they don't say `requires_retrieval` and name no entity)"
+    return told
 
 
 if __name__ == "__main__":

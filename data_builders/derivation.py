@@ -58,7 +58,7 @@ def derive(
         if (ret := ret_label(probe, rule)) is not None:
             found.ret.append(ret)
         question = questions[probe.question_id]
-        if question.requires_retrieval is False and not config.srt_visual:
+        if question.is_knowledge_based is False and not config.srt_visual:
             continue
         srt = external_labels(probe, question) if config.labeller == "string" else srt_labels(probe, rule)
         found.srt.extend(srt)
@@ -107,7 +107,7 @@ def assemble(
         for question_id, branch in _answers(derived, questions):
             hang(question_id, branch)
     return [
-        PromptedExample(own.id, own.image, own.text, tuple(branches[own.id]), source=own.split)
+        PromptedExample(own.id, own.image, own.text, tuple(branches[own.id]), own.answer_style, own.split)
         for own in (questions[question_id] for question_id in sorted(branches))
     ]
 

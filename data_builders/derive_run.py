@@ -36,7 +36,7 @@ from reflectune.data_builders.reflection_data import (
 from reflectune.data_builders.rescoring import by_judge, by_metric, rescore, said_in
 from reflectune.metrics.bem import load_bem
 from reflectune.metrics.judges import PROTOCOLS, Judging
-from reflectune.metrics.scoring import Metric
+from reflectune.metrics.registry import Metric
 from reflectune.models.remote import RemoteModel
 
 SCHEME = "mmkb_rag"
@@ -94,7 +94,7 @@ def run(config: DeriveConfig) -> str:
     if config.proofread:
         page = output / f"proofread_{split}.html"
         title = f"{split} of {dataset.root.name}"
-        write_label_page(page, probes, derived, questions, dataset.root, title, config.proofread, config.seed)
+        write_label_page(page, probes, derived, questions, dataset.image_roots, title, config.proofread, config.seed)
     write_manifest(output, Manifest(SCHEME, dataset.root, {split: key}))
     return summary(target, numbers)
 

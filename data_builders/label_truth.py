@@ -74,7 +74,7 @@ def truth_text(found: Mapping[str, Any]) -> str:
 
 def can_tell(question: Question) -> bool:
     """Whether the data set knows which documents truly help."""
-    return question.requires_retrieval is not False and bool(question.entity_ids) and bool(question.answers)
+    return question.is_knowledge_based is not False and bool(question.entity_ids) and bool(question.answers)
 
 
 def states(question: Question, passage: Passage) -> bool:

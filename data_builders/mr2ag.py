@@ -121,7 +121,7 @@ def knowledge_example(
         question=question.text,
         retrieve=True,
         branches=tuple(chosen.shuffled(branches)),
-        multi_answer=question.answer_type == "multi_answer",
+        style=question.answer_style,
         source=question.split,
     )
     return chosen.outcome(example)
@@ -135,7 +135,7 @@ def visual_example(question: Question) -> ReflectionExample:
         question=question.text,
         retrieve=False,
         answer=canonical_answer(question),
-        multi_answer=question.answer_type == "multi_answer",
+        style=question.answer_style,
         source=question.split,
     )
 
@@ -148,7 +148,9 @@ def question_problem(question: Question) -> str:
         return "the question has no image (`without_image: blank` gives such questions a black one)"
     if not any(answer.strip() for answer in question.answers):
         return "the question has no answer"
-    if question.requires_retrieval is not False and not question.entity_ids:
+    if question.is_knowledge_based is None:
+        return "the question neither says whether it needs retrieval (`requires_retrieval`) nor names an entity"
+    if question.is_knowledge_based and not question.entity_ids:
         return "the knowledge-based question names no entity"
     return ""
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.data_builders import dataset
 
 MANIFEST = "reflection.json"
 
@@ -39,7 +40,7 @@ SCHEMA = pa.schema(
         ("retrieve", pa.bool_()),
         ("answer", pa.string()),
         ("branches", pa.list_(_BRANCH)),
-        ("multi_answer", pa.bool_()),
+        ("style", pa.string()),
         ("source", pa.string()),
     ]
 )
@@ -54,6 +55,7 @@ PROMPTED_SCHEMA = pa.schema(
         ("image", pa.string()),
         ("question", pa.string()),
         ("branches", pa.list_(_PROMPTED_BRANCH)),
+        ("style", pa.string()),
         ("source", pa.string()),
     ]
 )
@@ -85,7 +87,7 @@ def read_prompted(path: str | Path) -> list[PromptedExample]:
     Raises:
         UserError: The file is missing, is no Parquet file, or lacks a column.
     """
-    return [_prompted_from_row(row) for row in _read(path, PROMPTED_SCHEMA, "derive_labels")]
+    return [prompted_from_row(row) for row in _read(path, PROMPTED_SCHEMA, "derive_labels")]
 
 
 def example_from_row(row: dict[str, Any]) -> ReflectionExample:
@@ -94,7 +96,8 @@ def example_from_row(row: dict[str, Any]) -> ReflectionExample:
     return ReflectionExample(**{**row, "branches": branches})
 
 
-def _prompted_from_row(row: dict[str, Any]) -> PromptedExample:
+def prompted_from_row(row: dict[str, Any]) -> PromptedExample:
+    """A prompted example from plain values, as `dataclasses.asdict` made them."""
     branches = tuple(
         PromptedBranch(**{**branch, "documents": tuple(Passage(**own) for own in branch["documents"])})
         for branch in row["branches"]
@@ -118,7 +121,10 @@ def _read(path: str | Path, schema: pa.Schema, builder: str) -> list[dict[str, A
         raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
     missing = [name for name in schema.names if name not in table.column_names]
     if missing:
-        raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(table.column_names)}")
+        raise UserError(
+            f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(table.column_names)}. Build it again "
+            f"with reflectune.data_builders.{builder}"
+        )
     rows: list[dict[str, Any]] = table.select(schema.names).to_pylist()
     return rows
 
@@ -131,11 +137,13 @@ class Manifest:
         scheme: The scheme that the examples are meant for.
         image_root: The folder that the examples' image paths are relative to.
         fingerprints: Of each split: a hash of everything that determined it.
+        image_folders: Further folders, absolute, that the examples' image paths lead into.
     """
 
     scheme: str
     image_root: Path
     fingerprints: dict[str, str]
+    image_folders: tuple[str, ...] = ()
 
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> None:
@@ -151,4 +159,18 @@ def read_manifest(folder: str | Path) -> Manifest:
         UserError: It is missing or is not JSON.
     """
     values = read_json(Path(folder, MANIFEST), "the manifest of the reflection data")
-    return Manifest(values["scheme"], Path(folder, values["image_root"]).resolve(), values["fingerprints"])
+    root, folders = Path(folder, values["image_root"]).resolve(), tuple(values.get("image_folders", ()))
+    return Manifest(values["scheme"], root, values["fingerprints"], folders)
+
+
+def image_roots(folder: str | Path, manifest: Manifest) -> tuple[Path, ...]:
+    """The folders that the image paths of reflection data may lead into; relative paths start at the first.
+
+    They are those of the data set that it was built from, the data's own folder (a black image lies there), and those
+    that the manifest names.
+
+    Args:
+        folder: Of the reflection data.
+        manifest: Its manifest.
+    """
+    return (*dataset.image_roots(manifest.image_root), Path(folder), *map(Path, manifest.image_folders))

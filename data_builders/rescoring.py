@@ -9,8 +9,8 @@ from reflectune.core.types import Question
 from reflectune.data_builders.probing.records import Probe, Reply
 from reflectune.metrics.bem import Bem
 from reflectune.metrics.judges import Judging, answer_to
-from reflectune.metrics.predictions import Prediction
-from reflectune.metrics.scoring import Joined, Metric, score
+from reflectune.metrics.registry import Metric
+from reflectune.metrics.scoring import Answered, score_answers
 
 Said = tuple[str, str]
 """A question's id and an answer to it."""
@@ -53,14 +53,14 @@ def said_in(probes: Sequence[Probe]) -> list[Said]:
 def by_metric(
     said: Sequence[Said], questions: Mapping[str, Question], metric: Metric, bem: Bem | None = None
 ) -> dict[Said, float]:
-    """The official worth of answers, in [0, 1]; BEM reads all of them in batches.
+    """The official worth of answers, in [0, 1]; BEM reads all of them in batches, and what it can't read is wrong.
 
     Raises:
         UserError: A question lacks what the metric compares with, or `evqa` is asked for without `bem`.
     """
-    pairs = tuple((questions[name], Prediction(f"probe of {name}", (name,), text)) for name, text in said)
-    scored = score(Joined(pairs, (), (), ()), metric, "strict", bem)
-    return dict(zip(said, scored.values.tolist(), strict=True))
+    answers = [Answered(questions[name], text, f"probe of {name}") for name, text in said]
+    values, _ = score_answers(answers, metric, "official", bem, too_long="wrong")
+    return dict(zip(said, values.tolist(), strict=True))
 
 
 def by_judge(said: Sequence[Said], questions: Mapping[str, Question], judging: Judging) -> dict[Said, float]:

@@ -7,23 +7,47 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.inference.document_choice import Mct
+from reflectune.models.image_config import ImageKeys
 from reflectune.retrieval.passages import Lead
+from reflectune.retrieval.rerankers.config import RerankerConfig
 
 Fallback = Literal["best_product", "closed_book", "abstain"]
 
 FORMS: dict[str, tuple[str, ...]] = {
     "closed_book": ("closed_book",),
-    "naive_rag": ("naive_rag_article", "naive_rag_passages"),
-    "oracle": ("oracle_article", "oracle_passage"),
+    "naive_rag": ("naive_rag_article", "naive_rag_articles", "naive_rag_passages"),
+    "oracle": ("oracle_article", "oracle_articles", "oracle_passage"),
+    "tuned_baselines": (
+        "closed_book_tuned",
+        "naive_rag_article_tuned",
+        "naive_rag_articles_tuned",
+        "naive_rag_passages_tuned",
+        "oracle_article_tuned",
+        "oracle_articles_tuned",
+    ),
     "mr2ag": ("mr2ag",),
+    "mr2ag_oracle": ("mr2ag_oracle",),
     "mmkb_rag": ("mmkb_rag",),
 }
 """The pipelines that a name in a config stands for."""
 
 TUNED = ("mr2ag", "mmkb_rag")
-"""Pipelines of a fine-tuned model; each needs the scheme of its own name."""
+"""Pipelines of a model that was tuned to reflect; each needs the scheme of its own name."""
 
-RETRIEVING = ("naive_rag_article", "naive_rag_passages", *TUNED)
+SCHEME_OF = {"mr2ag": "mr2ag", "mr2ag_oracle": "mr2ag", "mmkb_rag": "mmkb_rag"}
+"""The scheme of the checkpoint that a pipeline reads `model` with."""
+
+RETRIEVING = (
+    "naive_rag_article",
+    "naive_rag_articles",
+    "naive_rag_passages",
+    "naive_rag_article_tuned",
+    "naive_rag_articles_tuned",
+    "naive_rag_passages_tuned",
+    "oracle_articles",
+    "oracle_articles_tuned",
+    *TUNED,
+)
 
 
 class Count(int):
@@ -52,7 +76,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class ReadingConfig:
+class ReadingConfig(RerankerConfig, ImageKeys):
     """What every pipeline needs: the models, the knowledge base, and how to read."""
 
     dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
@@ -62,8 +86,13 @@ class ReadingConfig:
     base_model: str = field(
         default="", metadata=_help("plain model, used by closed_book, naive_rag, oracle, and mmkb_rag to answer")
     )
+    plain_model: str = field(
+        default="",
+        metadata=_help("tuned_baselines: the base, fine-tuned without reflection (scheme plain)"),
+    )
     scheme: str = field(default="", metadata=_help("the scheme that the checkpoint must have been tuned with"))
     top_n: int = field(default=5, metadata=_help("entries to retrieve for a question"))
+    passages: int = field(default=5, metadata=_help("naive_rag: how many the reranker picks"))
     gamma: float = field(
         default=0.5, metadata=_help("retrieve if the gate's probability is at least this (mmkb_rag: above it)")
     )
@@ -105,9 +134,10 @@ class ReadingConfig:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = [
+        issues = self.image_problems()
+        issues += [
             f"`{name}` must be at least 1, found {getattr(self, name)}"
-            for name in ("top_n", "max_new_tokens", "token_budget", "documents", "max_reply_tokens")
+            for name in ("top_n", "passages", "max_new_tokens", "token_budget", "documents", "max_reply_tokens")
             if (value := getattr(self, name)) is not None and value < 1
         ]
         issues += [
@@ -129,7 +159,7 @@ class ReadingConfig:
             issues.append(f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world wrote")
         if self.index and not Path(self.index, "manifest.json").is_file():
             issues.append(f"`index`: {self.index} has no manifest.json; build it with reflectune.retrieval.build_index")
-        return issues
+        return issues + self.reranker_problems()
 
 
 @dataclass
@@ -141,7 +171,7 @@ class EvaluateConfig(ReadingConfig):
     )
     pipelines: list[str] = field(
         default_factory=lambda: ["closed_book", "naive_rag", "oracle", "mr2ag"],
-        metadata=_help("of closed_book, naive_rag, oracle, mr2ag or mmkb_rag"),
+        metadata=_help("of closed_book, naive_rag, oracle, tuned_baselines, mr2ag, mr2ag_oracle or mmkb_rag"),
     )
     output: str = field(default="", metadata=_help("folder for traces/, metrics.json and report.html"))
     limit: int | None = field(default=None, metadata=_help("questions per split, drawn by seed; all if unset"))
@@ -167,14 +197,21 @@ class EvaluateConfig(ReadingConfig):
             issues.append("`output` is needed: a folder for traces/, metrics.json and report.html")
         if any(name in RETRIEVING for name in asked) and not self.index:
             issues.append("`index` is needed by " + ", ".join(name for name in asked if name in RETRIEVING))
-        tuned = [name for name in asked if name in TUNED]
-        if tuned and not self.model:
-            issues.append(f"`model` is needed by {', '.join(tuned)}: a checkpoint that train/sft.py wrote")
-        if len(tuned) > 1:
+        reflecting = [name for name in asked if name in SCHEME_OF]
+        schemes = sorted({SCHEME_OF[name] for name in reflecting})
+        if reflecting and not self.model:
+            issues.append(f"`model` is needed by {', '.join(reflecting)}: a checkpoint that train/sft.py wrote")
+        if len(schemes) > 1:
             issues.append("`pipelines`: mr2ag and mmkb_rag need checkpoints of different schemes; run them one by one")
-        elif tuned and self.scheme not in ("", *tuned):
-            issues.append(f"`scheme` is {self.scheme}, but {tuned[0]} needs a checkpoint of scheme {tuned[0]}")
-        based = [name for name in asked if name not in TUNED or (name == "mmkb_rag" and self.answer_model == "base")]
+        elif schemes and self.scheme not in ("", *schemes):
+            issues.append(f"`scheme` is {self.scheme}, but {reflecting[0]} needs a checkpoint of scheme {schemes[0]}")
+        tuned_plainly = [name for name in asked if name in FORMS["tuned_baselines"]]
+        if tuned_plainly and not self.plain_model:
+            issues.append(
+                f"`plain_model` is needed by {', '.join(tuned_plainly)}: a checkpoint of scheme plain, see build_plain"
+            )
+        untuned = [name for name in asked if name not in (*reflecting, *tuned_plainly)]
+        based = [*untuned, *(name for name in reflecting if name == "mmkb_rag" and self.answer_model == "base")]
         if based and not self.base_model:
             issues.append("`base_model` is needed by " + ", ".join(based))
         if self.batch_questions < 1:
@@ -188,11 +225,11 @@ class EvaluateConfig(ReadingConfig):
     def __post_init__(self) -> None:
         """Ask for the scheme of the tuned pipeline that is to be run, if none is named."""
         super().__post_init__()
-        tuned = [name for name in TUNED if name in self.forms()]
-        self.scheme = self.scheme or (tuned[0] if len(tuned) == 1 else "")
+        schemes = {SCHEME_OF[name] for name in self.forms() if name in SCHEME_OF}
+        self.scheme = self.scheme or (schemes.pop() if len(schemes) == 1 else "")
 
     def forms(self) -> list[str]:
-        """The pipelines to run: `naive_rag` and `oracle` are two each."""
+        """The pipelines to run: `naive_rag`, `oracle` and `tuned_baselines` are several each."""
         return list(dict.fromkeys(form for name in self.pipelines for form in FORMS.get(name, (name,))))
 
 

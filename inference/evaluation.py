@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.types import Question
+from reflectune.inference.config import FORMS
+from reflectune.inference.paper_numbers import MR2AG_5
 from reflectune.inference.probes import SEVERAL, attribute_of
-from reflectune.inference.ranking import PAPER_TABLE_5, RANKINGS, order_agreement
+from reflectune.inference.ranking import FULL, RANKINGS, order_agreement
 from reflectune.inference.reflection_metrics import reflection
 from reflectune.inference.scores import (
     Score,
@@ -30,9 +32,19 @@ from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics import gates, infoseek
 from reflectune.metrics.retrieval import article_recall_at_k
 
-NAIVE_FORMS = ("naive_rag_article", "naive_rag_passages")
+BASELINES = (
+    *FORMS["closed_book"],
+    *FORMS["naive_rag"],
+    *(name for name in FORMS["tuned_baselines"] if not name.startswith("oracle")),
+)
+"""What a pipeline that reads `top_n` entries is compared with: none of these reads more of them, and none is told."""
+
+BEST_BASELINE = "best_baseline"
 TUNED = ("mr2ag", "mmkb_rag")
 """Pipelines of a fine-tuned model, which are compared with the baselines."""
+
+PAPER_COLUMNS = {"overall": "overall", "unseen_question": "unseen question", "unseen_entity": "unseen entity"}
+"""Heads of Table 5's columns in the paper, by ours."""
 
 STAGES = ("retrieval", "relevance", "reflection")
 """Traces that are measurements and not answers of a pipeline."""
@@ -54,10 +66,10 @@ def evaluate(questions: Sequence[Question], traces: Traces, *, gamma: float, see
     asked = official(questions)
     pipelines = {name: found for name, found in traces.items() if name not in STAGES}
     tables = {name: _table(asked, found, seed) for name, found in pipelines.items()}
-    better = _better_form(tables)
-    if better:
-        tables["naive_rag"] = tables[better]
-        pipelines = {**pipelines, "naive_rag": pipelines[better]}
+    strongest = _strongest_baseline(tables)
+    if strongest:
+        tables[BEST_BASELINE] = tables[strongest]
+        pipelines = {**pipelines, BEST_BASELINE: pipelines[strongest]}
     mr2ag, base = traces.get("mr2ag", {}), traces.get("closed_book", {})
     tuned = next((traces[name] for name in TUNED if name in traces), {})
     probed = traces.get("relevance", {})
@@ -81,7 +93,7 @@ def evaluate(questions: Sequence[Question], traces: Traces, *, gamma: float, see
         "two_hop": {name: mean(correct(two_hop(questions), found), seed) for name, found in pipelines.items()},
         "by_split": {name: _by_split(questions, found, seed) for name, found in pipelines.items()},
         "coverage": {name: _coverage(questions, found) for name, found in pipelines.items()},
-        "naive_rag_form": better,
+        BEST_BASELINE: strongest,
     }
 
 
@@ -101,9 +113,10 @@ def _headline(table: Mapping[str, Any]) -> float:
     return found["value"] if found else 0.0
 
 
-def _better_form(tables: Mapping[str, Any]) -> str | None:
-    forms = [name for name in NAIVE_FORMS if name in tables]
-    return max(forms, key=lambda name: _headline(tables[name])) if forms else None
+def _strongest_baseline(tables: Mapping[str, Any]) -> str | None:
+    """The baseline with the highest score on these very questions, which favours it."""
+    names = [name for name in BASELINES if name in tables]
+    return max(names, key=lambda name: _headline(tables[name])) if names else None
 
 
 def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: float, seed: int) -> dict[str, Any]:
@@ -117,8 +130,8 @@ def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: flo
 
 def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[tuple[float, float]]:
     """(gate probability, 1 if knowledge-based else 0) of every question whose kind is known."""
-    found = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.requires_retrieval is not None]
-    return [(gate, float(bool(q.requires_retrieval))) for q, gate in found if gate is not None]
+    found = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.is_knowledge_based is not None]
+    return [(gate, float(bool(q.is_knowledge_based))) for q, gate in found if gate is not None]
 
 
 def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:
@@ -177,10 +190,8 @@ def _rankings(questions: Sequence[Question], traces: Mapping[str, Trace], seed: 
     answered = [q for q in questions if q.id in traces]
     if not answered:
         return None
-    table = {
-        name: split_scores(answered, [expected_correctness(q, traces[q.id], name) for q in answered], seed)
-        for name in RANKINGS
-    }
+    right = {name: np.array([expected_correctness(q, traces[q.id], name) for q in answered]) for name in RANKINGS}
+    table = {name: split_scores(answered, values.tolist(), seed) for name, values in right.items()}
     columns = {
         column: {name: found["value"] for name, scores in table.items() if (found := scores[column]) is not None}
         for column in ("overall", "unseen_question", "unseen_entity")
@@ -188,18 +199,32 @@ def _rankings(questions: Sequence[Question], traces: Mapping[str, Trace], seed: 
     }
     return {
         "scores": table,
-        "paper": PAPER_TABLE_5,
+        "paper_ranks": {column: MR2AG_5.ranks(head) for column, head in PAPER_COLUMNS.items()},
         "pairs_ordered_as_in_paper": {
-            column: order_agreement(values, {name: row[column] for name, row in PAPER_TABLE_5.items()})
-            for column, values in columns.items()
+            column: order_agreement(values, MR2AG_5.column(PAPER_COLUMNS[column])) for column, values in columns.items()
         },
-        "full_product_best": {column: values["full"] >= max(values.values()) for column, values in columns.items()},
+        "full_product_leads": {
+            column: {
+                name: _lead(answered, right[FULL], values, column, seed)
+                for name, values in right.items()
+                if name != FULL
+            }
+            for column in columns
+        },
     }
+
+
+def _lead(questions: Sequence[Question], first: np.ndarray, second: np.ndarray, column: str, seed: int) -> Score | None:
+    """How far the first is ahead of the second in a column, paired by question."""
+    unseen = np.array([infoseek.is_unseen_question(q.split) for q in questions], dtype=bool)
+    if column == "overall":
+        return score_rows(np.column_stack([unseen, first, second]), seed, overall, strata=unseen)
+    return mean((first - second)[unseen if column == "unseen_question" else ~unseen], seed)
 
 
 def _comparisons(questions: Sequence[Question], pipelines: Traces, seed: int) -> dict[str, Score | None]:
     """Each tuned pipeline less each baseline: the overall score (or the only split's), paired by question."""
-    every = itertools.product(TUNED, ("naive_rag", "closed_book"))
+    every = itertools.product(TUNED, (BEST_BASELINE, *BASELINES))
     pairs = [(first, second) for first, second in every if {first, second} <= set(pipelines)]
     return {f"{first} - {second}": _difference(questions, pipelines, first, second, seed) for first, second in pairs}
 
@@ -226,7 +251,7 @@ def _famous(questions: Sequence[Question], traces: Mapping[str, Trace], seed: in
 
 
 def _by_split(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
-    known = [q for q in questions if q.requires_retrieval is not False and has_truth(q)]
+    known = [q for q in questions if q.is_knowledge_based is not False and has_truth(q)]
     splits = sorted({q.split for q in known})
     return {split: mean(correct([q for q in known if q.split == split], traces), seed) for split in splits}
 

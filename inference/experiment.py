@@ -9,7 +9,7 @@ import random
 import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -23,18 +23,28 @@ from reflectune.inference.collaborators import (
     open_plain,
     open_prompted_reader,
     open_reader,
+    open_reranker,
     open_retriever,
     open_tuned,
 )
 from reflectune.inference.config import EvaluateConfig
 from reflectune.inference.evaluation import evaluate
 from reflectune.inference.notices import ModelFacts, notices
-from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_pipeline, stages_for
+from reflectune.inference.pipelines.build import (
+    RECIPES,
+    ModelRole,
+    Parts,
+    answered_by_base,
+    build_pipeline,
+    reranks,
+    stages_for,
+)
 from reflectune.inference.probes import ProbeBuilder
 from reflectune.inference.report import write_report
 from reflectune.inference.runner import run_pipeline
 from reflectune.inference.scores import Traces
 from reflectune.inference.trace import Trace
+from reflectune.models.scheme import PLAIN
 
 Plan = dict[str, list[Question]]
 
@@ -48,13 +58,15 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     state = PartialState(cpu=not torch.cuda.is_available())
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
+    planned = plan(config, questions)
     parts = Parts(
         config=config,
         knowledge=dataset.knowledge,
         probes=ProbeBuilder(dataset.root, dataset.manifest, dataset.knowledge, config.lead, config.seed),
         retriever=open_retriever(config, dataset.knowledge) if config.index else None,
+        reranker=open_reranker(config) if any(map(reranks, planned)) else None,
     )
-    traces, models = _answer(config, dataset, parts, plan(config, questions))
+    traces, models = _answer(config, dataset, parts, planned)
     found = {
         **evaluate(questions, traces, gamma=config.gamma, seed=config.seed),
         "minutes": minutes(traces),
@@ -131,7 +143,7 @@ def _answer(
     traces: dict[str, dict[str, Trace]] = {}
     models: list[ModelFacts] = []
     base_stays = any(answered_by_base(name, config) for name in planned)
-    for role in (None, "base_model", "model"):
+    for role in (None, "base_model", "plain_model", "model"):
         names = [name for name in planned if RECIPES[name].model == role]
         if not names and not (role == "base_model" and base_stays):
             continue
@@ -148,7 +160,7 @@ def _answer(
                 planned[name],
                 image_root=dataset.root,
                 folder=Path(config.output, "traces"),
-                fingerprint=_fingerprint(name, config, dataset, models),
+                fingerprint=_fingerprint(name, config, dataset, models, ready),
                 batch_questions=config.batch_questions,
                 on_error=config.on_error,
             )
@@ -157,16 +169,23 @@ def _answer(
     return {name: traces[name] for name in planned}, models
 
 
-def _with_model(config: EvaluateConfig, parts: Parts, role: Literal["model", "base_model"]) -> tuple[Parts, ModelFacts]:
+def _with_model(config: EvaluateConfig, parts: Parts, role: ModelRole) -> tuple[Parts, ModelFacts]:
     """The parts with a reader over a newly loaded model, and what a report says of that model."""
-    loaded = open_tuned(config) if role == "model" else open_plain(config, config.base_model)
+    loaded = open_tuned(config) if role == "model" else open_plain(config, getattr(config, role))
+    if role == "plain_model" and (loaded.scheme is None or loaded.scheme.name != PLAIN.name):
+        raise UserError(
+            f"`plain_model`: {config.plain_model} was not fine-tuned with scheme plain; the untuned model is "
+            "`base_model`, and one that reflects is `model`"
+        )
     facts = ModelFacts(role, loaded.name, loaded.fingerprint, loaded.model.num_parameters())
     if role == "model" and loaded.scheme is not None and loaded.scheme.name == "mmkb_rag":
         return dataclasses.replace(parts, prompted=open_prompted_reader(config, loaded)), facts
     return dataclasses.replace(parts, reader=open_reader(config, loaded)), facts
 
 
-def _fingerprint(name: str, config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts]) -> str:
+def _fingerprint(
+    name: str, config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts], parts: Parts
+) -> str:
     """Hash of everything that a pipeline's traces depend on; how many questions are asked is not part of it."""
     recipe = RECIPES[name]
     hashes = {model.role: model.fingerprint for model in models}
@@ -181,6 +200,7 @@ def _fingerprint(name: str, config: EvaluateConfig, dataset: Dataset, models: Se
             "dataset": dataset.fingerprint,
             "index": _index_fingerprint(config) if recipe.retrieves else None,
             "model": hashes[recipe.model] if recipe.model else None,
+            **({"reranker": parts.reranker.fingerprint} if parts.reranker and reranks(name) else {}),
             **({"base_model": hashes["base_model"]} if answered_by_base(name, config) else {}),
             "settings": {setting: getattr(config, setting) for setting in settings},
         }
@@ -196,7 +216,8 @@ def _index_fingerprint(config: EvaluateConfig) -> str:
 
 
 def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts]) -> Mapping[str, str]:
-    named = {f"{'fine-tuned' if model.role == 'model' else 'base'} model": str(model) for model in models}
+    roles = {"model": "fine-tuned model", "plain_model": "model fine-tuned without reflection"}
+    named = {roles.get(model.role, "base model"): str(model) for model in models}
     index = {"index": f"{config.index}, manifest {_index_fingerprint(config)}", "encoder": config.encoder}
     return {
         "data set": f"{_name(dataset)}, {dataset.root}, fingerprint {dataset.fingerprint}",
@@ -204,6 +225,7 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
         "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
         **(index if config.index else {}),
         **named,
+        "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",
         "settings": f"top_n {config.top_n}, γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
         f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
         **({"mmkb_rag": _reflection(config)} if "mmkb_rag" in config.forms() else {}),

@@ -74,7 +74,7 @@ def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[st
             )
         elif metrics["relevance"]["look_alikes"] is None:
             told.append("The data set does not say which entries look alike: that relevance mark is left out.")
-        if not any(q.requires_retrieval is False for q in questions):
+        if not any(q.is_knowledge_based is False for q in questions):
             told.append("No question is marked as visual-dependent: the gate is not measured on such questions.")
     if not any(table["overall"] for table in metrics["pipelines"].values()):
         told.append(

@@ -82,7 +82,7 @@ class PromptedReader:
 
         A question gets none if its context holds fewer than two of its documents: nothing can agree then.
         """
-        fitted = {i: self._fit("mct", own, opened.lengths[i], self._max_reply_tokens) for i, own in documents.items()}
+        fitted = {i: self._fit("mct", opened, i, own, self._max_reply_tokens) for i, own in documents.items()}
         asked = {i: ids for i, (shown, ids) in fitted.items() if shown >= 2}
         found = self._generate(opened, asked, self._max_reply_tokens)
         return {
@@ -95,21 +95,23 @@ class PromptedReader:
 
         The leading documents are read, as many as the model's context holds whole.
         """
-        fitted = {i: self._fit("vqa", own, opened.lengths[i], self._max_new_tokens) for i, own in documents.items()}
+        fitted = {i: self._fit("vqa", opened, i, own, self._max_new_tokens) for i, own in documents.items()}
         found = self._generate(opened, {i: ids for i, (_, ids) in fitted.items()}, self._max_new_tokens)
         return {
             i: Answer(self._renderer.strip(made.text), made.score, len(made.token_ids), fitted[i][0])
             for i, made in found.items()
         }
 
-    def _fit(self, name: PromptName, passages: Sequence[Passage], length: int, reply: int) -> tuple[int, list[int]]:
-        """How many leading passages leave room for a reply, and the prompt about them."""
-        room = self._engine.max_length - length - reply
+    def _fit(
+        self, name: PromptName, opened: Opened, row: int, passages: Sequence[Passage], reply: int
+    ) -> tuple[int, list[int]]:
+        """How many leading passages leave room for a reply to this question, and the prompt about them."""
+        style, room = opened.questions[row].answer_style, self._engine.max_length - opened.lengths[row] - reply
         for count in range(len(passages), 0, -1):
-            ids = self._renderer.prompt_branch(name, passages[:count])
+            ids = self._renderer.prompt_branch(name, passages[:count], style)
             if len(ids) <= room:
                 return count, ids
-        return 0, self._renderer.prompt_branch(name, ())
+        return 0, self._renderer.prompt_branch(name, (), style)
 
     def _generate(self, opened: Opened, prompts: Mapping[int, list[int]], most: int) -> dict[int, Generation]:
         """What the model says to one prompt of each of these questions."""

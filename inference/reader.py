@@ -90,7 +90,7 @@ class Reader:
         room = self._engine.max_length - self._max_new_tokens
 
         def render(count: int) -> Rendered:
-            return self._renderer.plain(question.text, image, passages[:count], multi_answer=_is_multi(question))
+            return self._renderer.plain(question.text, image, passages[:count], question.answer_style)
 
         whole = render(len(passages))
         if len(whole.ids) <= room:
@@ -111,8 +111,16 @@ class Reader:
         return [share(yes, no) for yes, no in both]
 
     def answer_directly(self, opened: Opened, rows: Sequence[int]) -> list[Answer]:
-        """Answer these questions after [No Retrieval], equation 2."""
-        return self._generate(opened.prefixes, [(row, 0) for row in rows], self._ids("no_retrieve"))
+        """Answer these questions after [No Retrieval], equation 2, asked for a short answer as after a passage."""
+        if not rows:
+            return []
+        wanted = set(rows)
+        branches = [
+            [self._renderer.direct_branch(question.answer_style)] if row in wanted else []
+            for row, question in enumerate(opened.questions)
+        ]
+        state = self._engine.branch(opened.prefixes, branches)
+        return self._generate(state, [(row, 0) for row in rows], [])
 
     def judge(self, opened: Opened, passages: Sequence[Sequence[Passage]]) -> Judged:
         """Read each question's passages after [Retrieval], all in one batch; a question may have none.
@@ -123,7 +131,7 @@ class Reader:
         kept: list[list[Passage]] = []
         branches: list[list[list[int]]] = []
         for question, length, own in zip(opened.questions, opened.lengths, passages, strict=True):
-            ids = [self._renderer.passage_branch(passage, multi_answer=_is_multi(question)) for passage in own]
+            ids = [self._renderer.passage_branch(passage, question.answer_style) for passage in own]
             fitting = [k for k, branch in enumerate(ids) if length + len(branch) <= room]
             kept.append([own[k] for k in fitting])
             branches.append([ids[k] for k in fitting])
@@ -152,8 +160,3 @@ class Reader:
 def share(yes: float, no: float) -> float:
     """The first of two probabilities as a share of both, which is the softmax of their two logits; 0 if neither is."""
     return yes / (yes + no) if yes + no > 0 else 0.0
-
-
-def _is_multi(question: Question) -> bool:
-    """Whether the answer is a list joined by `&&`."""
-    return question.answer_type == "multi_answer"

@@ -9,6 +9,7 @@ import numpy as np
 from reflectune.core.types import Question
 from reflectune.inference import curves
 from reflectune.inference.charts import Line, line_chart
+from reflectune.inference.config import FORMS
 from reflectune.inference.evaluation import gate_rows
 from reflectune.inference.probes import GOLD, SAME_ARTICLE, attribute_of
 from reflectune.inference.ranking import product
@@ -81,7 +82,7 @@ def _relevance(traces: Sequence[Trace]) -> str:
 
 def _risk(questions: Sequence[Question], traces: Traces) -> str:
     lines = []
-    for name in ("mr2ag", "mmkb_rag", "naive_rag_article", "naive_rag_passages", "oracle_article", "closed_book"):
+    for name in ("mr2ag", "mmkb_rag", *FORMS["naive_rag"], "oracle_article", "closed_book"):
         points = _risk_points(questions, traces.get(name, {}))
         if points:
             lines.append(Line(name, points))

@@ -21,12 +21,12 @@ Traces = Mapping[str, Mapping[str, Trace]]
 
 def official(questions: Iterable[Question]) -> list[Question]:
     """The questions that the official score is over: knowledge-based ones, without two-hop ones."""
-    return [q for q in questions if q.requires_retrieval is not False and not is_two_hop(q) and has_truth(q)]
+    return [q for q in questions if q.is_knowledge_based is not False and not is_two_hop(q) and has_truth(q)]
 
 
 def visual(questions: Iterable[Question]) -> list[Question]:
     """The visual-dependent questions."""
-    return [q for q in questions if q.requires_retrieval is False and has_truth(q)]
+    return [q for q in questions if q.is_knowledge_based is False and has_truth(q)]
 
 
 def two_hop(questions: Iterable[Question]) -> list[Question]:

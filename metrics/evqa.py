@@ -62,8 +62,35 @@ def multi_exact_match(reference: str, candidate: str, iou_threshold: float = 0.5
     wanted = _preprocessed(reference.split("&&"))
     if not wanted:
         raise ValueError("Reference list is empty after preprocessing.")
-    given = _preprocessed(candidate.replace(" and ", ",").replace(" & ", ",").split(","))
-    return list_iou(wanted, given) >= iou_threshold
+    return list_iou(wanted, _preprocessed(list_items(candidate))) >= iou_threshold
+
+
+def list_items(candidate: str) -> list[str]:
+    """The items of an answer as the official code parts them: at commas, " and " and " & "."""
+    return candidate.replace(" and ", ",").replace(" & ", ",").split(",")
+
+
+def comma_list(answer: str) -> str:
+    """A list of answers as the official code is to be handed it, with commas.
+
+    Our instruction asks models to connect several answers by `&&` (mR²AG, arXiv 2411.15041, §7.3); the official code
+    parts its references there, and not what it scores.
+
+    Example:
+        >>> comma_list("red&&blue")
+        'red,blue'
+    """
+    return answer.replace("&&", ",")
+
+
+def list_match(answer: str, references: Sequence[str]) -> bool:
+    """Whether a list, its items connected by `&&` or as the official code reads them, overlaps enough with a reference.
+
+    Raises:
+        ValueError: A reference is empty.
+    """
+    listed = comma_list(answer)
+    return any(multi_exact_match(reference, listed) for reference in references)
 
 
 def list_iou(target: Collection[str], prediction: Collection[str]) -> float:

@@ -52,8 +52,7 @@ def score_one(prediction: str, question: Question) -> float:
     if not question.answers:
         raise UserError(f"question {question.id} has no answers; leave it out of what is scored")
     if question.answer_type == "multi_answer":
-        listed = prediction.replace("&&", ",")
-        return float(any(evqa.multi_exact_match(answer, listed) for answer in question.answers))
+        return float(evqa.list_match(prediction, question.answers))
     return float(exact_match(prediction, question.answers))
 
 

@@ -11,8 +11,9 @@ from reflectune.core.types import Question
 from reflectune.metrics.bem import Bem
 from reflectune.metrics.judges import Judging, answer_to
 from reflectune.metrics.predictions import PredictionFile, read_predictions
+from reflectune.metrics.registry import Metric, Mode, evqa_candidate
 from reflectune.metrics.score_table import compare, retrieval_table, table
-from reflectune.metrics.scoring import Joined, Metric, Mode, Scored, join, score
+from reflectune.metrics.scoring import Joined, Scored, join, score
 
 
 def score_files(
@@ -52,6 +53,7 @@ def score_files(
         if file.layout != "echosight_retrieval":
             scored.append(score(joined, metric, mode, bem))
             run["scores"] = table(scored[-1], seed)
+            run["connected_lists"] = _connected_lists(joined, metric)
             if judging is not None:
                 run["judge"] = _judged(joined, judging)
         found["runs"].append(run)
@@ -73,6 +75,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
             "(they need no retrieval)"
         )
         yield from _score_lines(run.get("scores", {}))
+        if run.get("connected_lists"):
+            yield f"  `&&` was read as a comma in {run['connected_lists']} answers: official code parts lists at commas"
         yield from _judge_lines(run.get("judge"))
         yield from _retrieval_lines(run["retrieval"])
     if "difference" in found:
@@ -82,6 +86,13 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 def _contents(file: PredictionFile, joined: Joined) -> dict[str, Any]:
     files = [file.path] if file.path.is_file() else sorted(file.path.glob("*.json*"))
     return {"fingerprint": file_fingerprint(*files), "retrieval": retrieval_table(file, joined)}
+
+
+def _connected_lists(joined: Joined, metric: Metric) -> int:
+    """Answers in which `&&` is read as a comma before the official code is handed them."""
+    if metric not in ("infoseek", "evqa", "evqa_exact", "exact_match"):
+        return 0
+    return sum(evqa_candidate(str(p.answer), q) != p.answer for q, p in joined.pairs)
 
 
 def _of_touched_splits(file: PredictionFile, questions: Sequence[Question]) -> list[Question]:

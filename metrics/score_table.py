@@ -10,8 +10,9 @@ import numpy as np
 from reflectune.metrics import infoseek, pmsr
 from reflectune.metrics.intervals import bootstrap_interval, paired_bootstrap, permutation_test
 from reflectune.metrics.predictions import PredictionFile
+from reflectune.metrics.registry import evqa_type
 from reflectune.metrics.retrieval import article_recall_at_k, reciprocal_rank
-from reflectune.metrics.scoring import Joined, Scored, evqa_type
+from reflectune.metrics.scoring import Joined, Scored
 
 RECALLS = (1, 5, 10, 20)
 _KINDS = {"numerical": "num", "time": "time"}

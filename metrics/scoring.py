@@ -16,14 +16,20 @@ import numpy as np
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.metrics import evqa, infoseek, vqa
+from reflectune.metrics import evqa, infoseek
 from reflectune.metrics.bem import LONGEST, Bem, Segments, TooLongError
-from reflectune.metrics.cover import cover_one
 from reflectune.metrics.predictions import Prediction
-from reflectune.metrics.rouge import rouge_l
-
-Mode = Literal["official", "strict"]
-Metric = Literal["infoseek", "evqa", "evqa_exact", "vqa", "exact_match", "cover_match", "rouge_l"]
+from reflectune.metrics.registry import (
+    NEEDS_BEM,
+    Metric,
+    Mode,
+    Worth,
+    evqa_candidate,
+    evqa_score,
+    evqa_type,
+    metric_of_one,
+    never,
+)
 
 _ECHOSIGHT_ROW = re.compile(r"E-VQA_(\d+)")
 _LAST_NUMBER = re.compile(r"(\d+)$")
@@ -136,32 +142,18 @@ def score(joined: Joined, metric: Metric, mode: Mode, bem: Bem | None = None) ->
     for question, prediction in joined.pairs:
         if prediction.answer is None:
             raise UserError(f"{prediction.where}: id {question.id}: the file holds no answers, only what was retrieved")
-    if metric == "evqa":
-        if bem is None:
-            raise UserError(
-                "the metric `evqa` needs `bem`, a converted checkpoint; `evqa_exact` is the part without it"
-            )
-        values, too_long = _evqa_values(joined.pairs, bem, mode)
-    else:
-        values, too_long = _values(joined.pairs, metric_of_one(metric, mode)), ()
+    answers = [Answered(q, str(p.answer), f"{p.where}: id {q.id}") for q, p in joined.pairs]
+    too_long_is: Literal["stop", "wrong"] = "wrong" if mode == "strict" else "stop"
+    values, too_long = score_answers(answers, metric, mode, bem, too_long=too_long_is)
     if mode == "strict":
         values = np.concatenate([values, np.zeros(len(joined.missing))])
     questions = [question for question, _ in joined.pairs] + (list(joined.missing) if mode == "strict" else [])
     return Scored(metric, mode, tuple(questions), values, too_long)
 
 
-def evqa_type(question: Question) -> str:
-    """E-VQA's question type: as the data set says (`meta["question_type"]`), else from what it says otherwise."""
-    if (said := question.meta.get("question_type")) in evqa.QUESTION_TYPES:
-        return str(said)
-    if question.meta.get("two_hop") == "yes":
-        return "2_hop"
-    return "multi_answer" if question.answer_type == "multi_answer" else "templated"
-
-
 def _counts(question: Question) -> bool:
     """Whether official scores are over a question."""
-    return question.requires_retrieval is not False
+    return question.is_knowledge_based is not False
 
 
 def _finder(asked: dict[str, Question]) -> Callable[[Prediction], Question | None]:
@@ -188,52 +180,58 @@ def _finder(asked: dict[str, Question]) -> Callable[[Prediction], Question | Non
     return find
 
 
-def metric_of_one(metric: Metric, mode: Mode = "official") -> Callable[[str, Question], float]:
-    """The worth of one answer to a question, in [0, 1], by any metric but `evqa`.
+@dataclass(frozen=True)
+class Answered:
+    """One answer to score.
 
-    It raises ValueError or UserError for a question that lacks what the metric compares with.
+    Attributes:
+        question: What was asked.
+        answer: What was answered.
+        where: What the answer is called in an error, e.g. `p.jsonl:3: id q2`.
     """
-    if metric == "infoseek":
-        return infoseek.score_one
-    if metric == "evqa_exact":
-        return _evqa_exact
-    if metric == "cover_match":
-        return lambda answer, question: cover_one(answer, question, mode)
-    of_references: dict[str, Callable[[str, Sequence[str]], float]] = {
-        "vqa": vqa.soft_accuracy,
-        "exact_match": infoseek.exact_match,
-        "rouge_l": rouge_l,
-    }
-    return lambda answer, question: float(of_references[metric](answer, _references(question)))
+
+    question: Question
+    answer: str
+    where: str
 
 
-def _values(pairs: Sequence[tuple[Question, Prediction]], one: Callable[[str, Question], float]) -> np.ndarray:
-    values = np.zeros(len(pairs))
-    for place, (question, prediction) in enumerate(pairs):
+def score_answers(
+    answers: Sequence[Answered], metric: Metric, mode: Mode, bem: Bem | None, *, too_long: Literal["stop", "wrong"]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """What answers are worth; BEM reads those that it is asked about in one go.
+
+    Args:
+        answers: The answers.
+        metric: `evqa` needs `bem`.
+        mode: Of the metric itself; it decides `cover_match`.
+        bem: The answer-equivalence model.
+        too_long: What to do with an answer that BEM can't read.
+
+    Returns:
+        Values in [0, 1], shape (answers,), and the ids of the questions whose answer BEM can't read.
+
+    Raises:
+        UserError: A question lacks what the metric compares with, or (`stop`) an answer is too long for BEM.
+    """
+    if metric == "evqa":
+        if bem is None:
+            raise UserError(NEEDS_BEM)
+        return _evqa_values(answers, bem, too_long)
+    return _values(answers, metric_of_one(metric, mode)), ()
+
+
+def _values(answers: Sequence[Answered], one: Worth) -> np.ndarray:
+    values = np.zeros(len(answers))
+    for place, own in enumerate(answers):
         try:
-            values[place] = one(str(prediction.answer), question)
+            values[place] = one(own.answer, own.question)
         except ValueError as error:
-            raise UserError(f"{prediction.where}: id {question.id}: {error}") from error
+            raise UserError(f"{own.where}: {error}") from error
     return values
 
 
-def _references(question: Question) -> tuple[str, ...]:
-    if not question.answers:
-        raise UserError(f"question {question.id} has no answers; leave it out of what is scored")
-    return question.answers
-
-
-def _evqa_exact(answer: str, question: Question) -> float:
-    return evqa.evaluate_example(question.text, _references(question), answer, evqa_type(question), _never)
-
-
-def _never(*segments: str) -> tuple[float, float]:
-    """Logits of a model that finds nothing equivalent."""
-    return (1.0, 0.0)
-
-
 def _evqa_values(
-    pairs: Sequence[tuple[Question, Prediction]], bem: Bem, mode: Mode
+    answers: Sequence[Answered], bem: Bem, too_long: Literal["stop", "wrong"]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """The official function twice: once to learn what it asks BEM, then with all of BEM's answers in one go."""
     asked: dict[Segments, None] = {}
@@ -243,29 +241,26 @@ def _evqa_values(
         triple = (segments[0], segments[1], segments[2])
         if (pieces := bem.length(triple)) <= LONGEST:
             asked[triple] = None
-        elif mode == "strict":
+        elif too_long == "wrong":
             long.add(triple)
         else:
             raise TooLongError(
                 f"the answer makes {pieces} word pieces, more than the {LONGEST} that BEM reads, where "
                 "the official program stops; shorten it, or score in `strict` mode"
             )
-        return (1.0, 0.0)
+        return never()
 
-    def evaluate(answer: str, question: Question, logits: evqa.BemLogits) -> float:
-        return evqa.evaluate_example(question.text, _references(question), answer, evqa_type(question), logits)
-
-    _values(pairs, lambda answer, question: evaluate(answer, question, note))
+    _values(answers, lambda answer, question: evqa_score(answer, question, note))
     known = dict(zip(asked, bem.logits(list(asked)).tolist(), strict=True)) if asked else {}
 
     def recall(*segments: str) -> Sequence[float]:
-        return known.get((segments[0], segments[1], segments[2]), (1.0, 0.0))
+        return known.get((segments[0], segments[1], segments[2]), never())
 
-    values = _values(pairs, lambda answer, question: evaluate(answer, question, recall))
-    cut = [question.id for question, prediction in pairs if not long.isdisjoint(_triples(question, prediction))]
-    return values, tuple(cut)
+    values = _values(answers, lambda answer, question: evqa_score(answer, question, recall))
+    return values, tuple(own.question.id for own in answers if not long.isdisjoint(_triples(own)))
 
 
-def _triples(question: Question, prediction: Prediction) -> list[Segments]:
-    kind, answer = evqa_type(question), str(prediction.answer)
-    return [evqa.bem_segments(question.text, reference, answer, kind) for reference in question.answers]
+def _triples(own: Answered) -> list[Segments]:
+    question, candidate = own.question, evqa_candidate(own.answer, own.question)
+    kind = evqa_type(question)
+    return [evqa.bem_segments(question.text, reference, candidate, kind) for reference in question.answers]

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, PromptName, ReflectionExample
+from reflectune.core.types import (
+    AnswerStyle,
+    Branch,
+    Passage,
+    PromptedBranch,
+    PromptedExample,
+    PromptName,
+    ReflectionExample,
+)
 from reflectune.models import scheme as layouts
 from reflectune.models.scheme import Scheme, Slot, Turn
 from reflectune.models.tree import IGNORE, Segment, Tree
@@ -89,19 +97,26 @@ class Renderer:
         return self._read(self._chunks(layouts.question_turns(), cue=True), {"question": question}, image)
 
     def plain(
-        self, question: str, image: Image.Image, passages: Sequence[Passage] = (), multi_answer: bool = False
+        self, question: str, image: Image.Image, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> Rendered:
-        """One user's turn without reflection: image, question and any passages, up to the assistant's cue."""
-        turns = layouts.plain_turns(context=bool(passages), multi_answer=multi_answer)
+        """One user's turn without reflection: image, question, any passages, how to answer, the assistant's cue."""
+        turns = layouts.answer_turns(self._prompts, style, documents=bool(passages))
         fill = {"question": question, "passage": layouts.documents_text(passages)}
         return self._read(self._chunks(turns, cue=True), fill, image)
 
-    def passage_branch(self, passage: Passage, multi_answer: bool = False) -> list[int]:
+    def passage_branch(self, passage: Passage, style: AnswerStyle = "short") -> list[int]:
         """What goes on from `prefix`: [Retrieval], the passage with the instruction, up to the assistant's cue."""
-        chunks = self._after_gate(
-            layouts.passage_turns(self._need_scheme("mr2ag"), multi_answer=multi_answer), cue=True
-        )
+        chunks = self._after_gate(layouts.passage_turns(self._need_scheme("mr2ag"), style), cue=True)
         return self._safe.encode_continuation(_fill(chunks, {"passage": layouts.passage_text(passage)}))
+
+    def direct_branch(self, style: AnswerStyle = "short") -> list[int]:
+        """What goes on from `prefix` without retrieval, up to the answer: [No Retrieval], and how to answer."""
+        scheme = self._need_scheme("mr2ag")
+        if style == "free":
+            return [self.token_id("no_retrieve")]
+        return self._safe.encode_continuation(
+            _fill(self._after_gate(layouts.direct_turns(scheme, style), cue=True), {})
+        )
 
     @functools.cached_property
     def _before_reply(self) -> str:
@@ -113,28 +128,34 @@ class Renderer:
     @functools.cached_property
     def gate_suffix(self) -> list[int]:
         """What every `passage_branch` begins with: [Retrieval], the end of the turn, the next user turn's head."""
-        chunks = self._after_gate(layouts.passage_turns(self._need_scheme("mr2ag"), multi_answer=False), cue=True)
+        chunks = self._after_gate(layouts.passage_turns(self._need_scheme("mr2ag"), "short"), cue=True)
         probes = [
             self._safe.encode_continuation(_fill(chunks, {"passage": text})) for text in ("The", "a", "1", "«", "木")
         ]
         return _common_prefix(probes)
 
     def question_prefix(self, question: str, image: Image.Image) -> Rendered:
-        """Image and question, inside the user's turn: what all of MMKB-RAG's prompts share."""
-        chunks = self._chunks(layouts.prompt_turns(self._need_scheme("mmkb_rag"), "ret"), cue=True)
+        """Image and question, inside the user's turn: what all prompts of MMKB-RAG and of plain fine-tuning share."""
+        scheme = self._need_scheme("mmkb_rag", "plain")
+        chunks = self._chunks(layouts.answer_turns(scheme.prompts, "short", documents=False), cue=True)
         return self._read(chunks[: chunks.index(layouts.QUESTION) + 1], {"question": question}, image)
 
-    def prompt_branch(self, name: PromptName, passages: Sequence[Passage] = ()) -> list[int]:
+    def prompt_branch(
+        self, name: PromptName, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
+    ) -> list[int]:
         """What goes on from `question_prefix`: a prompt up to the assistant's cue.
 
         Args:
             name: Which prompt.
-            passages: What it is about: one for `srt`, several for `mct` (numbered from 1), `vqa` and `summary`; `vqa`
-                without passages is the question alone, as in `plain`.
+            passages: What it is about: one for `srt`, several for `mct` (numbered from 1), any number for `vqa`,
+                several for `summary`.
+            style: How `vqa` asks for the answer, as `plain` does.
         """
-        scheme = self._need_scheme("mmkb_rag")
-        alone = name == "vqa" and not passages
-        turns = layouts.question_turns() if alone else layouts.prompt_turns(scheme, name)
+        scheme = self._need_scheme("mmkb_rag", "plain")
+        if name == "vqa":
+            turns = layouts.answer_turns(scheme.prompts, style, documents=bool(passages))
+        else:
+            turns = layouts.prompt_turns(self._need_scheme("mmkb_rag"), name)
         chunks = self._chunks(turns, cue=True)
         tail = chunks[chunks.index(layouts.QUESTION) + 1 :]
         return self._safe.encode_continuation(
@@ -148,7 +169,9 @@ class Renderer:
     # What a model is trained on.
 
     def encode_prompted(self, example: PromptedExample, image: Image.Image) -> Tree:
-        """A training question of MMKB-RAG as a prefix and one branch per prompt; the replies are supervised.
+        """A training question of MMKB-RAG or of plain fine-tuning: a prefix and one branch per prompt.
+
+        The replies are supervised.
 
         Raises:
             UserError: A branch has neither a token nor words to reply with, or there is none.
@@ -158,7 +181,7 @@ class Renderer:
         branches = []
         for own in example.branches:
             _need(own.role or own.reply, f"training example {example.id}, prompt {own.prompt}: there is no reply")
-            branches.append(Segment.of(*self.prompted_reply(own)))
+            branches.append(Segment.of(*self.prompted_reply(own, example.style)))
         return Tree(Segment.of(prefix.ids, prefix.labels), tuple(branches), prefix.vision)
 
     def encode_example(self, example: ReflectionExample, image: Image.Image) -> Tree:
@@ -173,34 +196,39 @@ class Renderer:
         prefix = self.prefix(example.question, image)
         if not example.retrieve:
             _need(example.answer, f"training example {example.id}: a visual question needs an answer")
-            return Tree(_join(prefix, *self.direct_reply(example.answer)), (), prefix.vision)
+            return Tree(_join(prefix, *self.direct_reply(example.answer, example.style)), (), prefix.vision)
         _need(example.branches, f"training example {example.id}: a question to look up needs at least one passage")
         tails = []
         for branch in example.branches:
             if branch.relevant:
                 _need(branch.answer, f"training example {example.id}, passage {branch.passage.id}: relevant, no answer")
-            tails.append(self.passage_reply(branch, example.multi_answer))
+            tails.append(self.passage_reply(branch, example.style))
         shared = len(_common_prefix([self.gate_suffix, *(ids for ids, _ in tails)]))
         head = [part[:shared] for part in tails[0]]
         branches = tuple(Segment.of(ids[shared:], labels[shared:]) for ids, labels in tails)
         return Tree(_join(prefix, *head), branches, prefix.vision)
 
-    def prompted_reply(self, branch: PromptedBranch) -> tuple[list[int], list[int]]:
+    def prompted_reply(self, branch: PromptedBranch, style: AnswerStyle = "short") -> tuple[list[int], list[int]]:
         """Ids and labels of `prompt_branch` and the reply: a reflection token or words, and the turn's end."""
-        read = self.prompt_branch(branch.prompt, branch.documents)
+        read = self.prompt_branch(branch.prompt, branch.documents, style)
         said = [self.token_id(branch.role), self.end_token_id] if branch.role else self.reply_ids(branch.reply)
         return [*read, *said], [*[IGNORE] * len(read), *said]
 
-    def direct_reply(self, answer: str) -> tuple[list[int], list[int]]:
-        """Ids and labels of what goes on from `prefix` without retrieval: [No Retrieval], the answer, its end."""
-        verdict = layouts.reply(self._need_scheme("mr2ag"), "no_retrieve", answer=True)
-        return self._target(self._after_gate((*layouts.question_turns(), verdict)), {"answer": answer})
+    def direct_reply(self, answer: str, style: AnswerStyle = "short") -> tuple[list[int], list[int]]:
+        """Ids and labels of `direct_branch` and the answer: [No Retrieval], the answer, and both turns' ends."""
+        scheme = self._need_scheme("mr2ag")
+        if style == "free":
+            turns = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True))
+            return self._target(self._after_gate(turns), {"answer": answer})
+        read, reply = self.direct_branch(style), self.reply_ids(answer)
+        verdict = read[: read.index(self.end_token_id) + 1]
+        return [*read, *reply], [*verdict, *[IGNORE] * (len(read) - len(verdict)), *reply]
 
-    def passage_reply(self, branch: Branch, multi_answer: bool = False) -> tuple[list[int], list[int]]:
+    def passage_reply(self, branch: Branch, style: AnswerStyle = "short") -> tuple[list[int], list[int]]:
         """Ids and labels of `passage_branch` and the reply: what is said of relevance, and the answer if it is."""
         scheme = self._need_scheme("mr2ag")
         verdict = layouts.reply(scheme, "relevant" if branch.relevant else "irrelevant", answer=branch.relevant)
-        turns = (*layouts.passage_turns(scheme, multi_answer=multi_answer), verdict)
+        turns = (*layouts.passage_turns(scheme, style), verdict)
         fill = {"passage": layouts.passage_text(branch.passage), "answer": branch.answer}
         return self._target(self._after_gate(turns), fill)
 
@@ -303,10 +331,14 @@ class Renderer:
                 )
         return found
 
-    def _need_scheme(self, name: str) -> Scheme:
-        if self.scheme is None or self.scheme.name != name:
-            found = self.scheme.name if self.scheme else "none"
-            raise UserError(f"this needs a model of scheme {name}, but the model's scheme is {found}")
+    @property
+    def _prompts(self) -> Mapping[str, str]:
+        return self.scheme.prompts if self.scheme else layouts.ANSWER_PROMPTS
+
+    def _need_scheme(self, *names: str) -> Scheme:
+        if self.scheme is None or self.scheme.name not in names:
+            name = self.scheme.name if self.scheme else "none"
+            raise UserError(f"this needs a model of scheme {' or '.join(names)}, but the model's scheme is {name}")
         return self.scheme
 
 

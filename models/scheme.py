@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.types import Passage
+from reflectune.core.types import AnswerStyle, Passage
 
 Role = Literal["retrieve", "no_retrieve", "relevant", "irrelevant"]
 ROLES: tuple[Role, ...] = ("retrieve", "no_retrieve", "relevant", "irrelevant")
@@ -24,8 +24,8 @@ class Scheme:
     """What training and inference agree on.
 
     Attributes:
-        name: `mr2ag` or `mmkb_rag`.
-        tokens: The reflection token of each role, as it is written.
+        name: `mr2ag`, `mmkb_rag`, or `plain`.
+        tokens: The reflection token of each role, as it is written; `plain` has none.
         descriptions: Plain words for each role; a new row of a matrix starts as the mean of their rows.
         prompts: What the user's turn says, by name; `{passage}` and the like mark where untrusted text goes.
     """
@@ -34,6 +34,11 @@ class Scheme:
     tokens: Mapping[str, str]
     descriptions: Mapping[str, str]
     prompts: Mapping[str, str]
+
+    @property
+    def is_prompted(self) -> bool:
+        """Whether a training example is prompts that hang from a question (`PromptedExample`); mR²AG's is passages."""
+        return self.name != MR2AG.name
 
     @property
     def fingerprint(self) -> str:
@@ -55,7 +60,7 @@ def load_scheme(folder: str | Path) -> Scheme:
     """Read a checkpoint's scheme.
 
     Raises:
-        UserError: There is none, it lacks a field or a role, or it was changed by hand since it was written.
+        UserError: There is none, it lacks a field, a role or a prompt, or it was changed by hand since it was written.
     """
     path = Path(folder) / SCHEME_FILE
     found = read_json(path, "the checkpoint's scheme")
@@ -64,7 +69,7 @@ def load_scheme(folder: str | Path) -> Scheme:
     if missing:
         raise UserError(f"{path} lacks {', '.join(missing)}; take the file that was saved with the checkpoint")
     scheme = Scheme(**{name: found[name] for name in names})
-    absent = [role for role in ROLES if role not in scheme.tokens]
+    absent = [role for role in find_scheme(scheme.name).tokens if role not in scheme.tokens]
     if absent:
         raise UserError(
             f"{path} has no token for {', '.join(absent)}; take the file that was saved with the checkpoint"
@@ -73,6 +78,12 @@ def load_scheme(folder: str | Path) -> Scheme:
         raise UserError(
             f"{path} was changed after it was saved (its fingerprint is {found.get('fingerprint')}, its content's "
             f"{scheme.fingerprint}); the weights were trained with the saved one: restore it"
+        )
+    missing_prompts = [prompt for prompt in find_scheme(scheme.name).prompts if prompt not in scheme.prompts]
+    if missing_prompts:
+        raise UserError(
+            f"{path} has no prompt {', '.join(missing_prompts)}: the checkpoint was trained by an earlier version, "
+            "which asked otherwise; train it again"
         )
     return scheme
 
@@ -104,14 +115,25 @@ def documents_text(passages: Sequence[Passage], *, numbered: bool = False) -> st
     return " ".join(f"{i}. {passage_text(p)}" if numbered else passage_text(p) for i, p in enumerate(passages, start=1))
 
 
-def reading_instruction(*, multi_answer: bool) -> str:
-    """How to answer from what was retrieved: mR²AG (arXiv 2411.15041), supplementary §7.2 and §7.3."""
-    if multi_answer:
-        return (
-            "Based on the retrieved documents, answer the question as briefly as possible, using '&&' to connect "
-            "multiple different answers."
-        )
-    return "Based on the retrieved document, answer the question with a single word or phrase."
+ANSWER_PROMPTS: Final[Mapping[str, str]] = {
+    "answer_short": "Answer the question with a single word or phrase.",
+    "answer_list": "Answer the question as briefly as possible, using '&&' to connect multiple different answers.",
+    "answer_free": "",
+    "read_short": "{passage} Based on the retrieved document, answer the question with a single word or phrase.",
+    "read_list": "{passage} Based on the retrieved documents, answer the question as briefly as possible, using '&&' "
+    "to connect multiple different answers.",
+    "read_free": "{passage} Based on the retrieved document, answer the question.",
+}
+"""How an answer is asked for, without documents and with them, by style: the same in every scheme, and of a base model.
+
+`read_short` and `read_list` are those of mR²AG (arXiv 2411.15041), supplementary §7.2 and §7.3. `answer_…` ask for the
+same without a document: else what is measured beside it, or learned by a gate, is whether an instruction was there.
+"""
+
+
+def answer_prompt(style: AnswerStyle, *, documents: bool, prompts: Mapping[str, str] = ANSWER_PROMPTS) -> str:
+    """The user's words that ask for an answer; "" where nothing stands beside the question."""
+    return prompts[f"{'read' if documents else 'answer'}_{style}"]
 
 
 # How conversations are laid out. A turn's parts are text of ours, the image, or a slot: a place for untrusted text.
@@ -143,20 +165,30 @@ def question_turns() -> tuple[Turn, ...]:
     return (Turn("user", (QUESTION,), image=True),)
 
 
-def plain_turns(*, context: bool, multi_answer: bool) -> tuple[Turn, ...]:
-    """What a model without reflection tokens reads, in one turn.
+def answer_turns(prompts: Mapping[str, str], style: AnswerStyle, *, documents: bool) -> tuple[Turn, ...]:
+    """One user's turn that asks for an answer, without reflection.
 
-    user: <image> {question}, or with context: <image> {question} {passages} {instruction}.
+    user: <image> {question} {instruction}, or with documents: <image> {question} {passages} {instruction}.
     """
-    if not context:
-        return question_turns()
-    return (Turn("user", (QUESTION, " ", PASSAGE, " ", reading_instruction(multi_answer=multi_answer)), image=True),)
+    prompt = answer_prompt(style, documents=documents, prompts=prompts)
+    return (Turn("user", (QUESTION, " ", *prompt_parts(prompt)), image=True),) if prompt else question_turns()
 
 
-def passage_turns(scheme: Scheme, *, multi_answer: bool) -> tuple[Turn, ...]:
+def passage_turns(scheme: Scheme, style: AnswerStyle) -> tuple[Turn, ...]:
     """mR²AG: user: <image> {question}; assistant: [Retrieval]; user: {passage} {instruction}."""
-    prompt = scheme.prompts["read_multi_answer" if multi_answer else "read"]
+    prompt = answer_prompt(style, documents=True, prompts=scheme.prompts)
     return (*question_turns(), Turn("assistant", (scheme.tokens["retrieve"],)), Turn("user", prompt_parts(prompt)))
+
+
+def direct_turns(scheme: Scheme, style: AnswerStyle) -> tuple[Turn, ...]:
+    """mR²AG without retrieval, up to the answer, where it is asked for in a turn of its own.
+
+    user: <image> {question}; assistant: [No Retrieval]; user: {instruction}. The instruction follows the gate, as it
+    does with a passage: before it, the gate would learn which questions carry one. A free answer has none: it stands
+    in the assistant's first turn, behind the token (`reply`).
+    """
+    prompt = answer_prompt(style, documents=False, prompts=scheme.prompts)
+    return (*question_turns(), Turn("assistant", (scheme.tokens["no_retrieve"],)), Turn("user", (prompt,)))
 
 
 def reply(scheme: Scheme, role: Role, *, answer: bool) -> Turn:
@@ -190,10 +222,7 @@ MR2AG: Final = Scheme(
         "relevant": "yes, this document is evidence",
         "irrelevant": "no, another document",
     },
-    prompts={
-        "read": f"{{passage}} {reading_instruction(multi_answer=False)}",
-        "read_multi_answer": f"{{passage}} {reading_instruction(multi_answer=True)}",
-    },
+    prompts=ANSWER_PROMPTS,
 )
 """mR²AG, arXiv 2411.15041, §3.1."""
 
@@ -211,14 +240,17 @@ MMKB_RAG: Final = Scheme(
         "srt": "Document: {passage} Does this document help to answer the question?",
         "mct": "Documents: {passage} Which documents agree with each other and support the answer? "
         "Give their numbers, then a summary of what they say.",
-        "vqa": f"{{passage}} {reading_instruction(multi_answer=False)}",
         "summary": "{passage} Summarize in one or two short sentences what these documents say about the question.",
+        **ANSWER_PROMPTS,
     },
 )
 """MMKB-RAG, arXiv 2504.10074, §3.1: P_RET, P_SRT, P_MCT, P_vqa. The paper doesn't print its prompts: these are ours.
 
-P_vqa is what a plain model reads with documents (`plain_turns`), so that it asks a base model as naive RAG does.
+P_vqa is what a plain model reads (`answer_turns`), so that it asks a base model as naive RAG and closed book do.
 `summary` is what Algorithm 3 asks a model that hasn't learned P_MCT yet.
 """
 
-SCHEMES: Final[Mapping[str, Scheme]] = {scheme.name: scheme for scheme in (MR2AG, MMKB_RAG)}
+PLAIN: Final = Scheme(name="plain", tokens={}, descriptions={}, prompts=ANSWER_PROMPTS)
+"""Supervised fine-tuning without reflection: the papers' baselines, e.g. LLaVA-FT of mR²AG's Table 9."""
+
+SCHEMES: Final[Mapping[str, Scheme]] = {scheme.name: scheme for scheme in (MR2AG, MMKB_RAG, PLAIN)}

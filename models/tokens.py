@@ -32,8 +32,10 @@ def add_reflection_tokens(model: Any, processor: ProcessorMixin, scheme: Scheme,
         seed: Of the noise.
 
     Returns:
-        The id of each role's token.
+        The id of each role's token; none for a scheme without tokens, which leaves the model as it is.
     """
+    if not scheme.tokens:
+        return {}
     tokenizer = processor.tokenizer
     lstrip = _puts_space_before(processor)
     tokens = [

@@ -11,8 +11,9 @@ from typing import Any
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.core.paths import Roots
 from reflectune.core.types import PromptedExample, TrainingExample
-from reflectune.metrics.infoseek import normalize_answer
+from reflectune.metrics import evqa, infoseek
 from reflectune.models.engine import Generation, PrefixEngine
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering import Rendered, Renderer
@@ -46,7 +47,7 @@ class AnswerReader:
     Args:
         loaded: The model, with or without adapters.
         examples: The validation data.
-        image_root: The folder of its images.
+        roots: The folders that its image paths may lead into; relative ones start at the first.
         count: Questions in the sample; fewer if there are fewer with an answer.
         seed: Of the sample.
         batch_size: Questions that are read together.
@@ -56,13 +57,13 @@ class AnswerReader:
         self,
         loaded: Loaded,
         examples: Sequence[TrainingExample],
-        image_root: Path,
+        roots: Roots,
         *,
         count: int,
         seed: int,
         batch_size: int,
     ) -> None:
-        self._loaded, self._image_root, self._batch_size = loaded, image_root, batch_size
+        self._loaded, self._roots, self._batch_size = loaded, roots, batch_size
         answerable = [example for example in examples if has_answer(example)]
         self.sample = random.Random(seed).sample(answerable, min(count, len(answerable)))
 
@@ -97,16 +98,16 @@ class AnswerReader:
 
     def _ask(self, example: TrainingExample) -> Asked:
         renderer = self._loaded.renderer
-        image = load_image(example.image, root=self._image_root, needed_by=f"validation example {example.id}")
+        image = load_image(example.image, root=self._roots, needed_by=f"validation example {example.id}")
         if isinstance(example, PromptedExample):
             asking = next(branch for branch in example.branches if branch.prompt == "vqa")
-            prompt = renderer.prompt_branch("vqa", asking.documents)
+            prompt = renderer.prompt_branch("vqa", asking.documents, example.style)
             return Asked(renderer.question_prefix(example.question, image), prompt, "", asking.reply)
         prefix = renderer.prefix(example.question, image)
         if not example.retrieve:
-            return Asked(prefix, [], "no_retrieve", example.answer)
+            return Asked(prefix, renderer.direct_branch(example.style), "", example.answer)
         gold = next(branch for branch in example.branches if branch.relevant)
-        return Asked(prefix, renderer.passage_branch(gold.passage, example.multi_answer), "relevant", gold.answer)
+        return Asked(prefix, renderer.passage_branch(gold.passage, example.style), "relevant", gold.answer)
 
 
 def has_answer(example: TrainingExample) -> bool:
@@ -126,9 +127,11 @@ def check_answers(examples: Sequence[TrainingExample], path: Path) -> None:
 
 
 def is_right(renderer: Renderer, generation: Generation, answer: str) -> bool:
-    """Exact match after InfoSeek's official normalisation; of several answers joined by `&&`, as sets."""
-    return _parts(renderer.strip(generation.text)) == _parts(answer)
+    """Exact match after InfoSeek's normalisation; of several answers joined by `&&`, E-VQA's overlap of lists.
 
-
-def _parts(text: str) -> set[str]:
-    return {normalize_answer(part) for part in text.split("&&")}
+    Both are what an evaluation scores such questions by.
+    """
+    text = renderer.strip(generation.text)
+    if "&&" in answer and any(map(evqa.preprocess_answer, answer.split("&&"))):
+        return evqa.list_match(text, [answer])
+    return bool(infoseek.exact_match(text, [answer]))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-_GATES: Final = {"mr2ag": ("retrieve", "relevance"), "mmkb_rag": ("ret", "srt")}
+_GATES: Final = {"mr2ag": ("retrieve", "relevance"), "mmkb_rag": ("ret", "srt"), "plain": ()}
 _METRICS: Final = ("accuracy", "auroc", "calibration_error")
 ANSWERS: Final = "answer_exact_match"
 """The share of right answers, if any are read."""
 
 
-def gate_names(scheme: str) -> tuple[str, str]:
-    """The names of a scheme's two gates: whether to retrieve, and whether a passage is evidence."""
+def gate_names(scheme: str) -> tuple[str, ...]:
+    """The names of a scheme's two gates: whether to retrieve, and whether a passage is evidence; `plain` has none."""
     return _GATES[scheme]
 
 

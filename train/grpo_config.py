@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reflectune.data_builders.probing.correctness import METRICS
+from reflectune.metrics.registry import METRICS
 from reflectune.train.config import SftConfig
 from reflectune.train.mixture import Mixture
 from reflectune.train.refining.gate_policy import PolicyLoss

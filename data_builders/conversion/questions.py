@@ -36,6 +36,7 @@ class QuestionTotals:
     parts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     images: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
     entity_ids: set[str] = field(default_factory=set)
     digests: list[str] = field(default_factory=list)
 
@@ -46,6 +47,7 @@ class QuestionTotals:
         for split, counts in done.counts.items():
             self.counts.setdefault(split, Counter()).update(counts)
         self.images.update(done.images)
+        self.kinds.update(done.kinds)
         self.entity_ids.update(done.entity_ids)
         self.digests.append(done.digest)
 

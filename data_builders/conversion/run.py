@@ -23,7 +23,7 @@ from reflectune.data_builders.conversion.workers import Workers
 from reflectune.data_builders.dataset import MANIFEST
 from reflectune.data_builders.readers.base import Images
 
-VERSION = 1
+VERSION = 2
 """Of the layout of what is written; part of every key."""
 
 _JOURNAL = ".convert"
@@ -220,6 +220,7 @@ def _numbers(
         "seed": config.seed,
         "counts": {split: dict(sorted(counts.items())) for split, counts in sorted(questions.counts.items())},
         "images": {kind: coverage.get(kind, 0) for kind in ("found", "missing", "unreadable", "unverified")},
+        "kinds": dict(sorted(questions.kinds.items())),
         "dropped": dict(rejected.reasons.most_common()) if rejected is not None else {},
     }
     if config.knowledge:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from reflectune.core.images import to_rgb
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.conversion.ids import Hashes, hash_ids, is_among
 from reflectune.data_builders.dataset import write_question_file
@@ -54,12 +55,13 @@ class QuestionBatch:
 
 @dataclass(frozen=True)
 class QuestionsDone:
-    """What came of a batch; `parts` are (split, file, rows), `counts` are by split and answer type."""
+    """What came of a batch; `parts` are (split, file, rows), `counts` by split and answer type, `kinds` by `kind`."""
 
     parts: list[tuple[str, str, int]]
     counts: dict[str, dict[str, int]]
     digest: str
     images: dict[str, int]
+    kinds: dict[str, int] = field(default_factory=dict)
     entity_ids: list[str] = field(default_factory=list)
     rejected: list[BadRow] = field(default_factory=list)
 
@@ -89,9 +91,23 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
         counts={split: dict(Counter(q.answer_type for q in questions)) for split, questions in by_split.items()},
         digest=digest.hexdigest()[:32],
         images={key: count for key, count in images.items() if key},
+        kinds=dict(Counter(kind(q) for questions in by_split.values() for q in questions)),
         entity_ids=sorted(_named_entries(q for questions in by_split.values() for q in questions)),
         rejected=rejected,
     )
+
+
+def kind(question: Question) -> str:
+    """Whether a question is to be looked up, and how that is known.
+
+    `knowledge_based` and `visual` as its row says; `by_entities` if it doesn't say, and names entities or evidence;
+    `unknown` if it names none.
+    """
+    if question.is_knowledge_based is None:
+        return "unknown"
+    if not question.is_knowledge_based:
+        return "visual"
+    return "knowledge_based" if question.requires_retrieval else "by_entities"
 
 
 @dataclass(frozen=True)
@@ -228,7 +244,7 @@ def _image_problem(path: str, verify: Verify) -> str:
             if image.width * image.height > limit:
                 return f"{path} has {image.width:,} × {image.height:,} pixels: too large to decode safely"
             if verify == "decode":
-                image.convert("RGB")
+                to_rgb(image)
     except Image.DecompressionBombError as error:
         return f"{path} is too large to decode safely ({error})"
     except (OSError, SyntaxError, ValueError) as error:

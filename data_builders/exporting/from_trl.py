@@ -12,16 +12,23 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from reflectune.core.durable import write_atomically
+from reflectune.core.durable import read_json, write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
-from reflectune.core.types import Branch, PromptedBranch, PromptedExample, ReflectionExample, TrainingExample
+from reflectune.core.types import (
+    AnswerStyle,
+    Branch,
+    PromptedBranch,
+    PromptedExample,
+    ReflectionExample,
+    TrainingExample,
+)
 from reflectune.data_builders.exporting.bad_rows import BadRows
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.conversations import Conversation, conversation, find_file, raw_rows
 from reflectune.data_builders.exporting.images import FOLDER, ImagePlacer
 from reflectune.data_builders.exporting.recognise import Piece, recognise
-from reflectune.data_builders.exporting.run import Summary
+from reflectune.data_builders.exporting.run import RECORD, Summary
 from reflectune.data_builders.exporting.writers import open_writer
 from reflectune.data_builders.reflection_data import (
     MANIFEST,
@@ -31,7 +38,7 @@ from reflectune.data_builders.reflection_data import (
     read_manifest,
     write_manifest,
 )
-from reflectune.models.scheme import MMKB_RAG, MR2AG, Scheme, find_scheme
+from reflectune.models.scheme import MR2AG, Scheme, find_scheme
 
 
 @dataclass
@@ -45,6 +52,11 @@ class Group:
     where: str
     pieces: list[Piece] = field(default_factory=list)
 
+    @property
+    def is_declined(self) -> bool:
+        """Whether all that is known so far is that nothing is to be looked up."""
+        return all(piece.kind == "gate" and not piece.retrieve for piece in self.pieces)
+
 
 def import_trl(config: ExportConfig) -> Summary:
     """Write a split of reflection data from TRL's chat data.
@@ -54,11 +66,11 @@ def import_trl(config: ExportConfig) -> Summary:
     """
     scheme = find_scheme(config.scheme or MR2AG.name)
     path, output = find_file(Path(config.data), config.split), Path(config.output)
-    earlier = _earlier_fingerprints(output, scheme)
-    root = Path(config.image_root) if config.image_root else path.parent
-    images = _Images(ImagePlacer(root, config.images, output, write=not config.dry_run), output, not config.dry_run)
+    earlier = _earlier_manifest(output, scheme)
+    roots = _image_roots(config, path.parent)
+    images = _Images(ImagePlacer(roots, config.images, output, write=not config.dry_run), output, not config.dry_run)
     bad = BadRows(path, config.on_error)
-    schema = PROMPTED_SCHEMA if scheme.name == MMKB_RAG.name else SCHEMA
+    schema = PROMPTED_SCHEMA if scheme.is_prompted else SCHEMA
     file = output / f"{config.split}.parquet"
     count = rows = 0
     sample: dict[str, object] = {}
@@ -76,8 +88,10 @@ def import_trl(config: ExportConfig) -> Summary:
         if not count:
             raise UserError(f"{path} holds no row of our form")
     if not config.dry_run:
-        prints = {**earlier, config.split: file_fingerprint(file)}
-        write_manifest(output, Manifest(scheme.name, output, prints))
+        prints = {**earlier.fingerprints, config.split: file_fingerprint(file)}
+        named = {str(root.resolve()) for root in roots} if config.images == "absolute" else set()
+        folders = tuple(sorted({*earlier.image_folders, *named}))
+        write_manifest(output, Manifest(scheme.name, output, prints, folders))
     return Summary(count, rows, images.count, bad.count, 0, sample)
 
 
@@ -163,8 +177,12 @@ def _belongs(row: Conversation, image: str, piece: Piece, group: Group) -> bool:
         if row.id == group.id and (image, piece.question) != (group.image, group.question):
             raise UserError(f"the rows of `{row.id}` have different images or questions")
         return row.id == group.id
-    starts_again = piece.kind in ("gate", "look") or any(own.kind == "look" for own in group.pieces)
-    other_kind = any(own.kind == "read" and own.multi_answer != piece.multi_answer for own in group.pieces)
+    if piece.kind == "look" and piece.style != "free":
+        return (image, piece.question) == (group.image, group.question) and group.is_declined
+    starts_again = (
+        piece.kind in ("gate", "look") or group.is_declined or any(own.kind == "look" for own in group.pieces)
+    )
+    other_kind = any(own.kind == "read" and own.style != piece.style for own in group.pieces)
     return (image, piece.question) == (group.image, group.question) and not starts_again and not other_kind
 
 
@@ -175,31 +193,68 @@ def _example(group: Group, scheme: Scheme, split: str) -> TrainingExample:
         UserError: They contradict each other, or a passage is missing.
     """
     pieces = group.pieces
-    if scheme.name == MMKB_RAG.name:
+    if scheme.is_prompted:
         tasks = tuple(piece.branch for piece in pieces if isinstance(piece.branch, PromptedBranch))
-        return PromptedExample(group.id, group.image, group.question, tasks, split)
-    looks = [piece for piece in pieces if piece.kind == "look"]
-    if looks and len(pieces) > 1:
-        raise UserError(f"`{group.id}` is answered by looking, and has {len(pieces)} rows; it can have one")
-    if looks:
-        return ReflectionExample(group.id, group.image, group.question, False, looks[0].answer, source=split)
+        return PromptedExample(group.id, group.image, group.question, tasks, _style(group), split)
+    if any(piece.kind == "look" or not piece.retrieve for piece in pieces):
+        return _looked(group, scheme, split)
     branches = tuple(piece.branch for piece in pieces if isinstance(piece.branch, Branch))
     if not branches:
         raise UserError(f"`{group.id}` is to be looked up; after it should come a row for each passage")
-    kinds = {piece.multi_answer for piece in pieces if piece.kind == "read"}
-    if len(kinds) > 1:
-        raise UserError(f"`{group.id}`: some rows ask for one answer and some for several")
     if sum(piece.kind == "gate" for piece in pieces) > 1:
         raise UserError(f"`{group.id}` has more than one row that ends with {scheme.tokens['retrieve']}")
     return ReflectionExample(
-        group.id, group.image, group.question, True, branches=branches, multi_answer=kinds.pop(), source=split
+        group.id, group.image, group.question, True, branches=branches, style=_style(group), source=split
     )
 
 
-def _earlier_fingerprints(output: Path, scheme: Scheme) -> dict[str, str]:
+def _looked(group: Group, scheme: Scheme, split: str) -> ReflectionExample:
+    """The training example of a question that is answered by looking.
+
+    Raises:
+        UserError: Its answer is missing, or it has rows that contradict each other.
+    """
+    token = scheme.tokens["no_retrieve"]
+    if group.is_declined:
+        raise UserError(
+            f"`{group.id}` is answered by looking; after the row that ends with {token} should come its answer"
+        )
+    look, pieces = group.pieces[-1], group.pieces[:-1]
+    gates_fit = not pieces or (len(pieces) == 1 and not pieces[0].retrieve and look.style != "free")
+    if look.kind != "look" or not gates_fit:
+        raise UserError(
+            f"`{group.id}` is answered by looking, and has {len(group.pieces)} rows; it can have one, and where the "
+            f"answer has a turn of its own one that ends with {token} before it"
+        )
+    return ReflectionExample(
+        group.id, group.image, group.question, False, look.answer, style=_style(group), source=split
+    )
+
+
+def _style(group: Group) -> AnswerStyle:
+    """How a question's rows ask for an answer.
+
+    Raises:
+        UserError: Some ask for one answer and some for several.
+    """
+    styles = {piece.style for piece in group.pieces if piece.style is not None}
+    if len(styles) > 1:
+        raise UserError(f"`{group.id}`: its rows ask for answers of different kinds: {', '.join(sorted(styles))}")
+    return styles.pop() if styles else "short"
+
+
+def _image_roots(config: ExportConfig, folder: Path) -> list[Path]:
+    """The folders that image paths may lead into: `image_root`, or the data's own and what `export --to` noted."""
+    if config.image_root:
+        return [Path(config.image_root), folder]
+    noted = read_json(folder / RECORD, "the record of an export") if (folder / RECORD).is_file() else {}
+    return [folder, *map(Path, noted.get("image_folders", ()))]
+
+
+def _earlier_manifest(output: Path, scheme: Scheme) -> Manifest:
     if not (output / MANIFEST).is_file():
-        return {}
+        return Manifest(scheme.name, output, {})
     manifest = read_manifest(output)
     if manifest.scheme != scheme.name or manifest.image_root != output.resolve():
         raise UserError(f"`output`: {output} holds other reflection data ({manifest.scheme}); choose another folder")
-    return manifest.fingerprints
+    return manifest

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch, Passage, PromptedBranch, PromptName
+from reflectune.core.types import AnswerStyle, Branch, Passage, PromptedBranch
 from reflectune.data_builders.exporting.conversations import Conversation
-from reflectune.models.scheme import Scheme, Slot, prompt_parts
+from reflectune.models.scheme import Scheme, Slot, answer_prompt, prompt_parts
+
+_STYLES: tuple[AnswerStyle, ...] = get_args(AnswerStyle)
+_ASKING: tuple[AnswerStyle, ...] = ("short", "list")
+"""Those whose answer is asked for without documents too."""
 
 
 @dataclass(frozen=True)
@@ -18,18 +22,21 @@ class Piece:
     """What a conversation says of its question.
 
     Attributes:
-        kind: `gate`: it is to be looked up; `look`: it is answered by looking; `read`: a passage; `task`: MMKB-RAG's.
+        kind: `gate`: whether it is to be looked up, and no more; `look`: it is answered by looking; `read`: a passage;
+            `task`: a prompt of MMKB-RAG or of plain fine-tuning.
         question: The question.
+        retrieve: Of `gate`: what it says.
         answer: Of `look`.
         branch: Of `read` and `task`.
-        multi_answer: Of `read`: whether several answers are asked for.
+        style: How an answer is asked for; None where none is.
     """
 
     kind: Literal["gate", "look", "read", "task"]
     question: str
+    retrieve: bool = True
     answer: str = ""
     branch: Branch | PromptedBranch | None = None
-    multi_answer: bool = False
+    style: AnswerStyle | None = None
 
 
 def recognise(row: Conversation, scheme: Scheme, question: str = "") -> Piece:
@@ -45,7 +52,7 @@ def recognise(row: Conversation, scheme: Scheme, question: str = "") -> Piece:
     """
     if not row.turns[0]:
         raise UserError("the question is empty")
-    return _task(row.turns, scheme, question) if scheme.name == "mmkb_rag" else _reflection(row.turns, scheme)
+    return _task(row.turns, scheme, question) if scheme.is_prompted else _reflection(row.turns, scheme)
 
 
 def _reflection(turns: Sequence[str], scheme: Scheme) -> Piece:
@@ -53,60 +60,85 @@ def _reflection(turns: Sequence[str], scheme: Scheme) -> Piece:
     if len(turns) == 2 and first == tokens["retrieve"]:
         return Piece("gate", turns[0])
     if len(turns) == 2 and (answer := _after(first, tokens["no_retrieve"])):
-        return Piece("look", turns[0], answer)
+        return Piece("look", turns[0], answer=answer, style="free")
+    if len(turns) == 2 and first == tokens["no_retrieve"]:
+        return Piece("gate", turns[0], retrieve=False)
+    if len(turns) == 4 and first == tokens["no_retrieve"]:
+        if not turns[3]:
+            raise UserError(f"the assistant's answer after {tokens['no_retrieve']} is empty")
+        return Piece("look", turns[0], answer=turns[3], style=_direct_style(turns[2], scheme))
     if len(turns) == 2 or first != tokens["retrieve"]:
         raise UserError(
             f"the assistant should say {tokens['retrieve']}, or {tokens['no_retrieve']} and an answer; found {first!r}"
         )
     if len(turns) > 4:
         raise UserError(f"a row is about one passage, this has {len(turns) // 2 - 1}; write a row for each of them")
-    passage, multi_answer = _passage(turns[2], scheme)
+    passage, style = _passage(turns[2], scheme)
     answer, verdict = _after(turns[3], tokens["relevant"]), turns[3]
     if not answer and verdict != tokens["irrelevant"]:
         raise UserError(
             f"the verdict should be {tokens['irrelevant']}, or {tokens['relevant']} and an answer; found {verdict!r}"
         )
-    return Piece("read", turns[0], branch=Branch(passage, bool(answer), answer), multi_answer=multi_answer)
+    return Piece("read", turns[0], branch=Branch(passage, bool(answer), answer), style=style)
 
 
-def _passage(text: str, scheme: Scheme) -> tuple[Passage, bool]:
-    for name in ("read", "read_multi_answer"):
-        if match := re.fullmatch(_pattern(scheme.prompts[name]), text, re.DOTALL):
-            return as_passage(match["passage"]), name == "read_multi_answer"
-    raise UserError(f"the second turn of the user should be a passage and {scheme.prompts['read']!r}; found {text!r}")
+def _direct_style(text: str, scheme: Scheme) -> AnswerStyle:
+    """How a user's turn after [No Retrieval] asks for the answer; a free one has no such turn."""
+    for style in _ASKING:
+        if text == answer_prompt(style, documents=False, prompts=scheme.prompts):
+            return style
+    wanted = scheme.prompts["answer_short"]
+    raise UserError(f"the user's turn after {scheme.tokens['no_retrieve']} should be {wanted!r}; found {text!r}")
+
+
+def _passage(text: str, scheme: Scheme) -> tuple[Passage, AnswerStyle]:
+    for style in _STYLES:
+        prompt = answer_prompt(style, documents=True, prompts=scheme.prompts)
+        if match := re.fullmatch(_pattern(prompt), text, re.DOTALL):
+            return as_passage(match["passage"]), style
+    wanted = scheme.prompts["read_short"]
+    raise UserError(f"the second turn of the user should be a passage and {wanted!r}; found {text!r}")
 
 
 def _task(turns: Sequence[str], scheme: Scheme, question: str) -> Piece:
     if len(turns) != 2:
         raise UserError(f"a task is one turn of user and assistant, found {len(turns)} turns")
-    asked, said = turns
-    role = next((role for role, token in scheme.tokens.items() if token == said), "")
-    if not said or (not role and any(token in said for token in scheme.tokens.values())):
-        raise UserError(f"the reply should be one of {', '.join(scheme.tokens.values())}, or words; found {said!r}")
-    names = (("ret",) if "retrieve" in role else ("srt",)) if role else ("mct", "vqa")
-    for name in names:
-        if found := _asked(asked, scheme, name, question):
-            own, documents = found
-            return Piece("task", own, branch=PromptedBranch(_NAMES[name], documents, role, "" if role else said))
+    text, reply = turns
+    role = next((role for role, token in scheme.tokens.items() if token == reply), "")
+    if not reply or (not role and any(token in reply for token in scheme.tokens.values())):
+        raise UserError(f"the reply should be one of {', '.join(scheme.tokens.values())}, or words; found {reply!r}")
     if role:
-        raise UserError(f"{said} should answer {scheme.prompts[names[0]]!r}; found {asked!r}")
-    return Piece("task", asked, branch=PromptedBranch("vqa", (), "", said))
+        name: Literal["ret", "srt"] = "ret" if "retrieve" in role else "srt"
+        if match := _asked(text, scheme.prompts[name], question):
+            return Piece("task", match[0], branch=PromptedBranch(name, _documents(match[1]), role))
+        raise UserError(f"{reply} should answer {scheme.prompts[name]!r}; found {text!r}")
+    if "mct" in scheme.prompts and (match := _asked(text, scheme.prompts["mct"], question)):
+        return Piece("task", match[0], branch=PromptedBranch("mct", _numbered(match[1]), "", reply))
+    return _answer_task(text, reply, scheme, question)
 
 
-_NAMES: dict[str, PromptName] = {"ret": "ret", "srt": "srt", "mct": "mct", "vqa": "vqa"}
+def _answer_task(text: str, reply: str, scheme: Scheme, question: str) -> Piece:
+    """What asks for an answer: with documents, without, or freely, where the question is all that stands there."""
+    for style in _STYLES:
+        match = _asked(text, answer_prompt(style, documents=True, prompts=scheme.prompts), question)
+        if match and not question:
+            raise UserError("it can't be told where the question ends and documents begin; add a column `question`")
+        if match:
+            return Piece("task", match[0], branch=PromptedBranch("vqa", _documents(match[1]), "", reply), style=style)
+    for style in _ASKING:
+        if match := _asked(text, answer_prompt(style, documents=False, prompts=scheme.prompts), question):
+            return Piece("task", match[0], branch=PromptedBranch("vqa", (), "", reply), style=style)
+    return Piece("task", text, branch=PromptedBranch("vqa", (), "", reply), style="free")
 
 
-def _asked(asked: str, scheme: Scheme, name: str, question: str) -> tuple[str, tuple[Passage, ...]] | None:
+def _asked(text: str, prompt: str, question: str) -> tuple[str, str] | None:
     """Question and documents of a user's turn that holds this prompt, or None."""
-    match = re.fullmatch(_pattern(scheme.prompts[name], question), asked, re.DOTALL)
-    if match is None or (name == "vqa" and asked == question):
-        return None
-    if name == "vqa" and not question:
-        raise UserError("it can't be told where the question ends and the documents begin; add a column `question`")
-    text = match.groupdict().get("passage") or ""
-    if name == "mct":
-        return match["question"], _numbered(text)
-    return match["question"], (as_passage(text),) if text else ()
+    match = re.fullmatch(_pattern(prompt, question), text, re.DOTALL)
+    return (match["question"], match.groupdict().get("passage") or "") if match else None
+
+
+def _documents(text: str) -> tuple[Passage, ...]:
+    return (as_passage(text),) if text else ()
 
 
 def _pattern(prompt: str, question: str | None = None) -> str:

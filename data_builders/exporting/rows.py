@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import PromptedBranch, PromptedExample, ReflectionExample, TrainingExample
+from reflectune.core.types import AnswerStyle, PromptedBranch, PromptedExample, ReflectionExample, TrainingExample
 from reflectune.models import scheme as layouts
 from reflectune.models.scheme import Scheme, Slot, Turn
 
@@ -15,7 +15,8 @@ Masking = Literal["last_turn", "per_turn", "none"]
 """How a layout says which of the assistant's turns are supervised: the last one of a row alone, each by itself, or all.
 
 `[Retrieval]` counts once per question (equations 8 and 9 of mR²AG). By turns, it is supervised in the question's first
-row; where only a row's last turn is, in a row of its own that ends with it; where all are, in each of its rows.
+row; where only a row's last turn is, in a row of its own that ends with it; where all are, in each of its rows. So does
+`[No Retrieval]`, unless the answer stands in its turn.
 """
 
 
@@ -61,15 +62,28 @@ def rows_of(example: TrainingExample, scheme: Scheme, masking: Masking, clean: C
         raise UserError("the question is empty")
     if not example.image.strip():
         raise UserError("the question has no image")
+    if example.style not in get_args(AnswerStyle):
+        raise UserError(f"`style` should be one of {', '.join(get_args(AnswerStyle))}; found `{example.style}`")
     if isinstance(example, PromptedExample):
         yield from (_row(example, turns, fill, "per_turn", clean) for turns, fill in _prompted(example, scheme))
     elif not example.retrieve:
-        if not clean(example.answer):
-            raise UserError("a question without retrieval needs an answer")
-        turns = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True))
-        yield _row(example, turns, {"answer": example.answer}, "per_turn", clean)
+        yield from _looked(example, scheme, masking, clean)
     else:
         yield from _reflected(example, scheme, masking, clean)
+
+
+def _looked(example: ReflectionExample, scheme: Scheme, masking: Masking, clean: Callable[[str], str]) -> Iterator[Row]:
+    """A question answered by looking: its gate, where that needs a row of its own, and its answer."""
+    if not clean(example.answer):
+        raise UserError("a question without retrieval needs an answer")
+    if example.style == "free":
+        turns = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True))
+    else:
+        turns = (*layouts.direct_turns(scheme, example.style), Turn("assistant", (layouts.ANSWER,)))
+        if masking == "last_turn":
+            gate = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=False))
+            yield _row(example, gate, {}, masking, clean)
+    yield _row(example, turns, {"answer": example.answer}, masking, clean)
 
 
 def _reflected(
@@ -87,7 +101,7 @@ def _reflected(
         if not clean(layouts.passage_text(branch.passage)):
             raise UserError(f"branch {number}: the passage is empty")
         verdict = layouts.reply(scheme, "relevant" if branch.relevant else "irrelevant", answer=branch.relevant)
-        turns = (*layouts.passage_turns(scheme, multi_answer=example.multi_answer), verdict)
+        turns = (*layouts.passage_turns(scheme, example.style), verdict)
         fill = {"passage": layouts.passage_text(branch.passage), "answer": branch.answer}
         how: Masking = "last_turn" if masking == "per_turn" and number else masking
         yield _row(example, turns, fill, how, clean)
@@ -103,13 +117,13 @@ def _prompted(example: PromptedExample, scheme: Scheme) -> Iterator[tuple[tuple[
             raise UserError(f"branch {number}, `{branch.prompt}`: unknown role `{branch.role}`")
         said = Turn("assistant", (scheme.tokens[branch.role] if branch.role else layouts.ANSWER,))
         documents = layouts.documents_text(branch.documents, numbered=branch.prompt == "mct")
-        yield (*_asked(branch, scheme), said), {"passage": documents, "answer": branch.reply}
+        yield (*_asked(branch, example.style, scheme), said), {"passage": documents, "answer": branch.reply}
 
 
-def _asked(branch: PromptedBranch, scheme: Scheme) -> tuple[Turn, ...]:
-    """The user's turn; `vqa` without documents is the question alone, as in `Renderer.prompt_branch`."""
-    if branch.prompt == "vqa" and not branch.documents:
-        return layouts.question_turns()
+def _asked(branch: PromptedBranch, style: AnswerStyle, scheme: Scheme) -> tuple[Turn, ...]:
+    """The user's turn, as in `Renderer.prompt_branch`."""
+    if branch.prompt == "vqa":
+        return layouts.answer_turns(scheme.prompts, style, documents=bool(branch.documents))
     return layouts.prompt_turns(scheme, branch.prompt)
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Passage, PromptedBranch, PromptedExample, TrainingExample
+from reflectune.core.types import TrainingExample
 from reflectune.data_builders.exporting.config import ExportConfig
-from reflectune.data_builders.reflection_data import MANIFEST, PROMPTED_SCHEMA, SCHEMA, example_from_row, read_manifest
-from reflectune.models.scheme import MMKB_RAG, Scheme, find_scheme
+from reflectune.data_builders.reflection_data import (
+    MANIFEST,
+    PROMPTED_SCHEMA,
+    SCHEMA,
+    example_from_row,
+    image_roots,
+    prompted_from_row,
+    read_manifest,
+)
+from reflectune.models.scheme import Scheme, find_scheme
 
 BATCH = 256
 """Examples that are in memory at a time."""
@@ -32,18 +39,20 @@ def data_file(config: ExportConfig) -> Path:
     return file
 
 
-def scheme_and_images(config: ExportConfig) -> tuple[Scheme, Path]:
-    """The data's scheme, and the folder that its image paths start from.
+def scheme_and_images(config: ExportConfig) -> tuple[Scheme, tuple[Path, ...]]:
+    """The data's scheme, and the folders that its image paths may lead into; relative ones start at the first.
 
     Raises:
         UserError: Another scheme is asked for than the manifest names.
     """
     if not Path(config.folder(), MANIFEST).is_file():
-        return find_scheme(config.scheme), Path(config.image_root)
+        return find_scheme(config.scheme), (Path(config.image_root), config.folder())
     manifest = read_manifest(config.folder())
     if config.scheme and config.scheme != manifest.scheme:
         raise UserError(f"{config.data} was built for the scheme `{manifest.scheme}`, and `scheme` is {config.scheme}")
-    return find_scheme(manifest.scheme), Path(config.image_root) if config.image_root else manifest.image_root
+    if config.image_root:
+        return find_scheme(manifest.scheme), (Path(config.image_root), config.folder())
+    return find_scheme(manifest.scheme), image_roots(config.folder(), manifest)
 
 
 def read(path: Path, scheme: Scheme) -> Iterator[TrainingExample]:
@@ -52,7 +61,7 @@ def read(path: Path, scheme: Scheme) -> Iterator[TrainingExample]:
     Raises:
         UserError: It is no readable Parquet file, or lacks a column.
     """
-    prompted = scheme.name == MMKB_RAG.name
+    prompted = scheme.is_prompted
     names = (PROMPTED_SCHEMA if prompted else SCHEMA).names
     try:
         with pq.ParquetFile(path) as file:
@@ -60,14 +69,6 @@ def read(path: Path, scheme: Scheme) -> Iterator[TrainingExample]:
             if missing := [name for name in names if name not in found]:
                 raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(found)}")
             for batch in file.iter_batches(batch_size=BATCH, columns=names):
-                yield from map(_prompted_from_row if prompted else example_from_row, batch.to_pylist())
+                yield from map(prompted_from_row if prompted else example_from_row, batch.to_pylist())
     except pa.ArrowException as error:
         raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
-
-
-def _prompted_from_row(row: dict[str, Any]) -> PromptedExample:
-    branches = tuple(
-        PromptedBranch(**{**branch, "documents": tuple(Passage(**own) for own in branch["documents"])})
-        for branch in row["branches"]
-    )
-    return PromptedExample(**{**row, "branches": branches})

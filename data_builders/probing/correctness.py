@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable
+from typing import get_args
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.metrics.scoring import metric_of_one
+from reflectune.metrics.evqa import BemLogits
+from reflectune.metrics.registry import Metric, metric_of_one
 
 Correctness = Callable[[str, Question], float]
 """(answer, question) -> what the answer is worth, in [0, 1]."""
 
 
-def find_metric(name: str) -> Correctness:
+def find_metric(name: str, bem: BemLogits | None = None) -> Correctness:
     """The correctness of an answer by this metric; an answer without a word is wrong, whatever the metric.
 
     Args:
-        name: `infoseek`: exact match, or for numbers agreement with the range (official code); `evqa_exact`: what of
-            E-VQA's score needs no model, exact match and the overlap of lists; `vqa`: soft accuracy over annotators.
+        name: A metric of `reflectune.metrics.registry`.
+        bem: The answer-equivalence model, for `evqa`.
 
     Returns:
         A pure function. It raises UserError for a question that lacks what the metric compares with.
 
     Raises:
-        UserError: No metric has this name.
+        UserError: No metric has this name, or it is `evqa` and there is no `bem`.
     """
-    if name not in METRICS:
-        raise UserError(f"unknown metric `{name}`; choose one of {', '.join(METRICS)}")
-    worth = METRICS[name]
+    names: dict[str, Metric] = {metric: metric for metric in get_args(Metric)}
+    if name not in names:
+        raise UserError(f"unknown metric `{name}`; choose one of {', '.join(names)}")
+    worth = metric_of_one(names[name], bem=bem)
 
     def correctness(answer: str, question: Question) -> float:
         try:
@@ -39,11 +41,3 @@ def find_metric(name: str) -> Correctness:
         return value if answer.strip() else 0.0
 
     return correctness
-
-
-METRICS: Final[Mapping[str, Correctness]] = {
-    "infoseek": metric_of_one("infoseek"),
-    "evqa_exact": metric_of_one("evqa_exact"),
-    "vqa": metric_of_one("vqa"),
-}
-"""Metrics that need no other model; `derive_labels` can judge the same answers again by BEM or a language model."""

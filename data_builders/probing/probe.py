@@ -78,7 +78,7 @@ class Prober:
         """
         self._correctness("?", question)
         prefix = self._renderer.question_prefix(question.text, image)
-        alone = self._renderer.prompt_branch("vqa")
+        alone = self._renderer.prompt_branch("vqa", style=question.answer_style)
         gold = canonical_answer(question) if self._asking.gold else ""
         gold_ids = self._renderer.reply_ids(gold) if gold else []
         room = self._engine.max_length - len(prefix.ids) - max(self._asking.max_new_tokens, len(gold_ids))
@@ -87,7 +87,7 @@ class Prober:
                 f"question {question.id} is too long: with an answer it takes more than the {self._engine.max_length} "
                 "tokens that the model reads; shorten or leave out the question, or lower `max_new_tokens`"
             )
-        prompt = functools.cache(lambda passage: self._renderer.prompt_branch("vqa", [passage]))
+        prompt = functools.cache(lambda passage: self._renderer.prompt_branch("vqa", [passage], question.answer_style))
         fitted = [shorten(own, room, lambda passage: len(prompt(passage))) for own in documents]
         kept = [own for own in fitted if own is not None]
         branches = [alone, *(prompt(own.passage) for own in kept)]
@@ -116,7 +116,8 @@ class Prober:
             for q, ready in enumerate(batch)
         ]
         if self._asking.summary == "sentences":
-            return add_sentences(self._engine, prefixes, probes, [ready.gold_ids for ready in batch])
+            styles = [ready.question.answer_style for ready in batch]
+            return add_sentences(self._engine, prefixes, probes, [ready.gold_ids for ready in batch], styles)
         if self._asking.summary == "words":
             lengths = [len(ready.prefix.ids) for ready in batch]
             return add_words(self._engine, prefixes, probes, lengths, self._asking.max_summary_tokens)

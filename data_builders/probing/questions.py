@@ -32,7 +32,7 @@ def select_questions(
     Raises:
         UserError: There is no such question, or two have the same id.
     """
-    ids = [q.id for q in dataset.stream(split) if visual or q.requires_retrieval is not False]
+    ids = [q.id for q in dataset.stream(split) if visual or q.is_knowledge_based is not False]
     if not ids:
         raise UserError(f"{dataset.root}: nothing to probe in {split}; name another `split`, or set `visual: true`")
     again = [own for own, count in Counter(ids).items() if count > 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from reflectune.core.types import Passage
+from reflectune.core.types import AnswerStyle, Passage
 from reflectune.data_builders.labels import Rule, is_right, srt_labels
 from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.values import finite_sum
@@ -49,7 +49,11 @@ def add_words(
 
 
 def add_sentences(
-    engine: PrefixEngine, prefixes: Prefixes, probes: Sequence[Probe], answers: Sequence[Sequence[int]]
+    engine: PrefixEngine,
+    prefixes: Prefixes,
+    probes: Sequence[Probe],
+    answers: Sequence[Sequence[int]],
+    styles: Sequence[AnswerStyle],
 ) -> list[Probe]:
     """Choose a sentence of each document from which the greedy answer is right: the most telling one for the model.
 
@@ -61,6 +65,7 @@ def add_sentences(
         prefixes: The questions, as the engine has read them.
         probes: Their probes so far.
         answers: Token ids of each question's accepted answer; none for a question that has no answer.
+        styles: How each question's answer is asked for.
     """
     renderer, rule = engine.renderer, Rule()
     choices: list[list[tuple[int, str]]] = [[] for _ in probes]  # (document, sentence) of each question
@@ -73,7 +78,8 @@ def add_sentences(
         return list(probes)
 
     def branch(q: int, k: int, sentence: str) -> list[int]:
-        return renderer.prompt_branch("vqa", [dataclasses.replace(probes[q].documents[k].passage, text=sentence)])
+        passage = dataclasses.replace(probes[q].documents[k].passage, text=sentence)
+        return renderer.prompt_branch("vqa", [passage], styles[q])
 
     state = engine.branch(prefixes, [[branch(q, *choice) for choice in own] for q, own in enumerate(choices)])
     found = engine.score(state, rows, [answers[q] for q, _ in rows])

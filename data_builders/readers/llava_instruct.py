@@ -80,6 +80,7 @@ def _questions(row: Row, *, split: str, images: Images, text_only: bool, seen: C
             image=image,
             text=asked,
             answers=(answer,),
+            answer_type="free_form",
             split=split,
             requires_retrieval=False,
         )

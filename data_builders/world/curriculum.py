@@ -55,7 +55,11 @@ def draw_exam(
     shown, pixels = _draw([random_looks(rng, held_out=True) for _ in range(pictures)], image_processor, rng)
     teacher = Teacher(shown, [], rng)
     lessons = [(teacher.look, 100), (teacher.match, 30), (lambda: teacher.read(with_picture=True), 100)]
-    lessons += [(teacher.read_article, 50), (lambda: teacher.read_article(2), 50)]
+    lessons += [
+        (teacher.read_article, 50),
+        (lambda: teacher.read_article(2), 50),
+        (lambda: teacher.read_articles(5), 200),
+    ]
     return pixels, [lesson() for lesson, count in lessons for _ in range(count)]
 
 
@@ -121,6 +125,16 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         (0.05, t.match),
         (0.05, t.recall),
     ]
+    several = [
+        (0.08, lambda: t.read_articles(2)),
+        (0.10, lambda: t.read_articles(3)),
+        (0.34, lambda: t.read_articles(5)),
+        (0.18, lambda: t.read(with_picture=True)),
+        (0.04, t.read_article),
+        (0.14, t.look),
+        (0.06, t.match),
+        (0.06, t.recall),
+    ]
     is_llava = family == "llava"
     looking = Stage("look", steps(350), 16, 2e-3, [(1.0, t.look)], vision_factor=0.5)
     if is_llava:  # its tower forgets the balloons' number unless it rests until the language model has read it
@@ -140,4 +154,5 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         Stage("match", steps(3000), 4, 1.5e-3, matching, vision_factor=factor, until=("match", 0.95)),
         Stage("mixture", steps(1500), 8, 1.6e-3, mixture, vision_factor=0.1 if is_llava else 0.3),
         *(finish if is_llava else []),
+        Stage("several", steps(900), 8, 1.2e-3, several, vision_factor=0.1, skill="read_articles"),
     ]

@@ -1,22 +1,23 @@
 """What a miniature base model is taught before it ever meets a reflection token: to see, to match, to read.
 
 Lessons are drawn endlessly from entities invented on the spot, with looks that training may use. They are plain
-conversations: captions, visual questions, "is this it?", reading an answer from a passage or a whole article, judging
-evidence by "yes" and "no", and a few facts learned by heart.
+conversations: captions, visual questions, "is this it?", reading an answer from a passage, an article or several,
+judging evidence by "yes" and "no", and a few facts learned by heart. A question that wants a word asks for one.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reflectune.core.types import Passage
+from reflectune.core.types import AnswerStyle, Passage
 from reflectune.data_builders.world.entities import Entity, article, describe, make_entity, random_looks
 from reflectune.data_builders.world.facts import RELATIONS, ask, ask_visual
 from reflectune.data_builders.world.looks import ATTRIBUTES, VALUES, Looks, look_alike
 from reflectune.models.miniature.pretraining import Lesson, Turn
-from reflectune.models.scheme import passage_text, reading_instruction
+from reflectune.models.scheme import answer_prompt, passage_text
 from reflectune.retrieval.passages import split_passages
 
 EVIDENCE_QUESTION = "Is this document evidence?"
@@ -70,7 +71,7 @@ class Teacher:
 
         def evidence(source: Entity, told: str, skill: str) -> Turn:
             text = f"{passage_text(self._passages(source)[told])} {EVIDENCE_QUESTION}"
-            words = _words(source.looks, looks) if with_picture else ()
+            words = _shown_words(text, source.looks, looks) if with_picture else ()
             answer = _yes(source.looks == looks and told == relation)
             return Turn(text, answer, skill, evidence_weight, shown=words)
 
@@ -117,6 +118,37 @@ class Teacher:
             context += self._passages(make_entity("", self._look_alike(looks), rng)).values()
         return self._reading(context, entity.facts[relation], relation, "read_article")
 
+    def read_articles(self, articles: int) -> Lesson:
+        """An answer read from the one article, of several in random order, that tells of what the picture shows.
+
+        The others are of look-alikes, most of which tell of the same relation: as a retriever finds them. Where a
+        passage ends, the grounding loss asks whether it is the evidence.
+        """
+        rng = self._rng
+        index, picture = self._any_picture()
+        relation = rng.choice(list(RELATIONS))
+        entity = make_entity("", picture.looks, rng, self._relations(relation, told=True))
+        looks = [self._look_alike(picture.looks) for _ in range(articles - 1)]
+        others = [make_entity("", each, rng, self._relations(relation, told=rng.random() < 0.8)) for each in looks]
+        order = rng.sample([entity, *others], articles)
+        text = ""
+        words: list[tuple[int, bool]] = []
+        for one in order:
+            for passage in self._passages(one).values():
+                start, text = len(text), f"{text}{passage_text(passage)} "
+                words += _shown_words(text, one.looks, picture.looks, start)
+                words.append((len(text) - 1, one is entity and passage.heading == RELATIONS[relation].heading))
+        turn = self._reading([], entity.facts[relation], relation, "read_articles", text.strip())
+        question = ask(relation, picture.looks.category, rng)
+        return Lesson(index, question, (replace(turn, weight=3.0, shown=tuple(words)),))
+
+    def _relations(self, relation: str, *, told: bool) -> list[str]:
+        """What an article tells of, in random order: two to five relations, this one among them or not."""
+        others = self._rng.sample([name for name in RELATIONS if name != relation], self._rng.randint(2, 4))
+        relations = [relation, *others] if told else others
+        self._rng.shuffle(relations)
+        return relations
+
     def copy(self, turns: int = 2) -> Lesson:
         """Repeat a run of unrelated words: practice in looking back, which reading is made of."""
         return Lesson(None, "", tuple(self._copy_turn() for _ in range(turns)))
@@ -126,7 +158,9 @@ class Teacher:
         entity = self._rng.choice(self._famous)
         index = self._rng.choice(self._by_looks[entity.looks])
         category = entity.looks.category
-        facts = tuple(Turn(ask(r, category, self._rng), v, "recall") for r, v in entity.facts.items())
+        facts = tuple(
+            Turn(f"{ask(r, category, self._rng)} {_instruction(r)}", v, "recall") for r, v in entity.facts.items()
+        )
         return Lesson(index, "", facts)
 
     def _any_picture(self) -> tuple[int, Picture]:
@@ -135,13 +169,14 @@ class Teacher:
 
     def _visual(self, picture: Picture, attribute: str) -> Turn:
         answer = str(picture.balloons) if attribute == "count" else getattr(picture.looks, attribute)
-        return Turn(ask_visual(attribute, picture.looks.category, self._rng), answer, f"visual_{attribute}")
+        question = ask_visual(attribute, picture.looks.category, self._rng)
+        return Turn(f"{question} {answer_prompt('short', documents=False)}", answer, f"visual_{attribute}")
 
     def _match_turn(self, looks: Looks) -> Turn:
         is_it = self._rng.random() < 0.5
         shown = looks if is_it else self._look_alike(looks)
         text = f"{make_entity('', shown, self._rng, []).title}: {describe(shown, self._rng)} {MATCH_QUESTION}"
-        return Turn(text, _yes(is_it), "match", 2.0, 0.1 * is_it, _words(shown, looks))
+        return Turn(text, _yes(is_it), "match", 2.0, 0.1 * is_it, _shown_words(text, shown, looks))
 
     def _copy_turn(self) -> Turn:
         rng = self._rng
@@ -167,10 +202,10 @@ class Teacher:
         passages = split_passages(article(entity, self._rng), lead="first_sentence")
         return dict(zip(entity.facts, passages, strict=True))
 
-    def _reading(self, passages: Sequence[Passage], answer: str, relation: str, skill: str) -> Turn:
-        instruction = reading_instruction(multi_answer=RELATIONS[relation].answer_type == "multi_answer")
-        context = " ".join(passage_text(passage) for passage in passages)
-        return Turn(f"{context} {instruction}", answer, skill)
+    def _reading(self, passages: Sequence[Passage], answer: str, relation: str, skill: str, context: str = "") -> Turn:
+        context = context or " ".join(passage_text(passage) for passage in passages)
+        prompt = answer_prompt(_style(relation), documents=True)
+        return Turn(prompt.format(passage=context), answer, skill)
 
     def _other_reading(self, relation: str, looks: Looks) -> Turn:
         """A reading of the same relation from another entity of the same category."""
@@ -190,15 +225,29 @@ def corpus(entities: int, rng: random.Random) -> list[str]:
             texts += [f" {ask(relation, looks.category, rng)}", f" {value}", value]
         texts += [ask_visual(a, looks.category, rng) for a in (*ATTRIBUTES, "count")]
         texts += [f"{getattr(looks, name)} {getattr(looks, name)}" for name in ATTRIBUTES]
-        texts += [f" {reading_instruction(multi_answer=flag)}" for flag in (False, True)]
+        texts += [f" {answer_prompt(style, documents=True).removeprefix('{passage} ')}" for style in ("short", "list")]
         texts += [f" {EVIDENCE_QUESTION} yes no", f" {MATCH_QUESTION}", f" {CAPTION_QUESTION}"]
         texts += ["USER: \n", " ASSISTANT: yes", "user\n", "assistant\n"]
     return texts
 
 
-def _words(described: Looks, seen: Looks) -> tuple[tuple[str, bool], ...]:
-    """The words of a description, and whether they hold of what is seen."""
-    return tuple((getattr(described, name), getattr(described, name) == getattr(seen, name)) for name in ATTRIBUTES)
+def _shown_words(text: str, described: Looks, seen: Looks, start: int = 0) -> tuple[tuple[int, bool], ...]:
+    """Where each word of a description ends that stands in the text after `start`, and whether it holds of the seen."""
+    places = []
+    for name in ATTRIBUTES:
+        word = re.compile(rf"\b{re.escape(getattr(described, name))}\b").search(text, start)
+        assert word is not None, f"{getattr(described, name)!r} is not in {text[start:]!r}"
+        places.append((word.end(), getattr(described, name) == getattr(seen, name)))
+    return tuple(places)
+
+
+def _style(relation: str) -> AnswerStyle:
+    return "list" if RELATIONS[relation].answer_type == "multi_answer" else "short"
+
+
+def _instruction(relation: str) -> str:
+    """How an answer about a relation is asked for without a document."""
+    return answer_prompt(_style(relation), documents=False)
 
 
 def _yes(holds: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,17 +13,19 @@ from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.analysis.memory import Ledger, RememberingEngine
 from reflectune.inference.analysis.points import Point
-from reflectune.inference.analysis.retrieval import GoldRetriever, RememberingRetriever
+from reflectune.inference.analysis.retrieval import RememberingRetriever
 from reflectune.inference.analysis.unjudging import UnjudgingReader
-from reflectune.inference.collaborators import open_engine, open_plain, open_retriever, open_tuned
+from reflectune.inference.collaborators import open_engine, open_plain, open_reranker, open_retriever, open_tuned
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
-from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_pipeline
+from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_pipeline, reranks
+from reflectune.inference.pipelines.oracle import GoldRetriever
 from reflectune.inference.probes import ProbeBuilder
 from reflectune.inference.prompted_reader import PromptedReader
 from reflectune.inference.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import Loaded
+from reflectune.retrieval.rerankers.base import Reranker
 
 
 class PointDesk:
@@ -89,6 +92,7 @@ class PointDesk:
                 self._dataset.root, self._dataset.manifest, self._dataset.knowledge, config.lead, self._seed
             ),
             retriever=self._gold if point.settings.get("entries") == "gold" else self._retriever,
+            reranker=self._reranker if reranks(name) else None,
         )
         return build_pipeline(name, self._with_readers(name, point, parts))
 
@@ -103,10 +107,14 @@ class PointDesk:
         kind = Reader if point.settings.get("relevance", True) else UnjudgingReader
         return dataclasses.replace(parts, reader=kind(self._engine(role), config.max_new_tokens))
 
+    @functools.cached_property
+    def _reranker(self) -> Reranker:
+        return open_reranker(self._config)
+
     def _engine(self, role: str) -> RememberingEngine:
         if role not in self._engines:
             loaded: Loaded = (
-                open_tuned(self._config) if role == "model" else open_plain(self._config, self._config.base_model)
+                open_tuned(self._config) if role == "model" else open_plain(self._config, getattr(self._config, role))
             )
             self._hashes[role] = loaded.fingerprint
             self._engines[role] = RememberingEngine(open_engine(self._config, loaded))

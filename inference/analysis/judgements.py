@@ -39,8 +39,8 @@ def judge_mr2ag(question: Question, traces: Mapping[str, Trace]) -> list[Judgeme
     """The gate against the kind of question, and S_rel of every passage of a knowledge-based question."""
     trace = traces["(reflection)"]
     found = []
-    if trace.gate is not None and question.requires_retrieval is not None:
-        found.append(Judgement("gate", trace.gate, question.requires_retrieval))
+    if trace.gate is not None and question.is_knowledge_based is not None:
+        found.append(Judgement("gate", trace.gate, question.is_knowledge_based))
     return found + _relevance(question, trace)
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from reflectune.core.types import Passage, PromptName
+from reflectune.core.types import AnswerStyle, Passage, PromptName
 from reflectune.models.rendering import Rendered, Renderer
 
 Value = TypeVar("Value")
@@ -36,26 +36,28 @@ class RememberingRenderer(Renderer):
         return self._once(key, lambda: super(RememberingRenderer, self).prefix(question, image))
 
     def plain(
-        self, question: str, image: Image.Image, passages: Sequence[Passage] = (), multi_answer: bool = False
+        self, question: str, image: Image.Image, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> Rendered:
         """As `Renderer.plain`."""
-        key = ("plain", question, self._name(image), tuple(passages), multi_answer)
-        return self._once(key, lambda: super(RememberingRenderer, self).plain(question, image, passages, multi_answer))
+        key = ("plain", question, self._name(image), tuple(passages), style)
+        return self._once(key, lambda: super(RememberingRenderer, self).plain(question, image, passages, style))
 
-    def passage_branch(self, passage: Passage, multi_answer: bool = False) -> list[int]:
+    def passage_branch(self, passage: Passage, style: AnswerStyle = "short") -> list[int]:
         """As `Renderer.passage_branch`."""
-        key = ("passage_branch", passage, multi_answer)
-        return self._once(key, lambda: super(RememberingRenderer, self).passage_branch(passage, multi_answer))
+        key = ("passage_branch", passage, style)
+        return self._once(key, lambda: super(RememberingRenderer, self).passage_branch(passage, style))
 
     def question_prefix(self, question: str, image: Image.Image) -> Rendered:
         """As `Renderer.question_prefix`."""
         key = ("question_prefix", question, self._name(image))
         return self._once(key, lambda: super(RememberingRenderer, self).question_prefix(question, image))
 
-    def prompt_branch(self, name: PromptName, passages: Sequence[Passage] = ()) -> list[int]:
+    def prompt_branch(
+        self, name: PromptName, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
+    ) -> list[int]:
         """As `Renderer.prompt_branch`."""
-        key = ("prompt_branch", name, tuple(passages))
-        return self._once(key, lambda: super(RememberingRenderer, self).prompt_branch(name, passages))
+        key = ("prompt_branch", name, tuple(passages), style)
+        return self._once(key, lambda: super(RememberingRenderer, self).prompt_branch(name, passages, style))
 
     def _name(self, image: Image.Image) -> int:
         """A number for an image, which stays its own because the image is kept."""

@@ -1,4 +1,4 @@
-"""Retrievers for grid points: one that searches for an image once, and one that finds what it should."""
+"""A retriever for grid points, which searches for an image once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from reflectune.core.types import Question
 from reflectune.retrieval.retriever import Retriever
 from reflectune.retrieval.types import Hit
 
@@ -30,27 +29,3 @@ class RememberingRetriever:
     def forget(self) -> None:
         """Drop what was found."""
         self._found.clear()
-
-
-class GoldRetriever:
-    """An oracle: for each image the entries that its question is about, with a retrieval score of 1.
-
-    A retriever sees images alone, so `expect` tells it beforehand whose they are.
-    """
-
-    def __init__(self) -> None:
-        """Expect nothing yet."""
-        self._expected: dict[int, tuple[Image.Image, Question]] = {}
-
-    def expect(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> None:
-        """Say which question each image belongs to, in place of what was said before."""
-        self._expected = {id(image): (image, question) for question, image in zip(questions, images, strict=True)}
-
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        """The gold entries of each image's question, at most `top_n`."""
-        return [_gold(self._expected[id(image)][1])[:top_n] for image in images]
-
-
-def _gold(question: Question) -> list[Hit]:
-    told = [evidence.entry_id for evidence in question.evidence] or question.entity_ids[:1]
-    return [Hit(entry_id, score=1.0, rank=rank, query="gold") for rank, entry_id in enumerate(dict.fromkeys(told), 1)]

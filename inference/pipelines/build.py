@@ -13,16 +13,19 @@ from reflectune.inference.pipelines.closed_book import ClosedBook
 from reflectune.inference.pipelines.documents import DocumentFinder
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, Reflection
 from reflectune.inference.pipelines.mr2ag import MR2AG
-from reflectune.inference.pipelines.naive_rag import Form, NaiveRAG
-from reflectune.inference.pipelines.oracle import Oracle
+from reflectune.inference.pipelines.naive_rag import NaiveRAG
+from reflectune.inference.pipelines.oracle import MR2AGOracle, Oracle, OracleAmongOthers
 from reflectune.inference.pipelines.stages import ReflectionScores, Relevance, Retrieval
 from reflectune.inference.probes import ProbeBuilder
 from reflectune.inference.prompted_reader import PromptedReader
 from reflectune.inference.reader import Reader
+from reflectune.retrieval.contexts import CONTEXT_FORMS, ContextBuilder, ContextForm
 from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retriever import Retriever
 
 Part = TypeVar("Part")
+ModelRole = Literal["model", "plain_model", "base_model"]
 
 RECALL_DEPTH = 5
 """Entries that the retrieval stage records at least, so that recall@5 can be told."""
@@ -40,6 +43,7 @@ class Parts:
         retriever: Finds entries.
         prompted: See `reader`.
         base: The base model, where it answers what the tuned model has reflected on.
+        reranker: Picks the passages of `naive_rag_passages`.
     """
 
     config: ReadingConfig
@@ -49,6 +53,7 @@ class Parts:
     retriever: Retriever | None = None
     prompted: PromptedReader | None = None
     base: Reader | None = None
+    reranker: Reranker | None = None
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,14 @@ class Recipe:
     """How one pipeline is made.
 
     Attributes:
-        model: The config's field that names the model it reads with: `model` (fine-tuned), `base_model`, or None.
+        model: The config's field that names the model it reads with: `model` (tuned to reflect), `plain_model` (tuned
+            without reflection), `base_model`, or None.
         retrieves: Whether it needs the retriever.
         takes: Which questions it answers.
         settings: The config's fields that its answers depend on, beyond those that all depend on.
     """
 
-    model: Literal["model", "base_model"] | None
+    model: ModelRole | None
     retrieves: bool
     takes: Callable[[Question], bool]
     settings: tuple[str, ...]
@@ -73,7 +79,7 @@ def _every(question: Question) -> bool:
 
 
 def _knowledge_based(question: Question) -> bool:
-    return question.requires_retrieval is not False
+    return question.is_knowledge_based is not False
 
 
 def _with_entry(question: Question) -> bool:
@@ -87,19 +93,39 @@ def _with_evidence(question: Question) -> bool:
 DOCUMENTS = ("top_n", "documents")
 REFLECTION = ("ret", "gamma", "srt", "k", "threshold", "mct", "max_reply_tokens", "answer_model")
 
+RERANKING = (
+    "passages",
+    "reranker",
+    "reranker_model",
+    "reranker_pooling",
+    "reranker_similarity",
+    "reranker_query_prefix",
+    "reranker_passage_prefix",
+    "reranker_max_length",
+    "reranker_dtype",
+)
+
+_BASELINES: Mapping[str, tuple[bool, Callable[[Question], bool], tuple[str, ...]]] = {
+    "closed_book": (False, _every, ()),
+    "naive_rag_article": (True, _knowledge_based, ("top_n",)),
+    "naive_rag_articles": (True, _knowledge_based, ("top_n",)),
+    "naive_rag_passages": (True, _knowledge_based, ("top_n", *RERANKING)),
+    "oracle_article": (False, _with_entry, ()),
+    "oracle_articles": (True, _with_entry, ("top_n",)),
+    "oracle_passage": (False, _with_evidence, ()),
+}
+
 RECIPES: Mapping[str, Recipe] = {
     "retrieval": Recipe(None, True, _with_entry, ()),
-    "closed_book": Recipe("base_model", False, _every, ()),
-    "naive_rag_article": Recipe("base_model", True, _knowledge_based, ("top_n",)),
-    "naive_rag_passages": Recipe("base_model", True, _knowledge_based, ("top_n",)),
-    "oracle_article": Recipe("base_model", False, _with_entry, ()),
-    "oracle_passage": Recipe("base_model", False, _with_evidence, ()),
+    **{name: Recipe("base_model", *recipe) for name, recipe in _BASELINES.items()},
+    **{f"{name}_tuned": Recipe("plain_model", *recipe) for name, recipe in _BASELINES.items()},
     "mr2ag": Recipe("model", True, _every, ("top_n", "gamma", "fallback")),
+    "mr2ag_oracle": Recipe("model", False, _with_entry, ("gamma", "fallback")),
     "relevance": Recipe("model", False, _with_evidence, ()),
     "mmkb_rag": Recipe("model", True, _every, (*DOCUMENTS, *REFLECTION)),
     "reflection": Recipe("model", True, _every, DOCUMENTS),
 }
-"""Every pipeline and stage, in the order of running: without a model, with the base model, with the tuned one."""
+"""Every pipeline and stage, in the order of running: without a model, with the base model, with tuned ones."""
 
 
 def stages_for(pipelines: Sequence[str]) -> list[str]:
@@ -112,6 +138,11 @@ def stages_for(pipelines: Sequence[str]) -> list[str]:
     if "mmkb_rag" in wanted:
         wanted.add("reflection")
     return [name for name in RECIPES if name in wanted]
+
+
+def reranks(name: str) -> bool:
+    """Whether a pipeline has passages picked by the reranker."""
+    return "reranker" in RECIPES[name].settings
 
 
 def answered_by_base(name: str, config: ReadingConfig) -> bool:
@@ -127,20 +158,33 @@ def build_pipeline(name: str, parts: Parts) -> Pipeline:
     if name in ("mmkb_rag", "reflection"):
         return _prompted(name, parts)
     reader = _needed(parts.reader)
-    if name == "closed_book":
-        return ClosedBook(reader)
+    kind = name.removesuffix("_tuned")
+    if kind == "closed_book":
+        return ClosedBook(name, reader)
     if name == "relevance":
         return Relevance(reader, _needed(parts.probes))
-    if name in ("oracle_article", "oracle_passage"):
-        return Oracle(reader, knowledge, "article" if name == "oracle_article" else "passage", lead=config.lead)
+    if kind in ("oracle_article", "oracle_passage"):
+        return Oracle(name, reader, knowledge, "article" if kind == "oracle_article" else "passage", lead=config.lead)
+    if name == "mr2ag_oracle":
+        return MR2AGOracle(lambda gold: _mr2ag(parts, gold))
     retriever = _needed(parts.retriever)
-    if name in ("naive_rag_article", "naive_rag_passages"):
-        form: Form = "article" if name == "naive_rag_article" else "passages"
-        return NaiveRAG(reader, retriever, knowledge, form, top_n=config.top_n, lead=config.lead)
+    if kind == "oracle_articles":
+        return OracleAmongOthers(name, reader, retriever, knowledge, top_n=config.top_n, lead=config.lead)
+    if name == "mr2ag":
+        return _mr2ag(parts, retriever)
+    contexts = ContextBuilder(knowledge, parts.reranker, config.top_n, config.passages, config.lead)
+    return NaiveRAG(name, reader, retriever, contexts, NAIVE_FORMS[kind])
+
+
+NAIVE_FORMS: Mapping[str, ContextForm] = {f"naive_rag_{form}": form for form in CONTEXT_FORMS}
+
+
+def _mr2ag(parts: Parts, retriever: Retriever) -> MR2AG:
+    config = parts.config
     return MR2AG(
-        reader,
+        _needed(parts.reader),
         retriever,
-        knowledge,
+        parts.knowledge,
         top_n=config.top_n,
         gamma=config.gamma,
         fallback=config.fallback,

@@ -13,13 +13,15 @@ from reflectune.inference.trace import Trace
 
 
 class ClosedBook:
-    """Answers from what the model sees and knows by heart."""
+    """Answers from what the model sees and knows by heart.
 
-    name = "closed_book"
+    Args:
+        name: What its traces are filed under.
+        reader: The model: the base, or one that was fine-tuned without reflection (LLaVA-FT).
+    """
 
-    def __init__(self, reader: Reader) -> None:
-        """Bind the model, normally a base model without reflection tokens."""
-        self._reader = reader
+    def __init__(self, name: str, reader: Reader) -> None:
+        self.name, self._reader = name, reader
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """One trace per question, in order."""

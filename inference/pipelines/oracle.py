@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.base import Clock, Pipeline
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.probes import gold_passages
 from reflectune.inference.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
+from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.types import Hit
 
 Given = Literal["article", "passage"]
 
 
 class Oracle:
-    """Answers from the right article, whole, or from the evidence passage of it."""
+    """Answers from the right article, whole, or from the evidence passage of it.
+
+    Args:
+        name: What its traces are filed under.
+        reader: The model: the base, or one that was fine-tuned without reflection.
+        knowledge: The entries.
+        given: What it reads.
+        lead: What stands before each passage.
+    """
 
     def __init__(
-        self, reader: Reader, knowledge: KnowledgeBase, given: Given, *, lead: Lead = "first_sentence"
+        self, name: str, reader: Reader, knowledge: KnowledgeBase, given: Given, *, lead: Lead = "first_sentence"
     ) -> None:
-        """Bind the base model and the entries; choose what is given."""
-        self.name = f"oracle_{given}"
+        self.name = name
         self._reader, self._knowledge, self._given, self._lead = reader, knowledge, given, lead
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
@@ -36,7 +47,98 @@ class Oracle:
         return answer_with_context(self.name, self._reader, questions, images, hits, passages, Clock())
 
     def _gold(self, question: Question) -> list[Passage]:
-        told = [evidence.entry_id for evidence in question.evidence] or question.entity_ids[:1]
-        entries = [self._knowledge.get(entry_id) for entry_id in dict.fromkeys(told)]
-        passages = [p for entry in entries for p in split_passages(entry, lead=self._lead)]
+        passages = _passages(self._knowledge, gold_entries(question), self._lead)
         return passages if self._given == "article" else gold_passages(question, passages)
+
+
+class OracleAmongOthers:
+    """Answers from the gold article among those that rank highest beside it, in an order drawn by the question's id.
+
+    It tells whether a reader finds the right article among several, whatever the retriever misses.
+
+    Args:
+        name: What its traces are filed under.
+        reader: The model.
+        retriever: Finds the other entries.
+        knowledge: The entries.
+        top_n: Entries to read, the gold one included.
+        lead: What stands before each passage.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reader: Reader,
+        retriever: Retriever,
+        knowledge: KnowledgeBase,
+        *,
+        top_n: int = 5,
+        lead: Lead = "first_sentence",
+    ) -> None:
+        self.name, self._reader, self._retriever, self._knowledge = name, reader, retriever, knowledge
+        self._top_n, self._lead = top_n, lead
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace per question with an entry, in order."""
+        clock = Clock()
+        gold = [gold_entries(question) for question in questions]
+        with clock.step("retrieve"):
+            hits = self._retriever.search(images, self._top_n + max(map(len, gold)))
+        entries = []
+        for question, first, row in zip(questions, gold, hits, strict=True):
+            others = [hit.entry_id for hit in row if hit.entry_id not in first]
+            chosen = [*first, *others][: max(self._top_n, len(first))]
+            entries.append(random.Random(question.id).sample(chosen, len(chosen)))
+        passages = [_passages(self._knowledge, row, self._lead) for row in entries]
+        kept = [[hit for hit in row if hit.entry_id in ids] for row, ids in zip(hits, entries, strict=True)]
+        return answer_with_context(self.name, self._reader, questions, images, kept, passages, clock)
+
+
+class GoldRetriever:
+    """An oracle: for each image the entries that its question is about, with a retrieval score of 1.
+
+    A retriever sees images alone, so `expect` tells it beforehand whose they are.
+    """
+
+    def __init__(self) -> None:
+        """Expect nothing yet."""
+        self._expected: dict[int, tuple[Image.Image, Question]] = {}
+
+    def expect(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> None:
+        """Say which question each image belongs to, in place of what was said before."""
+        self._expected = {id(image): (image, question) for question, image in zip(questions, images, strict=True)}
+
+    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
+        """The gold entries of each image's question, at most `top_n`."""
+        entries = [gold_entries(self._expected[id(image)][1])[:top_n] for image in images]
+        return [
+            [Hit(entry, score=1.0, rank=rank, query="gold") for rank, entry in enumerate(row, 1)] for row in entries
+        ]
+
+
+class MR2AGOracle:
+    """mR²AG with oracle entries (its Table 1): the gold entries stand where the retrieved ones would.
+
+    Args:
+        build: Makes mR²AG over a retriever.
+    """
+
+    name = "mr2ag_oracle"
+
+    def __init__(self, build: Callable[[GoldRetriever], Pipeline]) -> None:
+        self._retriever = GoldRetriever()
+        self._pipeline = build(self._retriever)
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace per question, in order."""
+        self._retriever.expect(questions, images)
+        return [dataclasses.replace(trace, pipeline=self.name) for trace in self._pipeline.run(questions, images)]
+
+
+def gold_entries(question: Question) -> list[str]:
+    """The entries that hold a question's evidence, or else the one that its image shows."""
+    return list(dict.fromkeys([e.entry_id for e in question.evidence] or question.entity_ids[:1]))
+
+
+def _passages(knowledge: KnowledgeBase, entry_ids: Sequence[str], lead: Lead) -> list[Passage]:
+    return [passage for entry_id in entry_ids for passage in split_passages(knowledge.get(entry_id), lead=lead)]

@@ -5,10 +5,10 @@ It knows nothing of the world: `pretrain.py` hands it functions that draw lesson
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 import random
-import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ class Turn:
     """One continuation of a lesson's prefix: what the user adds, what the assistant answers, and how much it counts.
 
     `text_weight` is what predicting the user's own words counts: a description that fits the picture is worth
-    predicting. `shown` lists words of the text and whether the picture shows them.
+    predicting. `shown` lists words by the character of the text where they end, and whether the picture shows them.
     """
 
     text: str
@@ -36,7 +36,7 @@ class Turn:
     skill: str
     weight: float = 1.0
     text_weight: float = 0.0
-    shown: tuple[tuple[str, bool], ...] = ()
+    shown: tuple[tuple[int, bool], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,10 @@ class Lesson:
     picture: int | None
     question: str
     turns: tuple[Turn, ...]
+
+    def characters(self) -> int:
+        """Characters that a model reads of it."""
+        return len(self.question) + sum(len(turn.text) + len(turn.answer) for turn in self.turns)
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Stage:
         vision_factor: The vision tower's share of the learning rate.
         until: The beginning of a skill's name, and a share: the stage ends once that share of its turns is right, over
             30 steps.
+        skill: The beginning of a skill's name whose share of right turns is logged, where it ends nothing.
     """
 
     name: str
@@ -71,6 +76,12 @@ class Stage:
     vision_factor: float = 1.0
     warmup: int = 50
     until: tuple[str, float] | None = None
+    skill: str = ""
+
+    @property
+    def watch(self) -> str:
+        """The skill whose share of right turns is looked at; "" for none."""
+        return self.until[0] if self.until else self.skill
 
 
 @dataclass(frozen=True)
@@ -131,7 +142,9 @@ class LessonEncoder:
         text = f" {turn.text}" if lesson.question else turn.text
         encoded = self._tokenizer.backend_tokenizer.encode(text)
         answer = [*self._ids(self._answer_start + turn.answer), *self._end]
-        shown = [(_last_token(encoded.offsets, text, word), is_shown) for word, is_shown in turn.shown]
+        shift = len(text) - len(turn.text)
+        ends = [end for _, end in encoded.offsets]
+        shown = [(bisect.bisect_left(ends, end + shift), is_shown) for end, is_shown in turn.shown]
         return EncodedTurn([*encoded.ids, *self._middle, *answer], len(encoded.ids), len(answer), shown)
 
 
@@ -149,17 +162,14 @@ class EncodedTurn:
     shown: list[tuple[int, bool]]
 
 
-def _last_token(offsets: Sequence[tuple[int, int]], text: str, word: str) -> int:
-    found = re.search(rf"\b{re.escape(word)}\b", text)
-    assert found is not None, f"{word!r} is not in {text!r}"
-    return next(place for place, (_, end) in enumerate(offsets) if end >= found.end())
-
-
 _END_WEIGHT = 0.2
 """What an answer's end token counts beside its words: it is soon learned, and would drown a one-word answer."""
 
 GROUNDING_WEIGHT = 1.0
 """What the grounding loss counts, see `Pretrainer._forward`."""
+
+_LONG = 2000
+"""Characters from which a lesson is read in another pass than the short ones of its step."""
 
 _TEXT = -1
 """The group of targets that are the user's words: no turn's answer."""
@@ -277,26 +287,30 @@ class Pretrainer:
         optimiser = torch.optim.AdamW(groups, lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=0.02, fused=True)
         self.model.train()
         losses, grounded, right, tokens, start = [], [], [], 0, time.monotonic()
-        for step, batch in enumerate(self._batches(stage, rng)):
+        for step, parts in enumerate(self._batches(stage, rng)):
             for group in optimiser.param_groups:
                 group["lr"] = _rate(step, stage) * group["factor"]
-            logits, grounding = self._forward(batch)
-            loss = _weighted_loss(logits, batch) + GROUNDING_WEIGHT * grounding
+            weight, words = sum(part.weight.sum() for part in parts), sum(len(part.word) for part in parts)
             optimiser.zero_grad()
-            loss.backward()
+            step_loss, step_grounding, watched = 0.0, 0.0, []
+            for part in parts:
+                logits, grounding = self._forward(part)
+                grounding = grounding * (len(part.word) / max(1, words))
+                loss = _weighted_loss(logits, part) * (part.weight.sum() / weight) + GROUNDING_WEIGHT * grounding
+                loss.backward()
+                step_loss, step_grounding = step_loss + loss.item(), step_grounding + grounding.item()
+                hits = _whole_answers(part, (logits.argmax(-1) == part.target).float()) if stage.watch else []
+                watched += [v for v, skill in zip(hits, part.skills, strict=False) if skill.startswith(stage.watch)]
+                tokens += int((part.inputs["position_ids"] >= 0).sum()) // (3 if self._is_qwen else 1)
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimiser.step()
-            losses.append(loss.item())
-            grounded += [grounding.item()] if len(batch.word) else []
-            if stage.until:
-                hits = _whole_answers(batch, (logits.argmax(-1) == batch.target).float())
-                asked = [v for v, skill in zip(hits, batch.skills, strict=True) if skill.startswith(stage.until[0])]
-                right += [_mean(asked)] if asked else []
-            tokens += int((batch.inputs["position_ids"] >= 0).sum()) // (3 if self._is_qwen else 1)
+            losses.append(step_loss)
+            grounded += [step_grounding] if words else []
+            right += [_mean(watched)] if watched else []
             learned = stage.until is not None and len(right) >= 60 and _mean(right[-30:]) >= stage.until[1]
-            if (step + 1) % min(400, max(100, stage.steps // 6)) == 0 or step + 1 == stage.steps or learned:
+            if (step + 1) % min(400, max(50, stage.steps // 9)) == 0 or step + 1 == stage.steps or learned:
                 speed = tokens / (time.monotonic() - start)
-                share = f", {stage.until[0]} {_mean(right[-30:]):.3f} right" if stage.until else ""
+                share = f", {stage.watch} {_mean(right[-30:]):.3f} right" if right else ""
                 share += f", grounding loss {_mean(grounded[-100:]):.3f}" if grounded else ""
                 line = f"{stage.name} step {step + 1}/{stage.steps}: loss {_mean(losses[-100:]):.3f}{share}"
                 self._log(f"{line}, {speed:.0f} tokens/s")
@@ -304,11 +318,14 @@ class Pretrainer:
                 break
         self.model.eval()
 
-    def _batches(self, stage: Stage, rng: random.Random) -> Iterator[Batch]:
+    def _batches(self, stage: Stage, rng: random.Random) -> Iterator[list[Batch]]:
+        """Each step's lessons, in parts of about the same length: five articles beside a glance are mostly padding."""
         weights = [weight for weight, _ in stage.lessons]
         for _ in range(stage.steps):
             draws = rng.choices([draw for _, draw in stage.lessons], weights, k=stage.batch)
-            yield self.collate([draw() for draw in draws])
+            lessons = sorted((draw() for draw in draws), key=Lesson.characters)
+            cut = next((i for i, each in enumerate(lessons) if each.characters() > _LONG), 0)
+            yield [self.collate(part) for part in (lessons[:cut], lessons[cut:]) if part]
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits of the targets, and the grounding loss: does the picture show this word, read from a middle layer.

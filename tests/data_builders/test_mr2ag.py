@@ -187,6 +187,8 @@ def test_a_visual_question_has_an_answer_and_no_branches() -> None:
         ({"answers": ("",)}, "the question has no answer"),
         ({"entity_ids": ()}, "names no entity"),
         ({"entity_ids": (), "requires_retrieval": False}, ""),
+        ({"entity_ids": (), "evidence": (), "requires_retrieval": None}, "neither says whether it needs retrieval"),
+        ({"requires_retrieval": None}, ""),
         ({}, ""),
     ],
 )
@@ -263,7 +265,7 @@ def test_a_negative_with_a_part_of_a_list_goes_only_if_asked_for() -> None:
     def sections(string_filter: StringFilter) -> set[int]:
         outcome = hang(listed, article, [], draw, replace(NOTHING_ELSE, string_filter=string_filter))
         assert outcome.example is not None
-        assert outcome.example.multi_answer
+        assert outcome.example.style == "list"
         assert [b.answer for b in outcome.example.branches if b.relevant] == ["Ada && Ben"]
         return {branch.passage.section for branch in outcome.example.branches}
 

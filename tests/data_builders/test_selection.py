@@ -26,7 +26,7 @@ def ids(questions: list[Question]) -> list[str]:
     return [question.id for question in questions]
 
 
-def test_a_question_of_which_nothing_is_known_counts_as_knowledge_based(tmp_path: Path) -> None:
+def test_a_question_of_which_nothing_is_known_comes_along_so_that_it_can_be_named(tmp_path: Path) -> None:
     knowledge, visual = select_questions(write(tmp_path, "kv?vk"), BuildConfig())
 
     assert ids(knowledge) == ["k0", "?2", "k4"]

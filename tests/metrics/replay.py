@@ -1,7 +1,8 @@
 """Replays what the official programs printed: `python tests/metrics/replay.py CASES.json [--bem FOLDER]`.
 
 A case is `{"metric", "inputs", "expected", "note"?}`; `expected` is `{"error", "message"}` where the official code
-raises. Names every failure and every case that can't be run here, and closes with `N passed, N failed`.
+raises. A `.jsonl` file, such as `official_pairs.jsonl` beside this script, has one pair a line: `{"metric", "given",
+"printed", "quirk"?}`. Names every failure and every case that can't be run here, and closes with `N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -50,10 +51,21 @@ def replay(case: Case, bem_logits: evqa.BemLogits | None = None) -> Outcome:
 
 def read_cases(path: Path) -> list[Case]:
     """The cases of a file; ValueError if it holds none."""
+    if path.suffix == ".jsonl":
+        return read_pairs(path)
     cases = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(cases, list) or not cases or not all(isinstance(case, dict) for case in cases):
         raise ValueError(f"{path} holds no list of cases")
     return cases
+
+
+def read_pairs(path: Path) -> list[Case]:
+    """The pairs of a file, one a line, as cases; ValueError if there is none, or one lacks a field."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not rows or not all(isinstance(row, dict) and {"metric", "given", "printed"} <= set(row) for row in rows):
+        raise ValueError(f"{path} should hold a pair a line, with metric, given and printed")
+    names = {"metric": "metric", "given": "inputs", "printed": "expected", "quirk": "note"}
+    return [{names[field]: value for field, value in row.items()} for row in rows]
 
 
 def label(case: Case, number: int) -> str:

@@ -1,4 +1,5 @@
-"""Replays what the official programs printed; the file of cases lies beside the repository, not in it."""
+"""Replays what the official programs printed: a small set of pairs that is part of the repository, on every clone, and
+the large file of cases where it lies beside the repository."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).with_name("replay.py")
+PAIRS = Path(__file__).with_name("official_pairs.jsonl")
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "metrics.json"
 ABSENT = f"no {CASES}: the cases are not part of the repo"
 
@@ -30,6 +33,11 @@ def load_replay() -> ModuleType:
 replay = load_replay()
 
 
+def pairs() -> list[Any]:
+    rows = replay.read_cases(PAIRS)
+    return [pytest.param(row, id=f"{row['metric']}-{number}") for number, row in enumerate(rows)]
+
+
 def cases() -> list[Any]:
     if not CASES.exists():
         return [pytest.param(None, marks=pytest.mark.skip(reason=ABSENT))]
@@ -44,6 +52,38 @@ def run(path: Path) -> subprocess.CompletedProcess[str]:
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text(json.dumps(rows))
     return path
+
+
+@pytest.mark.parametrize("case", pairs())
+def test_prints_what_the_official_program_printed_on_every_clone(case: dict[str, Any]) -> None:
+    outcome = replay.replay(case)
+    assert outcome.status == "passed", outcome.reason
+
+
+def test_the_pairs_cover_every_official_metric() -> None:
+    found = Counter(case["metric"] for case in replay.read_cases(PAIRS))
+    assert set(found) == set(replay.METRICS)
+    assert sum(found.values()) >= 100
+    done = run(PAIRS)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == f"{sum(found.values())} passed, 0 failed"
+
+
+@pytest.mark.skipif(not CASES.exists(), reason=ABSENT)
+def test_the_pairs_are_of_the_large_file() -> None:
+    small, large = (
+        [{key: case[key] for key in ("metric", "inputs", "expected")} for case in replay.read_cases(path)]
+        for path in (PAIRS, CASES)
+    )
+    assert all(case in large for case in small)
+
+
+@pytest.mark.parametrize("content", ["", "[]\n", '{"metric": "x", "given": {}}\n'])
+def test_a_file_without_pairs_is_an_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="a pair a line"):
+        replay.read_cases(path)
 
 
 @pytest.mark.parametrize("case", cases())

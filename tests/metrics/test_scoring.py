@@ -7,10 +7,13 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
+from reflectune.data_builders.probing.correctness import find_metric
+from reflectune.data_builders.rescoring import by_metric
 from reflectune.metrics import evqa, infoseek
 from reflectune.metrics.bem import TooLongError
 from reflectune.metrics.predictions import Prediction
-from reflectune.metrics.scoring import evqa_type, join, score
+from reflectune.metrics.registry import evqa_candidate, evqa_type
+from reflectune.metrics.scoring import join, score
 
 QUESTIONS = [
     Question("q0", "", "Where?", answers=("China", "PRC"), split="val_unseen_question"),
@@ -147,6 +150,53 @@ def test_evqa_is_the_official_function_with_bem_asked_in_one_go() -> None:
     ]
     assert list(found.values) == expected == [1.0, 1.0, 0.0, 0.0]
     assert bem.asked == 6
+
+
+LIST = Question("l", "", "?", answers=("red&&blue",), answer_type="multi_answer")
+LISTS = ("red&&blue", "blue && red", "red, blue", "red and blue")
+
+
+@pytest.mark.parametrize("answer", LISTS)
+@pytest.mark.parametrize("metric", ["evqa", "evqa_exact", "infoseek", "exact_match"])
+def test_a_list_is_read_whether_it_is_connected_as_we_ask_or_as_official_code_reads_it(
+    metric: Any, answer: str
+) -> None:
+    bem = Words() if metric == "evqa" else None
+    found = score(join(predictions(("l", answer)), [LIST], "official"), metric, "official", bem)  # type: ignore[arg-type]
+    assert list(found.values) == [1.0]
+    (value,) = by_metric([("l", answer)], {"l": LIST}, metric, bem).values()  # type: ignore[arg-type]
+    assert value == find_metric(metric, bem)(answer, LIST) == 1.0
+    assert bem is None or bem.asked == 0
+
+
+def test_official_code_is_handed_commas_and_so_is_bem() -> None:
+    class Noting(Words):
+        def logits(self, triples: list[tuple[str, str, str]]) -> np.ndarray:
+            handed.extend(triples)
+            return super().logits(triples)
+
+    handed: list[tuple[str, str, str]] = []
+    rows = predictions(("1", "crimson&&navy"))
+    found = score(join(rows, EVQA, "official"), "evqa", "official", Noting())  # type: ignore[arg-type]
+    by_hand = evqa.evaluate_example("B?", EVQA[1].answers, "crimson,navy", "multi_answer", Words())
+    assert list(found.values) == [by_hand]
+    assert handed == [("crimson,navy", "red,blue", "B?"), ("crimson,navy", "green,blue", "B?")]
+
+
+def test_only_a_list_has_its_ampersands_read_as_commas() -> None:
+    title = Question("t", "", "Which?", answers=("Mason && Dixon",), meta={"question_type": "automatic"})
+    assert evqa_candidate("Mason && Dixon", title) == "Mason && Dixon"
+    assert list(
+        score(join(predictions(("t", "Mason & Dixon")), [title], "official"), "evqa_exact", "official").values
+    ) == [1]
+
+
+def test_exact_match_reads_numbers_by_their_range_and_lists_by_their_items() -> None:
+    asked = [QUESTIONS[1], EVQA[1], Question("x", "", "?", answers=("red",), answer_type="multi_answer")]
+    said = {"q1": ("about 10 m", "12"), "1": ("blue, the red", "red"), "x": ("red", "red && blue")}
+    for number, expected in enumerate((1.0, 0.0)):
+        rows = predictions(*((key, answers[number]) for key, answers in said.items()))
+        assert set(score(join(rows, asked, "official"), "exact_match", "official").values) == {expected}
 
 
 def test_question_types_of_evqa() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -15,7 +16,7 @@ from reflectune.core.types import Passage, PromptedBranch, PromptedExample, Refl
 from reflectune.data_builders.reflection_data import read_examples, write_examples, write_prompted
 from reflectune.models.loading import Loaded, load
 from reflectune.models.miniature.architecture import Family
-from reflectune.train.answers import AnswerReader, has_answer
+from reflectune.train.answers import AnswerReader, has_answer, is_right
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tune import fine_tune, prepare_model
 
@@ -183,3 +184,20 @@ def test_settings_that_do_not_go_together_are_problems(
     config: Callable[..., SftConfig], changes: dict[str, Any], says: str
 ) -> None:
     assert any(re.search(says, problem) for problem in config(**changes).problems())
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "right"),
+    [
+        ("red&&blue", "red&&blue", True),
+        ("blue, red", "red&&blue", True),
+        ("red and grey", "red&&blue", False),
+        ("The red.", "red", True),
+        ("red, blue", "red", False),
+        ("the", "a&&the", False),
+    ],
+)
+def test_a_list_is_right_where_an_evaluation_says_so(said: str, answer: str, right: bool) -> None:
+    plain: Any = SimpleNamespace(strip=str)
+    generation: Any = SimpleNamespace(text=said)
+    assert is_right(plain, generation, answer) is right

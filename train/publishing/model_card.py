@@ -17,6 +17,7 @@ from reflectune.train.data import kind
 
 _PAPERS = {
     "mr2ag": "mR²AG ([2411.15041](https://arxiv.org/abs/2411.15041))",
+    "plain": "supervised fine-tuning without reflection, the baselines of mR²AG",
     "mmkb_rag": "MMKB-RAG ([2504.10074](https://arxiv.org/abs/2504.10074))",
 }
 _SHOWN = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from reflectune.core.gate_outcomes import NOTHING_HELD, Held, HeldPassage
-from reflectune.core.types import Branch, Passage, PromptedBranch, Question
+from reflectune.core.paths import Roots
+from reflectune.core.types import AnswerStyle, Branch, Passage, PromptedBranch, Question
 from reflectune.models.rendering import Renderer
 from reflectune.models.scheme import MMKB_RAG
 from reflectune.models.tree import IGNORE, Segment, Tree
@@ -47,7 +47,7 @@ class GateExample:
     def kind(self) -> str:
         """What it asks for, in words: every batch has the same mixture of kinds."""
         names = {True: "knowledge-based", False: "visual", None: "of either kind"}
-        return names[self.question.requires_retrieval]
+        return names[self.question.is_knowledge_based]
 
     @property
     def length(self) -> int:
@@ -66,7 +66,7 @@ def gate_tree(example: GateExample, renderer: Renderer, image: Image.Image) -> T
     """
     held = example.held if example.hold else NOTHING_HELD
     prompted = renderer.scheme is not None and renderer.scheme.name == MMKB_RAG.name
-    layout = (_PromptedLayout if prompted else _Layout)(renderer, example.question.answer_type == "multi_answer")
+    layout = (_PromptedLayout if prompted else _Layout)(renderer, example.question.answer_style)
     prefix = (renderer.question_prefix if prompted else renderer.prefix)(example.question.text, image)
     branches = [(layout.retrieval(), 1.0)]
     branches += [(layout.relevance(passage), 1.0 / len(example.passages)) for passage in example.passages]
@@ -96,25 +96,25 @@ class _Layout:
     """How mR²AG's branches are read. A passage's gate and what is answered from it stand in one branch."""
 
     renderer: Renderer
-    multi_answer: bool
+    style: AnswerStyle
 
     def retrieval(self) -> Supervised:
         return self._gate([], "retrieve")
 
     def relevance(self, passage: Passage) -> Supervised:
-        return self._gate(self.renderer.passage_branch(passage, self.multi_answer), "relevant")
+        return self._gate(self.renderer.passage_branch(passage, self.style), "relevant")
 
     def held_relevance(self, own: HeldPassage) -> Supervised:
         if not own.answer:
             return self.relevance(own.passage)
-        ids, labels = self.renderer.passage_reply(Branch(own.passage, True, own.answer), self.multi_answer)
+        ids, labels = self.renderer.passage_reply(Branch(own.passage, True, own.answer), self.style)
         silent = labels.index(self.renderer.token_id("relevant")) + (own.log_odds is None)
         return ids, [*[IGNORE] * silent, *labels[silent:]]
 
     def replies(self, held: Held) -> list[Supervised]:
         if not held.direct:
             return []
-        ids, labels = self.renderer.direct_reply(held.direct)
+        ids, labels = self.renderer.direct_reply(held.direct, self.style)
         return [(ids, [IGNORE, *labels[1:]])]  # but [No Retrieval]: the gate is refined
 
     def _gate(self, read: Sequence[int], role: str) -> Supervised:
@@ -137,7 +137,7 @@ class _PromptedLayout(_Layout):
 
     def replies(self, held: Held) -> list[Supervised]:
         direct = (PromptedBranch("vqa", reply=held.direct),) if held.direct else ()
-        return [self.renderer.prompted_reply(own) for own in (*direct, *held.replies)]
+        return [self.renderer.prompted_reply(own, self.style) for own in (*direct, *held.replies)]
 
 
 class GateExamples(EncodedExamples):
@@ -147,13 +147,13 @@ class GateExamples(EncodedExamples):
         self,
         examples: Sequence[GateExample],
         renderer: Renderer,
-        image_root: Path,
+        roots: Roots,
         *,
         max_tokens: int,
         cache_bytes: int = 0,
     ) -> None:
         own: Any = examples  # not of a training set, but with an id and an image as those have
-        super().__init__(own, renderer, image_root, max_tokens=max_tokens, cache_bytes=cache_bytes)
+        super().__init__(own, renderer, roots, max_tokens=max_tokens, cache_bytes=cache_bytes)
 
     def _encode(self, example: Any, image: Image.Image) -> Tree:
         return gate_tree(example, self._renderer, image)

@@ -109,7 +109,7 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
     encoded = GateExamples(
         examples,
         loaded.renderer,
-        dataset.root,
+        dataset.image_roots,
         max_tokens=min(config.max_tokens or most, most),
         cache_bytes=config.cache_mib * 2**20,
     )
@@ -136,7 +136,7 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
 def chosen(config: GateConfig, dataset: Dataset) -> list[Question]:
     """The questions to learn from, in an order drawn by seed."""
     drawn = select_questions(dataset, config.split, limit=config.limit, seed=config.seed)
-    visual = [question.id for question in drawn if question.requires_retrieval is False]
+    visual = [question.id for question in drawn if question.is_knowledge_based is False]
     left_out = set(visual[config.visual_limit :]) if config.visual_limit is not None else set()
     return [question for question in drawn if question.id not in left_out]
 

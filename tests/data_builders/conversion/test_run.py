@@ -20,6 +20,7 @@ from reflectune.data_builders.conversion import knowledge as knowledge_module
 from reflectune.data_builders.conversion import questions as questions_module
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import check, convert, preview
+from reflectune.data_builders.convert import table
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.readers import own_knowledge, own_questions
 from reflectune.data_builders.readers.base import Images
@@ -103,6 +104,17 @@ def test_what_was_read_is_what_can_be_read(source: Path) -> None:
     assert manifest["images"]["found"] == COUNT
     assert manifest["knowledge"]["gold_entries"] == {"named": 10, "found": 10}
     assert [Path(s["path"]).name for s in manifest["sources"]] == ["knowledge.jsonl", "questions.jsonl"]
+
+
+def test_a_check_says_which_questions_are_taken_as_knowledge_based(source: Path) -> None:
+    said = [{}, {"requires_retrieval": True}, {"requires_retrieval": False}, {"entity_ids": []}]
+    write(source / "questions.jsonl", [{**question(n), **more} for n, more in enumerate([*said, {}])])
+    numbers, _ = check(config(source))
+    assert numbers["kinds"] == {"by_entities": 2, "knowledge_based": 1, "unknown": 1, "visual": 1}
+    shown = table(numbers)
+    assert "3 knowledge-based (2 don't say `requires_retrieval` and are taken so because they name entities)" in shown
+    assert "1 visual, 1 unknown (they don't say `requires_retrieval` and name no entity)" in shown
+    assert convert(config(source))[0]["kinds"] == numbers["kinds"]
 
 
 def test_the_knowledge_bases_fingerprint_is_of_its_content_alone(source: Path) -> None:

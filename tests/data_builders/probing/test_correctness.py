@@ -4,7 +4,9 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.probing.correctness import METRICS, find_metric
+from reflectune.data_builders.probing.correctness import find_metric
+from reflectune.metrics.bem import TooLongError
+from reflectune.metrics.registry import METRICS
 
 OAK = Question("q", "i", "What?", ("oak", "oak wood"))
 TALL = Question("q", "i", "How tall?", ("50 m",), range=(45.0, 55.0), answer_type="numerical")
@@ -30,7 +32,7 @@ def test_answers_are_worth_what_the_official_metric_says(
     assert find_metric(metric)(answer, question) == pytest.approx(worth, abs=0.01)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", [metric for metric in METRICS if metric != "evqa"])
 @pytest.mark.parametrize("answer", ["", "  "])
 def test_an_empty_answer_is_wrong(metric: str, answer: str) -> None:
     around_zero = Question("q", "i", "How cold?", ("0",), range=(-1.0, 1.0), answer_type="numerical")
@@ -43,5 +45,19 @@ def test_a_question_that_cannot_be_scored_is_named() -> None:
 
 
 def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(UserError, match="choose one of infoseek, evqa_exact, vqa"):
+    with pytest.raises(UserError, match="choose one of infoseek, evqa, evqa_exact, vqa, "):
         find_metric("bleu")
+
+
+def test_evqa_asks_bem_and_is_not_found_without_it() -> None:
+    with pytest.raises(UserError, match="needs `bem`"):
+        find_metric("evqa")
+    alike = find_metric("evqa", lambda *segments: (0.0, 1.0))
+    assert (alike("elm", OAK), alike(" ", OAK)) == (1.0, 0.0)
+
+
+def test_what_is_too_long_for_bem_is_wrong() -> None:
+    def reads_nothing(*segments: str) -> list[float]:
+        raise TooLongError("600 word pieces")
+
+    assert find_metric("evqa", reads_nothing)("elm", OAK) == 0.0

@@ -1,0 +1,159 @@
+"""Builds a split of plain fine-tuning data: questions and what naive RAG reads in, prompts with answers out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from reflectune.core.durable import RowLog, read_rows
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.images import load_image
+from reflectune.core.paths import Roots
+from reflectune.core.types import Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.plain.config import PlainConfig
+from reflectune.data_builders.reflection_data import (
+    MANIFEST,
+    Manifest,
+    image_roots,
+    prompted_from_row,
+    read_examples,
+    read_manifest,
+    write_manifest,
+    write_prompted,
+)
+from reflectune.models.scheme import PLAIN, passage_text
+from reflectune.retrieval.contexts import ContextBuilder, ContextForm
+from reflectune.retrieval.encoders import load_encoder
+from reflectune.retrieval.index import load_index
+from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.rerankers.loading import load_reranker
+from reflectune.retrieval.retriever import EntryRetriever, Retriever
+from reflectune.retrieval.types import Hit
+
+_CHUNK = 64
+"""Questions that are retrieved for and written to the log together."""
+
+
+def run(config: PlainConfig) -> None:
+    """Build as the config says; a dry run shows one example and writes nothing.
+
+    Raises:
+        UserError: The mR²AG-IT data is of another data set, or an image is bad.
+    """
+    dataset, source = Dataset(Path(config.dataset)), read_manifest(config.reflection)
+    if source.image_root != dataset.root.resolve():
+        raise UserError(f"`reflection`: {config.reflection} was not built from {dataset.root}; name its own `dataset`")
+    examples = read_examples(Path(config.reflection, f"{config.split}.parquet"))
+    builder = PlainBuilder(dataset, config, image_roots(config.reflection, source))
+    if config.dry_run:
+        print(f"{len(examples):,} questions of {config.split}, the first one that is looked up:")
+        for example in builder.examples([each for each in examples if each.retrieve][:1]):
+            print("\n".join(f"  {_shown(branch)} → {branch.reply}" for branch in example.branches))
+        return
+    output = Path(config.output)
+    target = output / f"{config.split}.parquet"
+    key = builder.fingerprint
+    before = read_manifest(output).fingerprints if (output / MANIFEST).is_file() else {}
+    if before.get(config.split) == key and target.is_file():
+        print(f"nothing to do: {target} is built")
+        return
+    log_path = output / f".{config.split}.{key}.jsonl"
+    with RowLog(log_path, key) as log:
+        for start in range(0, len(examples), _CHUNK):
+            if str(start) not in log.done:
+                made = builder.examples(examples[start : start + _CHUNK])
+                log.append(str(start), {"examples": [dataclasses.asdict(example) for example in made]})
+    plain = [prompted_from_row(row) for chunk in read_rows(log_path) for row in chunk["examples"]]
+    write_prompted(target, plain)
+    folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # a black image may be in the latter
+    write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))
+    log_path.unlink()
+    print(f"{target}: {len(plain):,} questions, {sum(len(example.branches) for example in plain):,} prompts")
+
+
+class PlainBuilder:
+    """Makes plain fine-tuning examples from those of mR²AG-IT.
+
+    Args:
+        dataset: Images and knowledge base.
+        config: What to build.
+        image_roots: The folders that image paths may lead into.
+    """
+
+    def __init__(self, dataset: Dataset, config: PlainConfig, image_roots: Roots) -> None:
+        self._dataset, self._config, self._image_roots = dataset, config, image_roots
+        self._retriever = self._open_retriever() if config.needs_retrieval else None
+        self._reranker = self._open_reranker() if "passages" in config.evidence else None
+        self._contexts = ContextBuilder(dataset.knowledge, self._reranker, config.top_n, config.passages, config.lead)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that determines the examples."""
+        config = self._config
+        index = file_fingerprint(Path(config.index, "manifest.json")) if self._retriever else ""
+        reflection = file_fingerprint(Path(config.reflection, f"{config.split}.parquet"))
+        reranker = self._reranker.fingerprint if self._reranker else ""
+        return fingerprint([config.what_decides(), self._dataset.fingerprint, index, reflection, reranker])
+
+    def examples(self, examples: Sequence[ReflectionExample]) -> list[PromptedExample]:
+        """One example each, in order: a visual question is answered from nothing, the others from each context."""
+        contexts = self._contexts_of([example for example in examples if example.retrieve])
+        return [
+            PromptedExample(
+                example.id,
+                example.image,
+                example.question,
+                tuple(
+                    PromptedBranch("vqa", tuple(passages), reply=_answer(example))
+                    for passages in contexts.get(example.id, [()])
+                ),
+                example.style,
+                example.source,
+            )
+            for example in examples
+        ]
+
+    def _contexts_of(self, examples: Sequence[ReflectionExample]) -> dict[str, list[Sequence[Passage]]]:
+        """By example id: the passages of each context, in the order of `evidence`."""
+        texts = [example.question for example in examples]
+        hits: list[list[Hit]] = []
+        if self._retriever is not None and examples:
+            images = [load_image(example.image, root=self._image_roots, needed_by=example.id) for example in examples]
+            hits = self._retriever.search(images, self._config.top_n)
+        columns: list[list[Sequence[Passage]]] = []
+        for name in self._config.evidence:
+            if name == "none":
+                columns.append([()] * len(examples))
+            else:
+                form: ContextForm = name  # type: ignore[assignment]  # the config was checked
+                columns.append([self._shorten(row) for row in self._contexts.build(form, texts, hits)])
+        return {example.id: list(row) for example, row in zip(examples, zip(*columns, strict=True), strict=True)}
+
+    def _shorten(self, passages: Sequence[Passage]) -> Sequence[Passage]:
+        """The leading passages within `context_words`; the first one in any case."""
+        most, words = self._config.context_words, 0
+        for place, passage in enumerate(passages):
+            words += len(passage_text(passage).split())
+            if most and words > most:
+                return passages[: max(1, place)]
+        return passages
+
+    def _open_retriever(self) -> Retriever:
+        encoder = load_encoder(self._config.encoder, device=self._config.device)
+        return EntryRetriever(load_index(Path(self._config.index), self._dataset.knowledge, encoder), encoder)
+
+    def _open_reranker(self) -> Reranker:
+        config = self._config
+        return load_reranker(config.reranker, config.reranker_model, config.reranker_settings(), device=config.device)
+
+
+def _answer(example: ReflectionExample) -> str:
+    """What the question is answered with: a visual one's answer, or the one that its evidence supports."""
+    return example.answer or next(branch.answer for branch in example.branches if branch.relevant)
+
+
+def _shown(branch: PromptedBranch) -> str:
+    return " ".join(passage_text(passage) for passage in branch.documents) or "(nothing)"

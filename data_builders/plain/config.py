@@ -1,0 +1,85 @@
+"""The settings of `build_plain.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from reflectune.data_builders.reflection_data import MANIFEST
+from reflectune.retrieval.contexts import ContextForm
+from reflectune.retrieval.rerankers.config import RerankerConfig
+
+Evidence = Literal["none"] | ContextForm
+"""What an answer is to be read from: nothing, or a context of naive RAG (`ContextBuilder.build`)."""
+
+EVIDENCE: Final[tuple[str, ...]] = ("none", *get_args(ContextForm))
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class PlainConfig(RerankerConfig):
+    """Build one split of plain fine-tuning data from the questions of mR²AG-IT that is built already."""
+
+    dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
+    reflection: str = field(default="", metadata=_help("mR²AG-IT folder: its questions, and no others, are taken"))
+    output: str = field(default="", metadata=_help("folder for the data"))
+    split: str = field(default="train", metadata=_help("whose questions"))
+    index: str = field(default="", metadata=_help("index folder"))
+    encoder: str = field(default="miniature/clip", metadata=_help("the encoder that the index was built with"))
+    device: str = field(default="auto", metadata=_help("where encoder and reranker run: cpu, cuda, or auto"))
+    evidence: list[str] = field(
+        default_factory=lambda: ["articles", "passages"],
+        metadata=_help("what a knowledge-based question is answered from, once each: " + ", ".join(EVIDENCE)),
+    )
+    top_n: int = field(default=5, metadata=_help("entries to retrieve for a question"))
+    passages: int = field(default=5, metadata=_help("of their passages, those that the reranker picks"))
+    context_words: int = field(
+        default=0, metadata=_help("leading passages of a context up to so many words, as the model's holds; 0: all")
+    )
+    lead: Literal["none", "first_sentence"] = field(
+        default="first_sentence", metadata=_help("what stands before each passage: nothing, or what the entry is")
+    )
+    dry_run: bool = field(default=False, metadata=_help("say what would be built, show one example, and stop"))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        names = ("dataset", "reflection", "output", "split")
+        issues = [f"`{name}` is needed" for name in names if not getattr(self, name)]
+        if self.dataset and not Path(self.dataset, "dataset.json").is_file():
+            issues.append(f"`dataset`: {self.dataset} has no dataset.json; build_world and convert write one")
+        if self.reflection and not Path(self.reflection, MANIFEST).is_file():
+            issues.append(f"`reflection`: {self.reflection} has no {MANIFEST}; build it with data_builders.build_mr2ag")
+        unknown = [name for name in self.evidence if name not in EVIDENCE]
+        issues += [f"`evidence`: unknown `{name}`; of {', '.join(EVIDENCE)}" for name in unknown]
+        if not self.evidence or len(set(self.evidence)) < len(self.evidence):
+            issues.append(f"`evidence` should name at least one context, each once; found {self.evidence}")
+        if self.needs_retrieval and not self.index:
+            issues.append("`index` is needed: build one with retrieval.build_index, or set `evidence: [none]`")
+        if self.index and not Path(self.index, "manifest.json").is_file():
+            issues.append(f"`index`: {self.index} has no manifest.json; build it with retrieval.build_index")
+        for name in ("top_n", "passages"):
+            if getattr(self, name) < 1:
+                issues.append(f"`{name}` must be at least 1, found {getattr(self, name)}")
+        if self.context_words < 0:
+            issues.append(f"`context_words` must be at least 0, found {self.context_words}")
+        return issues + self.reranker_problems()
+
+    @property
+    def needs_retrieval(self) -> bool:
+        """Whether any answer is read from what was retrieved."""
+        return any(name != "none" for name in self.evidence)
+
+    def what_decides(self) -> dict[str, Any]:
+        """The settings that decide what is built; data sets, index and reranker are hashed apart."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _ELSEWHERE}
+
+
+_ELSEWHERE: Final = frozenset(
+    ("dataset", "reflection", "output", "index", "device", "dry_run", "reranker_model", "reranker_token_budget")
+)
+"""Where things are, and what changes no answer."""

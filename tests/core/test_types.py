@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from reflectune.core.types import Evidence, Question
+
+BARE = Question("q", "i.png", "What?")
+
+
+@pytest.mark.parametrize(
+    ("said", "names", "expected"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (None, {}, None),
+        (None, {"entity_ids": ("e1",)}, True),
+        (None, {"evidence": (Evidence("e1", 0),)}, True),
+        (False, {"entity_ids": ("e1",)}, False),
+        (True, {"entity_ids": ("e1",)}, True),
+    ],
+)
+def test_a_question_is_knowledge_based_if_it_says_so_or_says_nothing_and_names_entities(
+    said: bool | None, names: dict, expected: bool | None
+) -> None:
+    assert dataclasses.replace(BARE, requires_retrieval=said, **names).is_knowledge_based is expected
