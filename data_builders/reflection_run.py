@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from tqdm import tqdm
 
 from reflectune.core.durable import RowLog, read_json, read_rows, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.choice import opened
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator, conversation
@@ -30,7 +30,7 @@ from reflectune.data_builders.reflection_data import (
     write_manifest,
 )
 from reflectune.data_builders.reflection_statistics import STATISTICS, statistics, summary
-from reflectune.data_builders.selection import image_roots, select_questions
+from reflectune.data_builders.selection import image_roots, select_questions, visual_beside
 from reflectune.data_builders.workshop import BLANK_SIDE, Batch, Workshop
 from reflectune.models.scheme import passage_text
 from reflectune.retrieval.encoders import load_encoder
@@ -90,7 +90,7 @@ def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotat
     if config.without_image == "blank":
         _write_blank(output)
     whole = _build_logged(workshop, knowledge, output / f".{config.split}.{key}.jsonl", key)
-    visual_wanted = round(len(whole.examples) * config.visual_ratio / (1 - config.visual_ratio))
+    visual_wanted = len(visual) if config.visual_ratio == 1 else visual_beside(len(whole.examples), config)
     seen = workshop.visual(visual, visual_wanted)
     whole.examples += seen.examples
     whole.rejected += seen.rejected
@@ -150,7 +150,7 @@ def _build_logged(workshop: Workshop, questions: Sequence[Question], log_path: P
     """Build in chunks, each one row of a log: what is in the log is not built again."""
     with RowLog(log_path, key) as log:
         starts = range(0, len(questions), _CHUNK)
-        for start in tqdm(starts, desc="questions", unit=f"×{_CHUNK}", disable=None):
+        for start in progress_bar(starts, desc="questions", unit=f"×{_CHUNK}"):
             if str(start) not in log.done:
                 log.append(str(start), dataclasses.asdict(workshop.knowledge(questions[start : start + _CHUNK])))
     whole = Batch()

@@ -172,9 +172,9 @@ def page() -> str:
     parts = [
         "# The papers' numbers",
         "",
-        "What the papers print of their own models, in per cent. Models, questions and knowledge bases are others than",
-        "the miniature's, so no table of the miniature shows these numbers: its column *paper's rank* is their order",
-        "by the column in italics, 1 for the highest of the rows that both tables have.",
+        "What the papers print of their own models, in per cent. Models, questions and knowledge bases are others",
+        "than the miniature's, so no table of the miniature shows these numbers: its column *paper's rank* is their",
+        "order by the column in italics, 1 for the highest of the rows that both tables have.",
         "",
         "`python -m reflectune.inference.paper_numbers` prints this page.",
     ]

@@ -10,12 +10,12 @@ from typing import Literal
 
 from accelerate import PartialState
 from PIL import Image
-from tqdm import tqdm
 
 from reflectune.core.durable import RowLog, read_rows, write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import image_roots
 from reflectune.inference.pipelines.base import Pipeline
@@ -152,8 +152,8 @@ def _answer(
     name: str,
     total: int,
 ) -> None:
-    left = sum(map(len, batches))
-    with tqdm(total=total, initial=total - left, desc=name, unit="question", disable=is_hidden()) as progress:
+    left, hidden = sum(map(len, batches)), not PartialState().is_main_process
+    with progress_bar(total=total, initial=total - left, desc=name, unit="question", disable=hidden) as progress:
         for batch in batches:
             good, images, errors = open_questions(batch, image_root, on_error)
             traces = pipeline.run(good, images) if good else []
@@ -162,11 +162,6 @@ def _answer(
                 if trace.question_id not in done:
                     log.append(trace.question_id, to_row(trace))
             progress.update(len(batch))
-
-
-def is_hidden() -> bool | None:
-    """tqdm's `disable`: None hides the bar where nobody watches, as in a log file."""
-    return None if PartialState().is_main_process else True
 
 
 def _check_unique(ordered: Sequence[Question]) -> None:

@@ -201,8 +201,8 @@ def _entries(config: TablesConfig) -> Table:
             Claim("10 are better still", ahead(cells[10], cells[5])),
             Claim("but bring less than going from 1 to 5", [{cells[5]: 2.0, cells[1]: -1.0, cells[10]: -1.0}]),
         ],
-        "The paper's ranks, and ours beside them, are of mR²AG's rows. The best baseline is closed book, naive mRAG at 1 "
-        "entry, or a row of as many entries; what all were given is said at Table 1. The tuned baselines were tuned on "
+        "The paper's ranks, and ours beside them, are of mR²AG's rows. The best baseline is closed book, naive mRAG at "
+        "1 entry, or a row of as many entries; what all were given is said at Table 1. The tuned baselines were tuned on "
         f"{config.top_n} entries.",
     )
 
@@ -284,8 +284,6 @@ def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> lis
         seed: Of the training.
     """
     plain, checkpoint = made / "plain", made / "plain_checkpoint"
-    default = RerankerConfig()
-    reranker = {item.name: getattr(config, item.name) for item in dataclasses.fields(RerankerConfig)}
     data = {
         "dataset": run / "world",
         "reflection": run / "reflection",
@@ -295,7 +293,7 @@ def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> lis
         "top_n": config.top_n,
         "passages": config.passages,
         "device": config.device,
-        **{name: value for name, value in reranker.items() if value != getattr(default, name)},
+        **{item.name: getattr(config, item.name) for item in dataclasses.fields(RerankerConfig)},
     }
     return [
         Stage(

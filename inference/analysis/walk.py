@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from accelerate import PartialState
 from PIL import Image
-from tqdm import tqdm
 
 from reflectune.core.durable import RowLog
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.inference.analysis.memory import Ledger
 from reflectune.inference.analysis.outcomes import Judgement, Outcome, Results, Row, outcome, to_row
 from reflectune.inference.analysis.points import Point
-from reflectune.inference.runner import Batch, is_hidden, open_questions, run_sharded
+from reflectune.inference.runner import Batch, open_questions, run_sharded
 from reflectune.inference.trace import Trace
 
 Traces = Mapping[str, Mapping[str, Trace]]
@@ -96,8 +97,8 @@ def walk(own: Walk, questions: Sequence[Question], desk: Desk) -> Walked:
     name, folder = own.path.stem, own.path.parent
 
     def answer(batches: Sequence[Batch], log: RowLog, done: Collection[str], total: int) -> None:
-        left = sum(map(len, batches))
-        with tqdm(total=total, initial=total - left, desc=name, unit="question", disable=is_hidden()) as bar:
+        left, hidden = sum(map(len, batches)), not PartialState().is_main_process
+        with progress_bar(total=total, initial=total - left, desc=name, unit="question", disable=hidden) as bar:
             for batch in batches:
                 for question_id, row in _rows(own, batch, desk).items():
                     if question_id not in done:
