@@ -202,7 +202,7 @@ def _entries(config: TablesConfig) -> Table:
             Claim("but bring less than going from 1 to 5", [{cells[5]: 2.0, cells[1]: -1.0, cells[10]: -1.0}]),
         ],
         "The paper's ranks, and ours beside them, are of mR²AG's rows. The best baseline is closed book, naive mRAG at "
-        "1 entry, or a row of as many entries; what all were given is said at Table 1. The tuned baselines were tuned on "
+        "1 entry, or a row of as many entries; Table 1 says what all were given. The tuned baselines were tuned on "
         f"{config.top_n} entries.",
     )
 
