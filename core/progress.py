@@ -40,6 +40,8 @@ def quiet_libraries() -> None:
 class _LineBar(tqdm):
     """A bar that writes lines: nothing in a log can be drawn over."""
 
+    disable: bool
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._last_line, self._lines = time.monotonic(), 0  # the base class draws while it is made
         super().__init__(*args, **kwargs)

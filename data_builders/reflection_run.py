@@ -30,7 +30,7 @@ from reflectune.data_builders.reflection_data import (
     write_manifest,
 )
 from reflectune.data_builders.reflection_statistics import STATISTICS, statistics, summary
-from reflectune.data_builders.selection import image_roots, select_questions
+from reflectune.data_builders.selection import image_roots, select_questions, visual_beside
 from reflectune.data_builders.workshop import BLANK_SIDE, Batch, Workshop
 from reflectune.models.scheme import passage_text
 from reflectune.retrieval.encoders import load_encoder
@@ -90,7 +90,7 @@ def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotat
     if config.without_image == "blank":
         _write_blank(output)
     whole = _build_logged(workshop, knowledge, output / f".{config.split}.{key}.jsonl", key)
-    visual_wanted = round(len(whole.examples) * config.visual_ratio / (1 - config.visual_ratio))
+    visual_wanted = len(visual) if config.visual_ratio == 1 else visual_beside(len(whole.examples), config)
     seen = workshop.visual(visual, visual_wanted)
     whole.examples += seen.examples
     whole.rejected += seen.rejected

@@ -92,7 +92,6 @@ class Workshop:
         self._dataset, self._retriever, self._annotate, self._config = dataset, retriever, annotate, config
         self._recipe = config.recipe()
         self._roots = image_roots(dataset, config)
-        self._entry_ids = list(dataset.knowledge.ids)
         self._ranked: dict[str, list[str]] = {}
         self._passages = functools.lru_cache(maxsize=8192)(self._split)
 
@@ -173,6 +172,10 @@ class Workshop:
 
     def _draw_article(self, rng: random.Random) -> list[Passage]:
         return self._passages(rng.choice(self._entry_ids))
+
+    @functools.cached_property
+    def _entry_ids(self) -> list[str]:
+        return list(self._dataset.knowledge.ids)  # a data set of visual-dependent questions has no knowledge base
 
     def _split(self, entry_id: str) -> list[Passage]:
         return split_passages(self._dataset.knowledge.get(entry_id), lead=self._config.lead)

@@ -10,8 +10,9 @@ import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.inference.config import FORMS
+from reflectune.inference.paper_numbers import MR2AG_5
 from reflectune.inference.probes import SEVERAL, attribute_of
-from reflectune.inference.ranking import PAPER_TABLE_5, RANKINGS, order_agreement
+from reflectune.inference.ranking import FULL, RANKINGS, order_agreement
 from reflectune.inference.reflection_metrics import reflection
 from reflectune.inference.scores import (
     Score,
@@ -41,6 +42,9 @@ BASELINES = (
 BEST_BASELINE = "best_baseline"
 TUNED = ("mr2ag", "mmkb_rag")
 """Pipelines of a fine-tuned model, which are compared with the baselines."""
+
+PAPER_COLUMNS = {"overall": "overall", "unseen_question": "unseen question", "unseen_entity": "unseen entity"}
+"""Heads of Table 5's columns in the paper, by ours."""
 
 STAGES = ("retrieval", "relevance", "reflection")
 """Traces that are measurements and not answers of a pipeline."""
@@ -186,10 +190,8 @@ def _rankings(questions: Sequence[Question], traces: Mapping[str, Trace], seed: 
     answered = [q for q in questions if q.id in traces]
     if not answered:
         return None
-    table = {
-        name: split_scores(answered, [expected_correctness(q, traces[q.id], name) for q in answered], seed)
-        for name in RANKINGS
-    }
+    right = {name: np.array([expected_correctness(q, traces[q.id], name) for q in answered]) for name in RANKINGS}
+    table = {name: split_scores(answered, values.tolist(), seed) for name, values in right.items()}
     columns = {
         column: {name: found["value"] for name, scores in table.items() if (found := scores[column]) is not None}
         for column in ("overall", "unseen_question", "unseen_entity")
@@ -197,13 +199,27 @@ def _rankings(questions: Sequence[Question], traces: Mapping[str, Trace], seed: 
     }
     return {
         "scores": table,
-        "paper": PAPER_TABLE_5,
+        "paper_ranks": {column: MR2AG_5.ranks(head) for column, head in PAPER_COLUMNS.items()},
         "pairs_ordered_as_in_paper": {
-            column: order_agreement(values, {name: row[column] for name, row in PAPER_TABLE_5.items()})
-            for column, values in columns.items()
+            column: order_agreement(values, MR2AG_5.column(PAPER_COLUMNS[column])) for column, values in columns.items()
         },
-        "full_product_best": {column: values["full"] >= max(values.values()) for column, values in columns.items()},
+        "full_product_leads": {
+            column: {
+                name: _lead(answered, right[FULL], values, column, seed)
+                for name, values in right.items()
+                if name != FULL
+            }
+            for column in columns
+        },
     }
+
+
+def _lead(questions: Sequence[Question], first: np.ndarray, second: np.ndarray, column: str, seed: int) -> Score | None:
+    """How far the first is ahead of the second in a column, paired by question."""
+    unseen = np.array([infoseek.is_unseen_question(q.split) for q in questions], dtype=bool)
+    if column == "overall":
+        return score_rows(np.column_stack([unseen, first, second]), seed, overall, strata=unseen)
+    return mean((first - second)[unseen if column == "unseen_question" else ~unseen], seed)
 
 
 def _comparisons(questions: Sequence[Question], pipelines: Traces, seed: int) -> dict[str, Score | None]:

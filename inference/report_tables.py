@@ -6,6 +6,9 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from reflectune.inference.paper_numbers import ranks
+from reflectune.inference.ranking import standing
+
 Cells = Sequence[str]
 
 NAMES = {"overall": "overall", "unseen_question": "unseen question", "unseen_entity": "unseen entity"}
@@ -78,24 +81,25 @@ def _reflection(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[st
 
 
 def rankings(metrics: Mapping[str, Any]) -> str:
-    """The eight rankings beside Table 5 of the paper, and whether its order holds here."""
+    """The eight rankings, their order here and in Table 5 of the paper, and whether the full product is the best."""
     found = metrics["rankings"]
     if not found:
         return '<p class="note">mr2ag was not run; no other pipeline ranks its answers by products.</p>'
     label = {"full": "ret·rel·ans (the full product)"}
+    order = {column: _order(found["scores"], column) for column in NAMES}
     rows = [
         [
             html.escape(label.get(name, name.replace("*", "·"))),
             *(_score(table[column]) for column in NAMES),
-            *(f"{100 * found['paper'][name][column]:.1f}" for column in NAMES),
+            *(f"{order[column].get(name, '–')} / {found['paper_ranks'][column][name]}" for column in NAMES),
         ]
         for name, table in found["scores"].items()
     ]
-    head = ["ranked by", *NAMES.values(), *(f"paper: {name}" for name in NAMES.values())]
+    head = ["ranked by", *NAMES.values(), *(f"rank / paper's rank: {name}" for name in NAMES.values())]
     caption = (
         "Answers chosen among mr2ag's candidates by each product of S_ret, S_rel, S_ans. “random” is the exact "
-        "expectation of a random choice; ties share equally. The paper's figures (Table 5) are LLaVA-7B's on InfoSeek: "
-        "compare the order only."
+        "expectation of a random choice; ties share equally. Rank 1 is the best here and in the paper's Table 5, whose "
+        "numbers, of other models and questions, are in docs/paper_numbers.md."
     )
     return _table(head, rows, caption) + "".join(
         f'<p class="note">{html.escape(sentence)}</p>' for sentence in ranking_sentences(found)
@@ -103,15 +107,24 @@ def rankings(metrics: Mapping[str, Any]) -> str:
 
 
 def ranking_sentences(found: Mapping[str, Any]) -> list[str]:
-    """Whether Table 5's order holds here, in words, per column."""
+    """Whether Table 5's order holds here, and how the full product stands, in words, per column."""
     sentences = []
     for column, share in found["pairs_ordered_as_in_paper"].items():
-        best = "is best (or ties)" if found["full_product_best"][column] else "is not best"
+        place = standing([found["full_product_leads"][column]])
+        told = "is the best" if place.is_best else str(place).replace("*", "·")
+        if place.behind:
+            told = f"is {told}"
         sentences.append(
             f"{NAMES[column].capitalize()}: {100 * share:.0f} % of the pairs of rankings are ordered as in the paper; "
-            f"the full product {best} here."
+            f"the full product {told}, by the 95 % intervals of its leads."
         )
     return sentences
+
+
+def _order(scores: Mapping[str, Any], column: str) -> dict[str, int]:
+    """The rank of each ranking in a column, by its score as printed."""
+    values = {name: score["value"] for name, table in scores.items() if (score := table[column]) is not None}
+    return ranks({name: round(100 * value, 1) for name, value in values.items()})
 
 
 def facts(values: Mapping[str, str]) -> str:
