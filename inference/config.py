@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.document_choice import Mct
 from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
@@ -158,7 +159,7 @@ class ReadingConfig(RerankerConfig):
 
 
 @dataclass
-class EvaluateConfig(ReadingConfig):
+class EvaluateConfig(MetricConfig, ReadingConfig):
     """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
 
     splits: list[str] = field(
@@ -179,7 +180,7 @@ class EvaluateConfig(ReadingConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = super().problems()
+        issues = super().problems() + self.metric_issues(self.dataset)
         known = {*FORMS, *(form for forms in FORMS.values() for form in forms)}
         unknown = [name for name in self.pipelines if name not in known]
         issues += [f"`pipelines`: unknown pipeline `{name}`; one of {', '.join(FORMS)}" for name in unknown]

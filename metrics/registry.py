@@ -64,6 +64,8 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
 
 def has_truth(question: Question, metric: Metric) -> bool:
     """Whether the data set gives what the metric compares an answer with."""
+    if question.answer_type == "free_form" and metric != "rouge_l":
+        return False
     if question.answer_type == "numerical" and metric in ("infoseek", "cover_match"):
         return question.range is not None
     if question.answer_type == "numerical" and metric == "exact_match" and question.range is not None:

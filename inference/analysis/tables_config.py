@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ReadingConfig
 
 
@@ -14,7 +15,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class TablesConfig:
+class TablesConfig(MetricConfig):
     """Print a paper's ablation tables in miniature, over several seeds, with a verdict on each of its claims."""
 
     paper: Literal["mr2ag", "mmkb_rag"] = field(default="mr2ag", metadata=_help("whose tables"))
@@ -80,6 +81,7 @@ class TablesConfig:
                 issues.append(f"`runs`: {folder} has no finished checkpoint (checkpoint/scheme.json)")
         if bool(self.index or self.probes) and not self.world:
             issues.append("`world` is needed beside `index` and `probes`: they belong to it")
+        issues += self.metric_issues(self.world)
         if self.paper == "mmkb_rag":
             issues += self._mmkb_problems()
         if self.limit is not None and self.limit < 1:

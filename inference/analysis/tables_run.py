@@ -22,6 +22,7 @@ from reflectune.inference.analysis.stages import Spent
 from reflectune.inference.analysis.tables_config import TablesConfig
 from reflectune.inference.analysis.walk import Walk, walk
 from reflectune.inference.experiment import select
+from reflectune.inference.scores import Measure
 
 PLANS = {"mr2ag": tables_mr2ag.plan, "mmkb_rag": tables_mmkb.plan}
 
@@ -64,6 +65,9 @@ def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
     reading = config.reading(own.world, own.index, own.checkpoint)
     dataset = Dataset(own.world)
     questions = select(dataset, config.splits, config.limit, config.seed)
+    measure = Measure(config.scored_by(str(own.world)))
+    measure.check(questions)
+    measure.bem = config.open_bem(config.device)
     folder = Path(config.output, "answers", f"{own.model.replace(' ', '_')}-{own.seed}")
     desk = PointDesk(reading, dataset, config.paper, config.seed)
     settings = {k: str(v) for k, v in asdict(reading).items() if k not in ("dataset", "index", "model", "device")}
@@ -71,6 +75,7 @@ def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
         "settings": settings,
         "points": [(point.name, repr(point.run_key), point.ranking) for point in own.points],
         "dataset": dataset.fingerprint,
+        "metric": [measure.metric, measure.bem.fingerprint if measure.bem is not None else None],
         "index": file_fingerprint(own.index / "manifest.json"),
         "models": desk.fingerprints(["model", "base_model"]),
     }
@@ -78,7 +83,8 @@ def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
     print(f"\n== {name}: about {own.estimate:g} min, {len(questions)} questions, {len(own.points)} points", flush=True)
     asked = Walk(
         own.points,
-        lambda question, traces: [],
+        measure,
+        lambda question, traces, measure: [],
         dataset.root,
         folder / "questions.jsonl",
         fingerprint(key),

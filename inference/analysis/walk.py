@@ -16,6 +16,7 @@ from reflectune.inference.analysis.memory import Ledger
 from reflectune.inference.analysis.outcomes import Judgement, Outcome, Results, Row, outcome, to_row
 from reflectune.inference.analysis.points import Point
 from reflectune.inference.runner import open_questions
+from reflectune.inference.scores import Measure
 from reflectune.inference.trace import Trace
 
 Traces = Mapping[str, Mapping[str, Trace]]
@@ -44,6 +45,7 @@ class Walk:
 
     Attributes:
         points: The grid points.
+        measure: What an answer is worth.
         judge: Which probabilities a question's traces (by point) hold, and whether what they speak of is so.
         image_root: Folder that image paths are relative to.
         path: The log of finished questions.
@@ -54,7 +56,8 @@ class Walk:
     """
 
     points: Sequence[Point]
-    judge: Callable[[Question, Mapping[str, Trace]], Sequence[Judgement]]
+    measure: Measure
+    judge: Callable[[Question, Mapping[str, Trace], Measure], Sequence[Judgement]]
     image_root: Path
     path: Path
     fingerprint: str
@@ -107,7 +110,7 @@ def walk(own: Walk, questions: Sequence[Question], desk: Desk) -> Walked:
     rows = {row["id"]: row for row in read_rows(own.path) if row["id"] in asked}
     counted = [rows[question.id]["passes"] for question in ordered]
     ledger = Ledger(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))
-    return Walked(Results(ordered, rows, own.source), ledger, left)
+    return Walked(Results(ordered, rows, own.measure, own.source), ledger, left)
 
 
 def _rows(own: Walk, batch: Sequence[Question], desk: Desk) -> dict[str, Row]:
@@ -119,6 +122,7 @@ def _rows(own: Walk, batch: Sequence[Question], desk: Desk) -> dict[str, Row]:
         if good and point.run_key not in runs:
             runs[point.run_key] = desk.run(point, good, images)
     desk.forget()
+    own.measure.read(good, runs.values())
     after = desk.ledger()
     passes = {"asked": after.asked - before.asked, "done": after.done - before.done}
     rows: dict[str, Row] = {}
@@ -128,7 +132,12 @@ def _rows(own: Walk, batch: Sequence[Question], desk: Desk) -> dict[str, Row]:
             rows[question.id] = to_row({point.name: failed for point in own.points}, [])
         else:
             traces = {p.name: runs[p.run_key][question.id] for p in own.points if question.id in runs[p.run_key]}
-            made = {p.name: outcome(question, traces[p.name], p.ranking) for p in own.points if p.name in traces}
-            rows[question.id] = to_row(made, own.judge(question, traces))
+            made = {
+                p.name: outcome(question, traces[p.name], own.measure, p.ranking)
+                for p in own.points
+                if p.name in traces
+            }
+            rows[question.id] = to_row(made, own.judge(question, traces, own.measure))
         rows[question.id]["passes"] = passes if len(rows) == 1 else {"asked": 0, "done": 0}
+    own.measure.forget()
     return rows

@@ -26,7 +26,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         asked = [Question(f"{split}_{n}", "", "What?", answers=(f"answer {n}",), split=split) for n in range(4)]
         visual = Question(f"{split}_visual", "", "Colour?", answers=("red",), split=split, requires_retrieval=False)
         write_questions(folder, split, [*asked, visual])
-    write_json(folder / "dataset.json", {"name": "tiny", "fingerprint": "f00d"})
+    write_json(folder / "dataset.json", {"name": "tiny", "metric": "infoseek", "fingerprint": "f00d"})
     return folder
 
 
