@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -35,6 +36,7 @@ def stages(run: Path, family: str, method: str, seed: int) -> dict[str, list[str
     """The commands of the main job, by stage."""
     model = f"miniature/{family}"
     world, index, data, checkpoint = (str(run / name) for name in ("world", "index", "reflection", "checkpoint"))
+    plain, plain_checkpoint = str(run / "plain"), str(run / "plain_checkpoint")
     return {
         "world": [*module("data_builders.build_world", "world.yaml"), "--output", world, "--seed", str(seed)],
         "index": [
@@ -45,14 +47,22 @@ def stages(run: Path, family: str, method: str, seed: int) -> dict[str, list[str
             *module("data_builders.build_mr2ag", "mr2ag_data.yaml"),
             *("--dataset", world, "--index", index, "--output", data, "--seed", str(seed)),
         ],
+        "plain_data": [
+            *module("data_builders.build_plain", "plain_data.yaml"),
+            *("--dataset", world, "--reflection", data, "--index", index, "--output", plain),
+        ],
         "train": [
             *launch("train/sft.py", f"mr2ag_{method}.yaml"),
             *("--model", model, "--train_data", data, "--output_dir", checkpoint, "--seed", str(seed)),
         ],
+        "plain_train": [
+            *launch("train/sft.py", "plain_full.yaml" if method == "full" else "plain_lora.yaml"),
+            *("--model", model, "--train_data", plain, "--output_dir", plain_checkpoint, "--seed", str(seed)),
+        ],
         "evaluate": [
             *launch("inference/evaluate.py", "evaluate.yaml"),
             *("--dataset", world, "--index", index, "--model", checkpoint, "--base_model", model),
-            *("--output", str(run), "--seed", str(seed)),
+            *("--plain_model", plain_checkpoint, "--output", str(run), "--seed", str(seed)),
         ],
     }
 
@@ -84,11 +94,46 @@ def summary(metrics: dict[str, dict]) -> list[str]:
             return "–"
         return f"{100 * found['value']:5.1f}  ({100 * found['low']:.1f} to {100 * found['high']:.1f}, n = {found['n']})"
 
-    lines = [f"{name:22} {show(scores.get('overall'))}" for name, scores in metrics["pipelines"].items()]
+    lines = [f"{name:26} {show(scores.get('overall'))}" for name, scores in metrics["pipelines"].items()]
     for group in ("gate", "relevance", "answer", "visual", "retrieval"):
         for name, found in metrics.get(group, {}).items():
             nested = found if "value" not in found else {"": found}
             lines += [f"{f'{group} {name} {part}'.strip():38} {show(value)}" for part, value in nested.items()]
+    return lines
+
+
+EQUAL_DEPTH_CAPTION = (
+    "InfoSeek score of mR²AG and of what reads as much without reflection, in per cent: the same retrieval and\n"
+    "instruction; tuned on the same questions."
+)
+
+
+def equal_depth(metrics: dict[str, Any]) -> list[str]:
+    """Baselines at one entry and at as many as mR²AG reads, untuned and tuned, as lines of a table."""
+
+    def cell(name: str) -> str:
+        score = (metrics["pipelines"].get(name) or {}).get("overall")
+        return f"{100 * score['value']:.1f}" if score else "–"
+
+    rows = {
+        "closed book": "closed_book",
+        "naive RAG, 1 entry": "naive_rag_article",
+        "naive RAG, 5 entries": "naive_rag_articles",
+        "filter: best 5 passages of 5 entries": "naive_rag_passages",
+        "oracle: gold entry among 5": "oracle_articles",
+        "oracle: gold entry alone": "oracle_article",
+    }
+    lines = [f"{'':38}{'untuned':>9}{'tuned':>9}"]
+    lines += [f"{title:38}{cell(name):>9}{cell(f'{name}_tuned'):>9}" for title, name in rows.items()]
+    lines += [f"{'mR²AG, 5 entries':38}{'':>9}{cell('mr2ag'):>9}"]
+    lines += [f"{'mR²AG, oracle entry':38}{'':>9}{cell('mr2ag_oracle'):>9}"]
+    lead = metrics["comparisons"].get("mr2ag - best_baseline")
+    if lead:
+        low, high = 100 * lead["low"], 100 * lead["high"]
+        lines.append(
+            f"lead over the best of them ({metrics['best_baseline']}): {100 * lead['value']:+.1f} "
+            f"({low:+.1f} to {high:+.1f})"
+        )
     return lines
 
 
@@ -107,6 +152,7 @@ def main() -> None:
     metrics["minutes"], metrics["peak_gib"] = minutes, round(max(children, metrics.get("peak_gib") or 0), 2)
     path.write_text(json.dumps(metrics, indent=2) + "\n")
     print("\nminiature numbers, in per cent (95 % intervals):", *summary(metrics), sep="\n  ")
+    print(f"\n{EQUAL_DEPTH_CAPTION}", *equal_depth(metrics), sep="\n  ")
     spent = ", ".join(f"{name} {value}" for name, value in minutes.items())
     print(f"\nminutes: {spent}; in all {sum(minutes.values()):.1f}; peak memory {metrics['peak_gib']} GiB")
     print("\nthe engine against one generate call per passage:", flush=True)

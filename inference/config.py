@@ -16,13 +16,14 @@ Fallback = Literal["best_product", "closed_book", "abstain"]
 FORMS: dict[str, tuple[str, ...]] = {
     "closed_book": ("closed_book",),
     "naive_rag": ("naive_rag_article", "naive_rag_articles", "naive_rag_passages"),
-    "oracle": ("oracle_article", "oracle_passage"),
+    "oracle": ("oracle_article", "oracle_articles", "oracle_passage"),
     "tuned_baselines": (
         "closed_book_tuned",
         "naive_rag_article_tuned",
         "naive_rag_articles_tuned",
         "naive_rag_passages_tuned",
         "oracle_article_tuned",
+        "oracle_articles_tuned",
     ),
     "mr2ag": ("mr2ag",),
     "mr2ag_oracle": ("mr2ag_oracle",),
@@ -43,6 +44,8 @@ RETRIEVING = (
     "naive_rag_article_tuned",
     "naive_rag_articles_tuned",
     "naive_rag_passages_tuned",
+    "oracle_articles",
+    "oracle_articles_tuned",
     *TUNED,
 )
 

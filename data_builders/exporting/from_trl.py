@@ -52,6 +52,11 @@ class Group:
     where: str
     pieces: list[Piece] = field(default_factory=list)
 
+    @property
+    def is_declined(self) -> bool:
+        """Whether all that is known so far is that nothing is to be looked up."""
+        return all(piece.kind == "gate" and not piece.retrieve for piece in self.pieces)
+
 
 def import_trl(config: ExportConfig) -> Summary:
     """Write a split of reflection data from TRL's chat data.
@@ -170,7 +175,11 @@ def _belongs(row: Conversation, image: str, piece: Piece, group: Group) -> bool:
         if row.id == group.id and (image, piece.question) != (group.image, group.question):
             raise UserError(f"the rows of `{row.id}` have different images or questions")
         return row.id == group.id
-    starts_again = piece.kind in ("gate", "look") or any(own.kind == "look" for own in group.pieces)
+    if piece.kind == "look" and piece.style != "free":
+        return (image, piece.question) == (group.image, group.question) and group.is_declined
+    starts_again = (
+        piece.kind in ("gate", "look") or group.is_declined or any(own.kind == "look" for own in group.pieces)
+    )
     other_kind = any(own.kind == "read" and own.style != piece.style for own in group.pieces)
     return (image, piece.question) == (group.image, group.question) and not starts_again and not other_kind
 
@@ -185,13 +194,8 @@ def _example(group: Group, scheme: Scheme, split: str) -> TrainingExample:
     if scheme.is_prompted:
         tasks = tuple(piece.branch for piece in pieces if isinstance(piece.branch, PromptedBranch))
         return PromptedExample(group.id, group.image, group.question, tasks, _style(group), split)
-    looks = [piece for piece in pieces if piece.kind == "look"]
-    if looks and len(pieces) > 1:
-        raise UserError(f"`{group.id}` is answered by looking, and has {len(pieces)} rows; it can have one")
-    if looks:
-        return ReflectionExample(
-            group.id, group.image, group.question, False, looks[0].answer, style=_style(group), source=split
-        )
+    if any(piece.kind == "look" or not piece.retrieve for piece in pieces):
+        return _looked(group, scheme, split)
     branches = tuple(piece.branch for piece in pieces if isinstance(piece.branch, Branch))
     if not branches:
         raise UserError(f"`{group.id}` is to be looked up; after it should come a row for each passage")
@@ -199,6 +203,29 @@ def _example(group: Group, scheme: Scheme, split: str) -> TrainingExample:
         raise UserError(f"`{group.id}` has more than one row that ends with {scheme.tokens['retrieve']}")
     return ReflectionExample(
         group.id, group.image, group.question, True, branches=branches, style=_style(group), source=split
+    )
+
+
+def _looked(group: Group, scheme: Scheme, split: str) -> ReflectionExample:
+    """The training example of a question that is answered by looking.
+
+    Raises:
+        UserError: Its answer is missing, or it has rows that contradict each other.
+    """
+    token = scheme.tokens["no_retrieve"]
+    if group.is_declined:
+        raise UserError(
+            f"`{group.id}` is answered by looking; after the row that ends with {token} should come its answer"
+        )
+    look, pieces = group.pieces[-1], group.pieces[:-1]
+    gates_fit = not pieces or (len(pieces) == 1 and not pieces[0].retrieve and look.style != "free")
+    if look.kind != "look" or not gates_fit:
+        raise UserError(
+            f"`{group.id}` is answered by looking, and has {len(group.pieces)} rows; it can have one, and where the "
+            f"answer has a turn of its own one that ends with {token} before it"
+        )
+    return ReflectionExample(
+        group.id, group.image, group.question, False, look.answer, style=_style(group), source=split
     )
 
 

@@ -128,8 +128,8 @@ def _about(exported: Exported, rest: str) -> str:
     if exported.scheme.name == "mr2ag":
         row = (
             f"A row is one passage of a question: question, `{tokens['retrieve']}`, passage, verdict with or without "
-            f"an answer. A question that is answered by looking is one row: question, `{tokens['no_retrieve']}`, how "
-            "to answer if a word is wanted, and the answer."
+            f"an answer. A question that is answered by looking has question, `{tokens['no_retrieve']}`, how to "
+            "answer where a word is wanted, and the answer."
         )
         return f"{row}\n{rest}"
     if not tokens:

@@ -59,7 +59,8 @@ def _name(exported: Exported, split: str) -> str:
 _LOSS = """
 **Loss.** LLaMA-Factory trains on every assistant turn, or with `mask_history: true` on the last one of a row alone. The
 data is made for the latter: `[Retrieval]` ends a row of its own, once for a question, and is history in the rows of the
-question's passages. Without `mask_history` it would count once more for each passage."""
+question's passages. Without `mask_history` it would count once more for each passage. `[No Retrieval]` ends a row of
+its own too where the answer is asked for behind it."""
 
 _RUN = """\
 ## Train

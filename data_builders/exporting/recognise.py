@@ -13,6 +13,8 @@ from reflectune.data_builders.exporting.conversations import Conversation
 from reflectune.models.scheme import Scheme, Slot, answer_prompt, prompt_parts
 
 _STYLES: tuple[AnswerStyle, ...] = get_args(AnswerStyle)
+_ASKING: tuple[AnswerStyle, ...] = ("short", "list")
+"""Those whose answer is asked for without documents too."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,10 @@ class Piece:
     """What a conversation says of its question.
 
     Attributes:
-        kind: `gate`: it is to be looked up; `look`: it is answered by looking; `read`: a passage; `task`: MMKB-RAG's.
+        kind: `gate`: whether it is to be looked up, and no more; `look`: it is answered by looking; `read`: a passage;
+            `task`: a prompt of MMKB-RAG or of plain fine-tuning.
         question: The question.
+        retrieve: Of `gate`: what it says.
         answer: Of `look`.
         branch: Of `read` and `task`.
         style: How an answer is asked for; None where none is.
@@ -29,6 +33,7 @@ class Piece:
 
     kind: Literal["gate", "look", "read", "task"]
     question: str
+    retrieve: bool = True
     answer: str = ""
     branch: Branch | PromptedBranch | None = None
     style: AnswerStyle | None = None
@@ -55,9 +60,13 @@ def _reflection(turns: Sequence[str], scheme: Scheme) -> Piece:
     if len(turns) == 2 and first == tokens["retrieve"]:
         return Piece("gate", turns[0])
     if len(turns) == 2 and (answer := _after(first, tokens["no_retrieve"])):
-        return Piece("look", turns[0], answer, style="free")
-    if len(turns) == 4 and first == tokens["no_retrieve"] and turns[3]:
-        return Piece("look", turns[0], turns[3], style=_direct_style(turns[2], scheme))
+        return Piece("look", turns[0], answer=answer, style="free")
+    if len(turns) == 2 and first == tokens["no_retrieve"]:
+        return Piece("gate", turns[0], retrieve=False)
+    if len(turns) == 4 and first == tokens["no_retrieve"]:
+        if not turns[3]:
+            raise UserError(f"the assistant's answer after {tokens['no_retrieve']} is empty")
+        return Piece("look", turns[0], answer=turns[3], style=_direct_style(turns[2], scheme))
     if len(turns) == 2 or first != tokens["retrieve"]:
         raise UserError(
             f"the assistant should say {tokens['retrieve']}, or {tokens['no_retrieve']} and an answer; found {first!r}"
@@ -74,7 +83,8 @@ def _reflection(turns: Sequence[str], scheme: Scheme) -> Piece:
 
 
 def _direct_style(text: str, scheme: Scheme) -> AnswerStyle:
-    for style in _STYLES:
+    """How a user's turn after [No Retrieval] asks for the answer; a free one has no such turn."""
+    for style in _ASKING:
         if text == answer_prompt(style, documents=False, prompts=scheme.prompts):
             return style
     wanted = scheme.prompts["answer_short"]
@@ -115,7 +125,7 @@ def _answer_task(text: str, reply: str, scheme: Scheme, question: str) -> Piece:
             raise UserError("it can't be told where the question ends and documents begin; add a column `question`")
         if match:
             return Piece("task", match[0], branch=PromptedBranch("vqa", _documents(match[1]), "", reply), style=style)
-    for style in ("short", "list"):
+    for style in _ASKING:
         if match := _asked(text, answer_prompt(style, documents=False, prompts=scheme.prompts), question):
             return Piece("task", match[0], branch=PromptedBranch("vqa", (), "", reply), style=style)
     return Piece("task", text, branch=PromptedBranch("vqa", (), "", reply), style="free")

@@ -15,7 +15,8 @@ Masking = Literal["last_turn", "per_turn", "none"]
 """How a layout says which of the assistant's turns are supervised: the last one of a row alone, each by itself, or all.
 
 `[Retrieval]` counts once per question (equations 8 and 9 of mR²AG). By turns, it is supervised in the question's first
-row; where only a row's last turn is, in a row of its own that ends with it; where all are, in each of its rows.
+row; where only a row's last turn is, in a row of its own that ends with it; where all are, in each of its rows. So does
+`[No Retrieval]`, unless the answer stands in its turn.
 """
 
 
@@ -64,15 +65,23 @@ def rows_of(example: TrainingExample, scheme: Scheme, masking: Masking, clean: C
     if isinstance(example, PromptedExample):
         yield from (_row(example, turns, fill, "per_turn", clean) for turns, fill in _prompted(example, scheme))
     elif not example.retrieve:
-        if not clean(example.answer):
-            raise UserError("a question without retrieval needs an answer")
-        if example.style == "free":
-            turns = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True))
-        else:
-            turns = (*layouts.direct_turns(scheme, example.style), Turn("assistant", (layouts.ANSWER,)))
-        yield _row(example, turns, {"answer": example.answer}, "per_turn", clean)
+        yield from _looked(example, scheme, masking, clean)
     else:
         yield from _reflected(example, scheme, masking, clean)
+
+
+def _looked(example: ReflectionExample, scheme: Scheme, masking: Masking, clean: Callable[[str], str]) -> Iterator[Row]:
+    """A question answered by looking: its gate, where that needs a row of its own, and its answer."""
+    if not clean(example.answer):
+        raise UserError("a question without retrieval needs an answer")
+    if example.style == "free":
+        turns = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True))
+    else:
+        turns = (*layouts.direct_turns(scheme, example.style), Turn("assistant", (layouts.ANSWER,)))
+        if masking == "last_turn":
+            gate = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=False))
+            yield _row(example, gate, {}, masking, clean)
+    yield _row(example, turns, {"answer": example.answer}, masking, clean)
 
 
 def _reflected(

@@ -60,7 +60,8 @@ def _readme(exported: Exported) -> str:
 
 _LOSS = """
 **Loss.** TRL trains on the `completion` alone (`completion_only_loss`, its default here). `[Retrieval]` counts once for
-a question: it is the completion of a row of its own, and part of the prompt in the rows of the question's passages."""
+a question: it is the completion of a row of its own, and part of the prompt in the rows of the question's passages. So
+is `[No Retrieval]` where the answer is asked for behind it."""
 
 _RUN = """\
 ## Train

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from reflectune.core.durable import RowLog, read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
-from reflectune.core.types import Passage, PromptedBranch, PromptedExample, Question
-from reflectune.data_builders.annotators.string import canonical_answer
+from reflectune.core.types import Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.plain.config import PlainConfig
 from reflectune.data_builders.reflection_data import (
@@ -30,6 +29,7 @@ from reflectune.retrieval.index import load_index
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.rerankers.loading import load_reranker
 from reflectune.retrieval.retriever import EntryRetriever, Retriever
+from reflectune.retrieval.types import Hit
 
 _CHUNK = 64
 """Questions that are retrieved for and written to the log together."""
@@ -39,14 +39,16 @@ def run(config: PlainConfig) -> None:
     """Build as the config says; a dry run shows one example and writes nothing.
 
     Raises:
-        UserError: The reflection data is of another data set, or names questions that it doesn't have.
+        UserError: The mR²AG-IT data is of another data set, or an image is bad.
     """
     dataset = Dataset(Path(config.dataset))
+    if read_manifest(config.reflection).image_root != dataset.root.resolve():
+        raise UserError(f"`reflection`: {config.reflection} was not built from {dataset.root}; name its own `dataset`")
+    examples = read_examples(Path(config.reflection, f"{config.split}.parquet"))
     builder = PlainBuilder(dataset, config)
-    questions = same_questions(dataset, config)
     if config.dry_run:
-        print(f"{len(questions):,} questions of {config.split}, the first one:")
-        for example in builder.examples(questions[:1]):
+        print(f"{len(examples):,} questions of {config.split}, the first one that is looked up:")
+        for example in builder.examples([each for each in examples if each.retrieve][:1]):
             print("\n".join(f"  {_shown(branch)} → {branch.reply}" for branch in example.branches))
         return
     output = Path(config.output)
@@ -58,42 +60,22 @@ def run(config: PlainConfig) -> None:
         return
     log_path = output / f".{config.split}.{key}.jsonl"
     with RowLog(log_path, key) as log:
-        for start in range(0, len(questions), _CHUNK):
+        for start in range(0, len(examples), _CHUNK):
             if str(start) not in log.done:
-                made = builder.examples(questions[start : start + _CHUNK])
+                made = builder.examples(examples[start : start + _CHUNK])
                 log.append(str(start), {"examples": [dataclasses.asdict(example) for example in made]})
-    examples = [prompted_from_row(row) for chunk in read_rows(log_path) for row in chunk["examples"]]
-    write_prompted(target, examples)
+    plain = [prompted_from_row(row) for chunk in read_rows(log_path) for row in chunk["examples"]]
+    write_prompted(target, plain)
     write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}))
     log_path.unlink()
-    print(f"{target}: {len(examples):,} questions, {sum(len(example.branches) for example in examples):,} prompts")
-
-
-def same_questions(dataset: Dataset, config: PlainConfig) -> list[Question]:
-    """The questions of the reflection data, in its order.
-
-    Raises:
-        UserError: It is of another data set, or names questions that the data set doesn't have in this split.
-    """
-    if read_manifest(config.reflection).image_root != dataset.root.resolve():
-        raise UserError(f"`reflection`: {config.reflection} was not built from {dataset.root}; name its own `dataset`")
-    ids = [example.id for example in read_examples(Path(config.reflection, f"{config.split}.parquet"))]
-    wanted = set(ids)
-    by_id = {question.id: question for question in dataset.stream(config.split) if question.id in wanted}
-    missing = [name for name in ids if name not in by_id]
-    if missing:
-        raise UserError(
-            f"`reflection`: {config.reflection} has {len(missing)} questions that split {config.split} of "
-            f"{dataset.root} lacks, e.g. {missing[0]}; use data whose visual questions are of the same data set"
-        )
-    return [by_id[name] for name in ids]
+    print(f"{target}: {len(plain):,} questions, {sum(len(example.branches) for example in plain):,} prompts")
 
 
 class PlainBuilder:
-    """Makes plain fine-tuning examples.
+    """Makes plain fine-tuning examples from those of mR²AG-IT.
 
     Args:
-        dataset: Questions, images and knowledge base.
+        dataset: Images and knowledge base.
         config: What to build.
     """
 
@@ -108,41 +90,43 @@ class PlainBuilder:
         """A hash of everything that determines the examples."""
         config = self._config
         index = file_fingerprint(Path(config.index, "manifest.json")) if self._retriever else ""
-        questions = file_fingerprint(Path(config.reflection, f"{config.split}.parquet"))
+        reflection = file_fingerprint(Path(config.reflection, f"{config.split}.parquet"))
         reranker = self._reranker.fingerprint if self._reranker else ""
-        return fingerprint([config.what_decides(), self._dataset.fingerprint, index, questions, reranker])
+        return fingerprint([config.what_decides(), self._dataset.fingerprint, index, reflection, reranker])
 
-    def examples(self, questions: Sequence[Question]) -> list[PromptedExample]:
-        """One example per question, in order: a visual one is answered from nothing, the others from each context."""
-        looked_up = [question for question in questions if question.requires_retrieval is not False]
-        contexts = self._contexts_of(looked_up)
+    def examples(self, examples: Sequence[ReflectionExample]) -> list[PromptedExample]:
+        """One example each, in order: a visual question is answered from nothing, the others from each context."""
+        contexts = self._contexts_of([example for example in examples if example.retrieve])
         return [
             PromptedExample(
-                question.id,
-                question.image,
-                question.text,
-                tuple(_branches(question, contexts.get(question.id, [()]))),
-                question.answer_style,
-                question.split,
+                example.id,
+                example.image,
+                example.question,
+                tuple(
+                    PromptedBranch("vqa", tuple(passages), reply=_answer(example))
+                    for passages in contexts.get(example.id, [()])
+                ),
+                example.style,
+                example.source,
             )
-            for question in questions
+            for example in examples
         ]
 
-    def _contexts_of(self, questions: Sequence[Question]) -> dict[str, list[Sequence[Passage]]]:
-        """By question id: the passages of each context, in the order of `evidence`."""
-        texts = [question.text for question in questions]
-        hits = []
-        if self._retriever is not None and questions:
-            images = [load_image(question.image, root=self._dataset.root) for question in questions]
+    def _contexts_of(self, examples: Sequence[ReflectionExample]) -> dict[str, list[Sequence[Passage]]]:
+        """By example id: the passages of each context, in the order of `evidence`."""
+        texts = [example.question for example in examples]
+        hits: list[list[Hit]] = []
+        if self._retriever is not None and examples:
+            images = [load_image(example.image, root=self._dataset.root, needed_by=example.id) for example in examples]
             hits = self._retriever.search(images, self._config.top_n)
         columns: list[list[Sequence[Passage]]] = []
         for name in self._config.evidence:
             if name == "none":
-                columns.append([()] * len(questions))
+                columns.append([()] * len(examples))
             else:
                 form: ContextForm = name  # type: ignore[assignment]  # the config was checked
                 columns.append([self._shorten(row) for row in self._contexts.build(form, texts, hits)])
-        return {question.id: list(row) for question, row in zip(questions, zip(*columns, strict=True), strict=True)}
+        return {example.id: list(row) for example, row in zip(examples, zip(*columns, strict=True), strict=True)}
 
     def _shorten(self, passages: Sequence[Passage]) -> Sequence[Passage]:
         """The leading passages within `context_words`; the first one in any case."""
@@ -162,10 +146,9 @@ class PlainBuilder:
         return load_reranker(config.reranker, config.reranker_model, config.reranker_settings(), device=config.device)
 
 
-def _branches(question: Question, contexts: Sequence[Sequence[Passage]]) -> Iterator[PromptedBranch]:
-    answer = canonical_answer(question)
-    for passages in contexts:
-        yield PromptedBranch("vqa", tuple(passages), reply=answer)
+def _answer(example: ReflectionExample) -> str:
+    """What the question is answered with: a visual one's answer, or the one that its evidence supports."""
+    return example.answer or next(branch.answer for branch in example.branches if branch.relevant)
 
 
 def _shown(branch: PromptedBranch) -> str:

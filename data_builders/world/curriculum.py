@@ -126,14 +126,14 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         (0.05, t.recall),
     ]
     several = [
-        (0.10, lambda: t.read_articles(2)),
+        (0.08, lambda: t.read_articles(2)),
         (0.10, lambda: t.read_articles(3)),
-        (0.30, lambda: t.read_articles(5)),
-        (0.20, lambda: t.read(with_picture=True)),
-        (0.05, t.read_article),
-        (0.15, t.look),
-        (0.05, t.match),
-        (0.05, t.recall),
+        (0.34, lambda: t.read_articles(5)),
+        (0.18, lambda: t.read(with_picture=True)),
+        (0.04, t.read_article),
+        (0.14, t.look),
+        (0.06, t.match),
+        (0.06, t.recall),
     ]
     is_llava = family == "llava"
     looking = Stage("look", steps(350), 16, 2e-3, [(1.0, t.look)], vision_factor=0.5)
@@ -154,5 +154,5 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         Stage("match", steps(3000), 4, 1.5e-3, matching, vision_factor=factor, until=("match", 0.95)),
         Stage("mixture", steps(1500), 8, 1.6e-3, mixture, vision_factor=0.1 if is_llava else 0.3),
         *(finish if is_llava else []),
-        Stage("several", steps(1500), 8, 1.2e-3, several, vision_factor=0.1, skill="read_articles"),
+        Stage("several", steps(900), 8, 1.2e-3, several, vision_factor=0.1, skill="read_articles"),
     ]

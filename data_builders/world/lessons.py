@@ -121,7 +121,8 @@ class Teacher:
     def read_articles(self, articles: int) -> Lesson:
         """An answer read from the one article, of several in random order, that tells of what the picture shows.
 
-        The others are of look-alikes, most of which tell of the same relation: as a retriever finds them.
+        The others are of look-alikes, most of which tell of the same relation: as a retriever finds them. Where a
+        passage ends, the grounding loss asks whether it is the evidence.
         """
         rng = self._rng
         index, picture = self._any_picture()
@@ -136,6 +137,7 @@ class Teacher:
             for passage in self._passages(one).values():
                 start, text = len(text), f"{text}{passage_text(passage)} "
                 words += _shown_words(text, one.looks, picture.looks, start)
+                words.append((len(text) - 1, one is entity and passage.heading == RELATIONS[relation].heading))
         turn = self._reading([], entity.facts[relation], relation, "read_articles", text.strip())
         question = ask(relation, picture.looks.category, rng)
         return Lesson(index, question, (replace(turn, weight=3.0, shown=tuple(words)),))

@@ -14,7 +14,7 @@ from reflectune.inference.pipelines.documents import DocumentFinder
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, Reflection
 from reflectune.inference.pipelines.mr2ag import MR2AG
 from reflectune.inference.pipelines.naive_rag import NaiveRAG
-from reflectune.inference.pipelines.oracle import MR2AGOracle, Oracle
+from reflectune.inference.pipelines.oracle import MR2AGOracle, Oracle, OracleAmongOthers
 from reflectune.inference.pipelines.stages import ReflectionScores, Relevance, Retrieval
 from reflectune.inference.probes import ProbeBuilder
 from reflectune.inference.prompted_reader import PromptedReader
@@ -79,7 +79,7 @@ def _every(question: Question) -> bool:
 
 
 def _knowledge_based(question: Question) -> bool:
-    return question.requires_retrieval is not False
+    return question.is_knowledge_based is not False
 
 
 def _with_entry(question: Question) -> bool:
@@ -111,6 +111,7 @@ _BASELINES: Mapping[str, tuple[bool, Callable[[Question], bool], tuple[str, ...]
     "naive_rag_articles": (True, _knowledge_based, ("top_n",)),
     "naive_rag_passages": (True, _knowledge_based, ("top_n", *RERANKING)),
     "oracle_article": (False, _with_entry, ()),
+    "oracle_articles": (True, _with_entry, ("top_n",)),
     "oracle_passage": (False, _with_evidence, ()),
 }
 
@@ -167,6 +168,8 @@ def build_pipeline(name: str, parts: Parts) -> Pipeline:
     if name == "mr2ag_oracle":
         return MR2AGOracle(lambda gold: _mr2ag(parts, gold))
     retriever = _needed(parts.retriever)
+    if kind == "oracle_articles":
+        return OracleAmongOthers(name, reader, retriever, knowledge, top_n=config.top_n, lead=config.lead)
     if name == "mr2ag":
         return _mr2ag(parts, retriever)
     contexts = ContextBuilder(knowledge, parts.reranker, config.top_n, config.passages, config.lead)

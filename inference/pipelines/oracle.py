@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -16,6 +17,7 @@ from reflectune.inference.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
+from reflectune.retrieval.retriever import Retriever
 from reflectune.retrieval.types import Hit
 
 Given = Literal["article", "passage"]
@@ -45,9 +47,51 @@ class Oracle:
         return answer_with_context(self.name, self._reader, questions, images, hits, passages, Clock())
 
     def _gold(self, question: Question) -> list[Passage]:
-        entries = [self._knowledge.get(entry_id) for entry_id in gold_entries(question)]
-        passages = [p for entry in entries for p in split_passages(entry, lead=self._lead)]
+        passages = _passages(self._knowledge, gold_entries(question), self._lead)
         return passages if self._given == "article" else gold_passages(question, passages)
+
+
+class OracleAmongOthers:
+    """Answers from the gold article among those that rank highest beside it, in an order drawn by the question's id.
+
+    It tells whether a reader finds the right article among several, whatever the retriever misses.
+
+    Args:
+        name: What its traces are filed under.
+        reader: The model.
+        retriever: Finds the other entries.
+        knowledge: The entries.
+        top_n: Entries to read, the gold one included.
+        lead: What stands before each passage.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reader: Reader,
+        retriever: Retriever,
+        knowledge: KnowledgeBase,
+        *,
+        top_n: int = 5,
+        lead: Lead = "first_sentence",
+    ) -> None:
+        self.name, self._reader, self._retriever, self._knowledge = name, reader, retriever, knowledge
+        self._top_n, self._lead = top_n, lead
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace per question with an entry, in order."""
+        clock = Clock()
+        gold = [gold_entries(question) for question in questions]
+        with clock.step("retrieve"):
+            hits = self._retriever.search(images, self._top_n + max(map(len, gold)))
+        entries = []
+        for question, first, row in zip(questions, gold, hits, strict=True):
+            others = [hit.entry_id for hit in row if hit.entry_id not in first]
+            chosen = [*first, *others][: max(self._top_n, len(first))]
+            entries.append(random.Random(question.id).sample(chosen, len(chosen)))
+        passages = [_passages(self._knowledge, row, self._lead) for row in entries]
+        kept = [[hit for hit in row if hit.entry_id in ids] for row, ids in zip(hits, entries, strict=True)]
+        return answer_with_context(self.name, self._reader, questions, images, kept, passages, clock)
 
 
 class GoldRetriever:
@@ -94,3 +138,7 @@ class MR2AGOracle:
 def gold_entries(question: Question) -> list[str]:
     """The entries that hold a question's evidence, or else the one that its image shows."""
     return list(dict.fromkeys([e.entry_id for e in question.evidence] or question.entity_ids[:1]))
+
+
+def _passages(knowledge: KnowledgeBase, entry_ids: Sequence[str], lead: Lead) -> list[Passage]:
+    return [passage for entry_id in entry_ids for passage in split_passages(knowledge.get(entry_id), lead=lead)]

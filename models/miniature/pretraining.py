@@ -308,7 +308,7 @@ class Pretrainer:
             grounded += [step_grounding] if words else []
             right += [_mean(watched)] if watched else []
             learned = stage.until is not None and len(right) >= 60 and _mean(right[-30:]) >= stage.until[1]
-            if (step + 1) % min(400, max(100, stage.steps // 6)) == 0 or step + 1 == stage.steps or learned:
+            if (step + 1) % min(400, max(50, stage.steps // 9)) == 0 or step + 1 == stage.steps or learned:
                 speed = tokens / (time.monotonic() - start)
                 share = f", {stage.watch} {_mean(right[-30:]):.3f} right" if right else ""
                 share += f", grounding loss {_mean(grounded[-100:]):.3f}" if grounded else ""

@@ -14,7 +14,7 @@ def example(number: int, text: str = "It was founded in 1872.") -> ReflectionExa
     gold = Passage("e1", 0, 0, "Gold Tower", "A tower.", "History", text)
     other = Passage("e2", 0, 0, "Red Tower", "", "History", "It was founded in 1900; 18720 stones.")
     branches = (Branch(other, False, "", "look_alike"), Branch(gold, True, "1872", "gold"))
-    return ReflectionExample(f"q{number}", "i.png", "When was it founded?", True, "", branches, False, "train")
+    return ReflectionExample(f"q{number}", "i.png", "When was it founded?", True, "", branches, "short", "train")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_the_answer_is_marked_wherever_it_stands_as_a_whole(root: Path) -> None:
 
 
 def test_a_visual_question_shows_its_answer(root: Path) -> None:
-    page = page_of(root, ReflectionExample("v1", "i.png", "Which colour?", False, "red", (), False, "train"))
+    page = page_of(root, ReflectionExample("v1", "i.png", "Which colour?", False, "red", (), "short", "train"))
 
     assert '<section class="label none"' in page
     assert "[No Retrieval]</span> red" in page
@@ -66,7 +66,9 @@ def test_as_many_are_shown_as_wanted_by_one_draw(root: Path) -> None:
 
 def test_no_text_of_the_data_becomes_markup(root: Path) -> None:
     passage = Passage(ATTACK, 0, 0, ATTACK, ATTACK, ATTACK, ATTACK)
-    evil = ReflectionExample(ATTACK, "i.png", ATTACK, True, "", (Branch(passage, True, ATTACK, ATTACK),), True, ATTACK)
+    evil = ReflectionExample(
+        ATTACK, "i.png", ATTACK, True, "", (Branch(passage, True, ATTACK, ATTACK),), "list", ATTACK
+    )
     page = page_of(root, evil)
 
     assert "<script>alert" not in page

@@ -25,7 +25,7 @@ KNOWLEDGE = ReflectionExample(
     branches=(Branch(PASSAGE, True, "1872", "gold"), Branch(PASSAGE, False, "", "random")),
     source="train",
 )
-VISUAL = ReflectionExample("q2", "images/b.png", "Which colour?", retrieve=False, answer="red", multi_answer=True)
+VISUAL = ReflectionExample("q2", "images/b.png", "Which colour?", retrieve=False, answer="red", style="list")
 
 
 def test_examples_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_prompted_examples_come_back_as_they_were_written(tmp_path: Path) -> Non
         PromptedBranch("ret", role="retrieve"),
         PromptedBranch("mct", (PASSAGE, PASSAGE), reply="2, 1. It was founded in 1872."),
     )
-    written = [PromptedExample("q1", "images/a.png", "When was it founded?", branches, "train")]
+    written = [PromptedExample("q1", "images/a.png", "When was it founded?", branches, "list", "train")]
     write_prompted(tmp_path / "train.parquet", written)
 
     assert read_prompted(tmp_path / "train.parquet") == written

@@ -12,7 +12,7 @@ from reflectune.core.types import Evidence, Passage, Question
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.models.loading import save_checkpoint
 from reflectune.models.miniature.architecture import Family, build_model, build_processor, train_tokenizer
-from reflectune.models.scheme import MMKB_RAG, MR2AG, Scheme, reading_instruction
+from reflectune.models.scheme import ANSWER_PROMPTS, MMKB_RAG, MR2AG, Scheme
 from reflectune.models.tokens import add_reflection_tokens
 from reflectune.retrieval.types import Hit
 
@@ -77,7 +77,7 @@ def prompted(tmp_path_factory: pytest.TempPathFactory, family: Family) -> Simple
 
 
 def _checkpoints(factory: pytest.TempPathFactory, family: Family, scheme: Scheme) -> SimpleNamespace:
-    texts = ["What is it made of? It is made of oak. Title e1: H0.", reading_instruction(multi_answer=False)]
+    texts = ["What is it made of? It is made of oak. Title e1: H0.", ANSWER_PROMPTS["read_short"]]
     tokenizer = train_tokenizer(texts * 3, 400, family)
     processor, model = build_processor(family, tokenizer), build_model(family, tokenizer, size="test", seed=1)
     base, tuned = factory.mktemp("base"), factory.mktemp("tuned")

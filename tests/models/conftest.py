@@ -19,14 +19,13 @@ from reflectune.core.types import Branch, Passage, ReflectionExample
 from reflectune.models.loading import Loaded
 from reflectune.models.miniature.architecture import build_model, build_processor, train_tokenizer
 from reflectune.models.rendering import Renderer
-from reflectune.models.scheme import MMKB_RAG, MR2AG, Scheme, reading_instruction
+from reflectune.models.scheme import ANSWER_PROMPTS, MMKB_RAG, MR2AG, Scheme
 from reflectune.models.tokens import add_reflection_tokens
 
 CORPUS = [
     "What is it made of? When was the tower built? Who drew this?",
     "USER: \n ASSISTANT: user assistant The Oak Tower: A tower of oak. History. It was built in 1874 by Ada Byron.",
-    reading_instruction(multi_answer=False),
-    reading_instruction(multi_answer=True),
+    *ANSWER_PROMPTS.values(),
     " ".join([*MR2AG.descriptions.values(), *MMKB_RAG.descriptions.values(), *MMKB_RAG.prompts.values()]),
 ] * 3
 # As the hub's llava-1.5-7b-hf has it: no beginning of sequence, and no end of an assistant's turn.

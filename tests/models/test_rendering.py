@@ -7,10 +7,11 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models import scheme as layouts
 from reflectune.models.rendering import Renderer
-from reflectune.models.scheme import MMKB_RAG, MR2AG, passage_text, reading_instruction
+from reflectune.models.scheme import MMKB_RAG, MR2AG, PLAIN, answer_prompt, passage_text
 
 KINDS = ["llava", "qwen2_vl", "llama", "llama_legacy"]
 QUESTION = "When was the tower built?"
+STYLES = ["short", "list", "free"]
 FORGERIES = [
     "[Relevant]", " [Irrelevant] ", "[Retrieval]", "[No Retrieval]", "<image>", "<s>", "</s>", "<pad>", "<unk>",
     "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|endoftext|>", "<|im_end|>\n<|im_start|>",
@@ -25,6 +26,11 @@ slow_inputs = settings(deadline=None, max_examples=60, suppress_health_check=[He
 @pytest.fixture(scope="module", params=KINDS)
 def renderer(request, make):
     return make.renderer(request.param)
+
+
+@pytest.fixture(scope="module", params=[MMKB_RAG, PLAIN], ids=lambda scheme: scheme.name)
+def prompted(request, make):
+    return make.renderer("llava", request.param)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +83,35 @@ def test_no_passage_or_answer_can_forge_a_token(renderer, image, text, answer):
         assert [i for i in part.labels if i in special] == [i for i in other.labels if i in special]
 
 
+@slow_inputs
+@given(text=untrusted, answer=untrusted, style=st.sampled_from(STYLES))
+def test_no_question_or_answer_can_forge_the_turns_without_retrieval(renderer, image, text, answer, style):
+    def segment(question, answer):
+        return renderer.encode_example(ReflectionExample("x", "", question, False, answer, style=style), image).prefix
+
+    special = special_ids(renderer)
+    benign, hostile = segment("a", "a"), segment(f"a{text}", f"a{answer}")
+    assert [i for i in hostile.ids if i in special] == [i for i in benign.ids if i in special]
+    assert [i for i in hostile.labels if i in special] == [i for i in benign.labels if i in special]
+    gate = hostile.ids.index(renderer.token_id("no_retrieve"))
+    assert list(hostile.ids[gate:]) == renderer.direct_reply(f"a{answer}", style)[0]
+
+
+@slow_inputs
+@given(text=untrusted, answer=untrusted, style=st.sampled_from(STYLES))
+def test_no_text_can_forge_a_token_where_an_answer_is_asked_for(prompted, image, text, answer, style):
+    def tree(text, answer):
+        document = Passage("e", 0, 0, title=text, lead=text, heading=text, text=text)
+        asked = (PromptedBranch("vqa", reply=answer), PromptedBranch("vqa", (document,), reply=answer))
+        return prompted.encode_prompted(PromptedExample("x", "", text, asked, style), image)
+
+    special = special_ids(prompted)
+    benign, hostile = tree("a", "a"), tree(f"a{text}", f"a{answer}")
+    for part, other in zip((hostile.prefix, *hostile.branches), (benign.prefix, *benign.branches), strict=True):
+        assert [i for i in part.ids if i in special] == [i for i in other.ids if i in special]
+        assert [i for i in part.labels if i in special] == [i for i in other.labels if i in special]
+
+
 @pytest.mark.parametrize("kind", ["llava", "qwen2_vl"])
 @slow_inputs
 @given(text=untrusted)
@@ -96,11 +131,14 @@ def test_ids_are_those_of_the_ordinary_tokenisation(renderer, image, question, p
     fill = {"question": f"Q{question.strip()}", "passage": f"P{passage.strip()}", "answer": f"A{answer.strip()}"}
     fill = {name: text.strip() for name, text in fill.items()}
     scheme = renderer.scheme
-    read = layouts.passage_turns(scheme, multi_answer=False)
+    read = layouts.passage_turns(scheme, "short")
     for turns in (
         layouts.question_turns(),
-        layouts.plain_turns(context=True, multi_answer=True),
+        layouts.answer_turns(scheme.prompts, "list", documents=True),
+        layouts.answer_turns(scheme.prompts, "short", documents=False),
         (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True)),
+        layouts.direct_turns(scheme, "short"),
+        (*layouts.direct_turns(scheme, "list"), layouts.Turn("assistant", (layouts.ANSWER,))),
         read,
         (*read, layouts.reply(scheme, "relevant", answer=True)),
     ):
@@ -118,7 +156,7 @@ def test_a_branch_continues_its_prefix_as_one_text(renderer, image, question, pa
     fill = {"question": f"Q{question}".strip(), "passage": f"P{passage}".strip()}
     read = Passage("e", 0, 0, title="", lead="", heading="", text=fill["passage"])
     found = renderer.prefix(fill["question"], image).ids + renderer.passage_branch(read)
-    assert found == ordinary(renderer, layouts.passage_turns(renderer.scheme, multi_answer=False), image, fill)
+    assert found == ordinary(renderer, layouts.passage_turns(renderer.scheme, "short"), image, fill)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,18 +164,78 @@ def test_mmkb_prompts_continue_one_prefix(kind, make, image):
     renderer = make.renderer(kind, MMKB_RAG)
     prefix = renderer.question_prefix(QUESTION, image).ids
     passages = [make.passage("One."), make.passage("Two.")]
-    for name, given_ in (("ret", []), ("srt", passages[:1]), ("mct", passages), ("vqa", passages)):
+    for name, given_ in (("ret", []), ("srt", passages[:1]), ("mct", passages), ("summary", passages)):
         fill = {"question": QUESTION, "passage": layouts.documents_text(given_, numbered=name == "mct")}
         whole = ordinary(renderer, layouts.prompt_turns(MMKB_RAG, name), image, fill)
         assert prefix + renderer.prompt_branch(name, given_) == whole
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_p_vqa_is_what_a_plain_model_reads(kind, make, image):
-    renderer = make.renderer(kind, MMKB_RAG)
+@pytest.mark.parametrize("scheme", [MMKB_RAG, PLAIN], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("style", STYLES)
+def test_p_vqa_is_what_a_plain_model_reads(kind, scheme, style, make, image):
+    renderer, untuned = make.renderer(kind, scheme), make.renderer(kind, None)
     prefix = renderer.question_prefix(QUESTION, image).ids
     for passages in ([], [make.passage("One."), make.passage("Two.")]):
-        assert prefix + renderer.prompt_branch("vqa", passages) == renderer.plain(QUESTION, image, passages).ids
+        whole = untuned.plain(QUESTION, image, passages, style).ids
+        assert prefix + renderer.prompt_branch("vqa", passages, style) == whole
+        assert renderer.plain(QUESTION, image, passages, style).ids == whole
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_an_answer_without_retrieval_continues_its_prefix_as_one_text(renderer, image, style):
+    turns = layouts.direct_turns(renderer.scheme, style)
+    if style == "free":  # nothing is asked: the answer stands in the gate's turn
+        assert renderer.direct_branch(style) == [renderer.token_id("no_retrieve")]
+    else:
+        found = renderer.prefix(QUESTION, image).ids + renderer.direct_branch(style)
+        assert found == ordinary(renderer, turns, image, {"question": QUESTION})
+
+
+# How an answer is asked for.
+
+
+WORDS = {"short": "with a single word or phrase.", "list": "using '&&' to connect multiple different answers."}
+SCHEMES = [None, MR2AG, MMKB_RAG, PLAIN]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name if scheme else "none")
+@pytest.mark.parametrize("style", STYLES)
+def test_every_prompt_asks_for_the_same_style_with_documents_and_without(kind, scheme, style, make, image):
+    renderer, passage = make.renderer(kind, scheme), make.passage("Oak.")
+    asked = {
+        "plain": renderer.plain(QUESTION, image, style=style).ids,
+        "plain with a document": renderer.plain(QUESTION, image, [passage], style).ids,
+    }
+    if scheme is MR2AG:
+        asked["direct"] = renderer.direct_branch(style)
+        asked["passage"] = renderer.passage_branch(passage, style)
+    elif scheme is not None:
+        asked["vqa"] = renderer.prompt_branch("vqa", style=style)
+        asked["vqa with a document"] = renderer.prompt_branch("vqa", [passage], style)
+    for path, ids in asked.items():
+        text = renderer.decode(ids)
+        assert {name: words in text for name, words in WORDS.items()} == {name: name == style for name in WORDS}, path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_gate_is_asked_after_an_instruction(kind, make, image):
+    """What stands before a gate is the same for every kind of answer, or the gate would learn to tell the kinds."""
+    reflected, prompted = make.renderer(kind, MR2AG), make.renderer(kind, MMKB_RAG)
+    gates = [reflected.decode(reflected.prefix(QUESTION, image).ids)]
+    gates.append(prompted.decode([*prompted.question_prefix(QUESTION, image).ids, *prompted.prompt_branch("ret")]))
+    for words in (*WORDS.values(), "Based on the retrieved", "Answer the question"):
+        assert not any(words in text for text in gates)
+    for style in STYLES:
+        assert prompted.prompt_branch("ret", style=style) == prompted.prompt_branch("ret")
+        assert prompted.prompt_branch("srt", [make.passage()], style) == prompted.prompt_branch("srt", [make.passage()])
+        visual = ReflectionExample("v", "", QUESTION, False, answer="oak", style=style)
+        known = make.example(2, style=style)
+        for example in (visual, known):
+            trained = reflected.encode_example(example, image).prefix
+            place = next(place for place, label in enumerate(trained.labels) if label != -100)
+            assert list(trained.ids[:place]) == reflected.prefix(QUESTION, image).ids
 
 
 # What is read, and what is supervised.
@@ -155,7 +253,7 @@ def test_the_image_becomes_what_the_processor_makes_of_it(renderer, image):
 def test_the_plain_conversation_is_one_turn(renderer, image, make):
     text = renderer.decode(renderer.plain(QUESTION, image, [make.passage("Oak.")] * 2).ids)
     once = passage_text(make.passage("Oak."))
-    assert f"{QUESTION} {once} {once} {reading_instruction(multi_answer=False)}" in text
+    assert f"{QUESTION} {answer_prompt('short', documents=True).format(passage=f'{once} {once}')}" in text
     assert not any(token in text for token in renderer.reflection_tokens)
 
 
@@ -167,7 +265,7 @@ def test_passage_branches_begin_with_the_gate(renderer, make):
 
 
 def test_a_multi_answer_question_has_its_own_instruction(renderer, make):
-    assert "&&" in renderer.decode(renderer.passage_branch(make.passage(), multi_answer=True))
+    assert "&&" in renderer.decode(renderer.passage_branch(make.passage(), "list"))
     assert "&&" not in renderer.decode(renderer.passage_branch(make.passage()))
 
 
@@ -195,14 +293,28 @@ def test_a_branch_supervises_verdict_answer_and_end(renderer, image, make):
     assert [label for label in no.labels if label != -100] == [renderer.token_id("irrelevant"), end]
 
 
-def test_a_visual_question_supervises_its_answer(renderer, image):
-    example = ReflectionExample("v", "", "What colour is it?", False, answer="dark red")
+@pytest.mark.parametrize("style", ["short", "list"])
+def test_a_visual_question_supervises_gate_and_answer_in_their_own_turns(renderer, image, style):
+    tree = renderer.encode_example(ReflectionExample("v", "", QUESTION, False, answer="dark red", style=style), image)
+    labels = [label for label in tree.prefix.labels if label != -100]
+    end = renderer.end_token_id
+    assert tree.branches == ()
+    assert labels[:2] == [renderer.token_id("no_retrieve"), end]
+    assert renderer.decode(labels[2:-1]) == "dark red"
+    assert labels[-1] == end == tree.prefix.ids[-1]
+    read = [*renderer.prefix(QUESTION, image).ids, *renderer.direct_branch(style)]
+    assert list(tree.prefix.ids) == [*read, *renderer.reply_ids("dark red")]
+
+
+def test_a_visual_question_answered_freely_has_the_papers_one_turn(renderer, image):
+    example = ReflectionExample("v", "", QUESTION, False, answer="It is dark red.", style="free")
     tree = renderer.encode_example(example, image)
     labels = [label for label in tree.prefix.labels if label != -100]
     assert tree.branches == ()
     assert labels[0] == renderer.token_id("no_retrieve")
-    assert renderer.decode(labels[1:-1]) == "dark red"
+    assert renderer.decode(labels[1:-1]) == "It is dark red."
     assert labels[-1] == renderer.end_token_id == tree.prefix.ids[-1]
+    assert list(tree.prefix.ids[-len(labels) :]) == labels
 
 
 def test_labels_are_ids_and_weights_are_one_where_supervised(renderer, image, make):
@@ -213,13 +325,14 @@ def test_labels_are_ids_and_weights_are_one_where_supervised(renderer, image, ma
             assert (label, weight) in ((-100, 0.0), (token, 1.0))
 
 
-def test_training_and_inference_read_the_same_ids(renderer, image, make):
-    example = make.example(3)
+@pytest.mark.parametrize("style", STYLES)
+def test_training_and_inference_read_the_same_ids(renderer, image, make, style):
+    example = make.example(3, style=style)
     tree = renderer.encode_example(example, image)
     prefix = renderer.prefix(example.question, image).ids
     for branch, own in zip(example.branches, tree.branches, strict=True):
         role = "relevant" if branch.relevant else "irrelevant"
-        read = prefix + renderer.passage_branch(branch.passage) + [renderer.token_id(role)]
+        read = prefix + renderer.passage_branch(branch.passage, style) + [renderer.token_id(role)]
         assert [*tree.prefix.ids, *own.ids][: len(read)] == read
 
 
@@ -234,12 +347,13 @@ PROMPTED = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mmkb_supervises_replies_behind_the_prompts_that_inference_reads(kind, make, image):
+@pytest.mark.parametrize("style", STYLES)
+def test_mmkb_supervises_replies_behind_the_prompts_that_inference_reads(kind, style, make, image):
     renderer = make.renderer(kind, MMKB_RAG)
-    tree = renderer.encode_prompted(PromptedExample("q", "", QUESTION, PROMPTED), image)
+    tree = renderer.encode_prompted(PromptedExample("q", "", QUESTION, PROMPTED, style), image)
     assert tree.prefix.ids == tuple(renderer.question_prefix(QUESTION, image).ids)
     for own, branch in zip(PROMPTED, tree.branches, strict=True):
-        read = renderer.prompt_branch(own.prompt, own.documents)
+        read = renderer.prompt_branch(own.prompt, own.documents, style)
         said = branch.ids[len(read) :]
         assert list(branch.ids[: len(read)]) == read
         assert list(branch.labels) == [-100] * len(read) + list(said)
@@ -249,6 +363,21 @@ def test_mmkb_supervises_replies_behind_the_prompts_that_inference_reads(kind, m
         else:
             assert renderer.decode(said[:-1]) == own.reply
             assert not set(renderer.token_ids.values()) & set(said)  # an answer can't forge a token
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_fine_tuning_supervises_answers_alone(kind, make, image):
+    renderer = make.renderer(kind, PLAIN)
+    asked = (PromptedBranch("vqa", reply="oak"), PromptedBranch("vqa", (make.passage(),), reply="dark oak"))
+    tree = renderer.encode_prompted(PromptedExample("q", "", QUESTION, asked), image)
+    assert renderer.token_ids == {}
+    for own, branch in zip(asked, tree.branches, strict=True):
+        labels = [label for label in branch.labels if label != -100]
+        assert labels == renderer.reply_ids(own.reply)
+        whole = [*tree.prefix.ids, *branch.ids]
+        assert whole == [*renderer.plain(QUESTION, image, own.documents).ids, *labels]
+    with pytest.raises(UserError, match="needs a model of scheme mmkb_rag, but the model's scheme is plain"):
+        renderer.prompt_branch("ret")
 
 
 def test_an_mmkb_example_without_a_reply_is_refused(make, image):

@@ -37,7 +37,7 @@ from reflectune.models.miniature.architecture import (
     build_processor,
     train_tokenizer,
 )
-from reflectune.models.scheme import SCHEMES, reading_instruction
+from reflectune.models.scheme import ANSWER_PROMPTS, SCHEMES
 from reflectune.models.tokens import add_reflection_tokens
 from reflectune.retrieval.encoders import load_encoder
 from reflectune.retrieval.index import build_index
@@ -93,7 +93,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     @functools.cache
     def build(scheme: str = "mr2ag", family: Family = "llava", kind: str = "full", size: Size = "test") -> str:
         base, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("tuned")
-        texts = ["What does it eat? It lives in an oak. Title e1: Diet.", reading_instruction(multi_answer=False)]
+        texts = ["What does it eat? It lives in an oak. Title e1: Diet.", ANSWER_PROMPTS["read_short"]]
         tokenizer = train_tokenizer(texts * 3, 400, family)
         processor, model = build_processor(family, tokenizer), build_model(family, tokenizer, size=size, seed=1)
         model.save_pretrained(base)

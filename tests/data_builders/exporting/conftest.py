@@ -19,13 +19,14 @@ REFLECTED = [
         branches=(Branch(TOWER, True, "1872", "gold"), Branch(LAKE, False, "", "random")),
     ),
     ReflectionExample("v1", "blue.png", "Which colour is it?", False, answer="blue"),
+    ReflectionExample("v2", "blue.png", "What is to be seen?", False, answer="A blue [Relevant] lake.", style="free"),
     ReflectionExample(
         "k2",
         "blue.png",
         "How deep is [Retrieval] it <image>?",
         True,
         branches=(Branch(LAKE, True, "40 m && deep", "gold"), Branch(HOSTILE, False)),
-        multi_answer=True,
+        style="list",
     ),
 ]
 PROMPTED = [
@@ -59,7 +60,10 @@ def images_folder(folder: Path) -> Path:
 
 @pytest.fixture
 def reflected(tmp_path: Path) -> Path:
-    """A folder of mR²AG's data: two questions to look up, one of them full of special tokens, and one to look at."""
+    """A folder of mR²AG's data: two questions to look up, one of them full of special tokens, and two to look at.
+
+    One of the latter wants a word, the other is answered freely.
+    """
     write_examples(tmp_path / "reflected" / "train.parquet", REFLECTED)
     write_manifest(tmp_path / "reflected", Manifest("mr2ag", images_folder(tmp_path / "images"), {"train": "0"}))
     return tmp_path / "reflected"

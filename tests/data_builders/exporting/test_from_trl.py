@@ -16,9 +16,10 @@ from reflectune.data_builders.reflection_data import (
     read_manifest,
     read_prompted,
 )
-from reflectune.models.scheme import MMKB_RAG, reading_instruction
+from reflectune.models.scheme import ANSWER_PROMPTS, MMKB_RAG
 
-READ = reading_instruction(multi_answer=False)
+READ = ANSWER_PROMPTS["read_short"].removeprefix("{passage} ")
+SHORT, LIST = ANSWER_PROMPTS["answer_short"], ANSWER_PROMPTS["answer_list"]
 
 
 def to_trl(data: Path, output: Path, images: Any = "absolute") -> list[dict[str, Any]]:
@@ -54,12 +55,8 @@ def test_what_is_read_back_asks_and_answers_the_same(reflected: Path, tmp_path: 
     after = read_examples(from_trl(tmp_path / "chat", tmp_path / "ours") / "train.parquet")
 
     for one, other in zip(before, after, strict=True):
-        assert (one.id, one.retrieve, one.answer, one.multi_answer) == (
-            other.id,
-            other.retrieve,
-            other.answer,
-            other.multi_answer,
-        )
+        assert (one.id, one.retrieve, one.style) == (other.id, other.retrieve, other.style)
+        assert other.answer == one.answer.replace("[Relevant]", "[ Relevant]")
         assert [(b.relevant, b.answer) for b in one.branches] == [(b.relevant, b.answer) for b in other.branches]
     assert after[0].branches[0].passage.text == "Gold Tower: A tower of gold. History. It was founded in 1872."
 
@@ -71,16 +68,19 @@ def test_messages_of_somebody_else_are_read_and_keep_their_words(tmp_path: Path)
         said("When?", "[Retrieval]", f"It is tall. {READ}", "[Irrelevant]"),
         said("Which colour?", "[No Retrieval] red"),
         said("Which colour?", "[No Retrieval] blue"),
+        said("Which colours?", "[No Retrieval]"),
+        said("Which colours?", "[No Retrieval]", LIST, "red && blue"),
     ]
 
     ours = from_trl(written(tmp_path / "chat", rows), tmp_path / "ours")
     again = to_trl(ours, tmp_path / "again")
 
     examples = read_examples(ours / "train.parquet")
-    assert [(example.retrieve, len(example.branches), example.answer) for example in examples] == [
-        (True, 2, ""),
-        (False, 0, "red"),
-        (False, 0, "blue"),
+    assert [(example.retrieve, len(example.branches), example.answer, example.style) for example in examples] == [
+        (True, 2, "", "short"),
+        (False, 0, "red", "free"),
+        (False, 0, "blue", "free"),
+        (False, 0, "red && blue", "list"),
     ]
     gate, *others = [row["prompt"] + row["completion"] for row in again]
     assert [message["content"] for message in gate] == ["When?", "[Retrieval]"]  # counted once, in a row of its own
@@ -118,7 +118,7 @@ def test_mmkb_rags_rows_without_ids_are_gathered_by_their_question(tmp_path: Pat
     rows = [
         said(f"When? {prompts['ret']}", "[Ret]"),
         said(f"When? {prompts['srt'].format(passage='In 1872.')}", "[Rel]"),
-        said(f"When? {prompts['vqa'].format(passage='In 1872.')}", "1872"),
+        said(f"When? {prompts['read_short'].format(passage='In 1872.')}", "1872"),
         said(f"Where? {prompts['ret']}", "[NoRet]"),
     ]
 
@@ -151,6 +151,9 @@ BAD = {
     "the second turn of the user should be a passage": said("Q", "[Retrieval]", "P", "[Irrelevant]"),
     "the verdict should be [Irrelevant]": said("Q", "[Retrieval]", f"P {READ}", "[Relevant]"),
     "after it should come a row for each passage": said("Q", "[Retrieval]"),
+    "after the row that ends with [No Retrieval] should come its answer": said("Q", "[No Retrieval]"),
+    "the user's turn after [No Retrieval] should be": said("Q", "[No Retrieval]", "Be brief.", "a"),
+    "the assistant's answer after [No Retrieval] is empty": said("Q", "[No Retrieval]", SHORT, " "),
     "should begin with the column `question`": said("Q", "[No Retrieval] a", question="Another?"),
     "a block of type `video`": {
         "messages": [{"role": "user", "content": [{"type": "video"}]}, {"role": "assistant", "content": "a"}],
@@ -192,6 +195,25 @@ def test_bad_rows_can_be_left_out_and_are_listed(tmp_path: Path) -> None:
             "different images or questions",
         ),
         ([said("Q", "[No Retrieval] a", id="1"), said("Q", "[No Retrieval] b", id="1")], "it can have one"),
+        ([said("Q", "[No Retrieval]", id="1"), said("Q", "[No Retrieval] b", id="1")], "it can have one"),
+        (
+            [said("Q", "[No Retrieval]", id="1"), said("Q", "[Retrieval]", f"P {READ}", "[Irrelevant]", id="1")],
+            "it can have one",
+        ),
+        (
+            [
+                said("Q", "[Retrieval]", f"P {READ}", "[Irrelevant]", id="1"),
+                said("Q", "[Retrieval]", f"P {READ.replace('document,', 'documents,')}", "[Irrelevant]", id="1"),
+            ],
+            "the second turn of the user should be a passage",
+        ),
+        (
+            [
+                said("Q", "[Retrieval]", f"P {READ}", "[Irrelevant]", id="1"),
+                said("Q", "[Retrieval]", f"{ANSWER_PROMPTS['read_list'].format(passage='P')}", "[Irrelevant]", id="1"),
+            ],
+            "its rows ask for answers of different kinds: list, short",
+        ),
         (
             [said("Q", "[No Retrieval] a", id=i) for i in ("1", "2", "1")],
             "the question `1` comes again; put its rows one after the other",
@@ -204,7 +226,7 @@ def test_rows_of_one_id_that_contradict_each_other_are_refused(tmp_path: Path, r
 
 
 def test_documents_behind_an_unknown_question_need_the_column_question(tmp_path: Path) -> None:
-    row = said(f"When? {MMKB_RAG.prompts['vqa'].format(passage='In 1872.')}", "1872")
+    row = said(f"When? {MMKB_RAG.prompts['read_short'].format(passage='In 1872.')}", "1872")
 
     with pytest.raises(UserError, match="add a column `question`"):
         from_trl(written(tmp_path / "chat", [row]), tmp_path / "ours", "mmkb_rag")

@@ -5,7 +5,7 @@ import json
 import string
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.core.types import AnswerStyle, Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.from_trl import import_trl
 from reflectune.data_builders.exporting.run import export
@@ -65,12 +65,13 @@ read = st.one_of(
     st.builds(lambda p, answer: Branch(p, True, answer), passages, words),
     st.builds(lambda p: Branch(p, False), passages),
 )
-looked = st.builds(lambda q, a: ReflectionExample("", "x.png", q, False, a), words, words)
+styles = st.sampled_from(get_args(AnswerStyle))
+looked = st.builds(lambda q, a, style: ReflectionExample("", "x.png", q, False, a, style=style), words, words, styles)
 looked_up = st.builds(
-    lambda q, b, many: ReflectionExample("", "x.png", q, True, branches=tuple(b), multi_answer=many),
+    lambda q, b, style: ReflectionExample("", "x.png", q, True, branches=tuple(b), style=style),
     words,
     st.lists(read, min_size=1, max_size=3),
-    st.booleans(),
+    styles,
 )
 tasks = st.one_of(
     st.sampled_from([PromptedBranch("ret", role="retrieve"), PromptedBranch("ret", role="no_retrieve")]),
@@ -79,7 +80,10 @@ tasks = st.one_of(
     st.builds(lambda p, w: PromptedBranch("vqa", tuple(p), "", w), st.lists(passages, max_size=2), words),
 )
 asked = st.builds(
-    lambda q, b: PromptedExample("", "x.png", q, tuple(b)), words, st.lists(tasks, min_size=1, max_size=4)
+    lambda q, b, style: PromptedExample("", "x.png", q, tuple(b), style),
+    words,
+    st.lists(tasks, min_size=1, max_size=4),
+    styles,
 )
 
 

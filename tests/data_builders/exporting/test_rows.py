@@ -3,14 +3,16 @@ from dataclasses import replace
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.core.types import AnswerStyle, Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.data_builders.exporting.rows import Masking, rows_of
-from reflectune.models.scheme import MMKB_RAG, MR2AG, reading_instruction
+from reflectune.models.scheme import ANSWER_PROMPTS, MMKB_RAG, MR2AG, PLAIN, Scheme
 
 GOLD = Passage("t", 0, 0, "Tower", "", "", "Founded in 1872.")
 OTHER = Passage("l", 0, 0, "Lake", "", "", "It is deep.")
 KNOWLEDGE = ReflectionExample("k", "i.png", "When?", True, branches=(Branch(GOLD, True, "1872"), Branch(OTHER, False)))
-READ = reading_instruction(multi_answer=False)
+READ = ANSWER_PROMPTS["read_short"].removeprefix("{passage} ")
+SHORT, LIST = ANSWER_PROMPTS["answer_short"], ANSWER_PROMPTS["answer_list"]
+LOOKED = ReflectionExample("v", "i.png", "Which colour?", False, answer="blue")
 
 
 def conversations(example: ReflectionExample | PromptedExample, masking: Masking) -> list[list[tuple[str, bool]]]:
@@ -47,10 +49,31 @@ def test_where_a_rows_last_turn_counts_alone_no_other_is_marked() -> None:
         assert [supervised for _, supervised in row] == [False] * (len(row) - 1) + [True]
 
 
-def test_a_question_answered_by_looking_is_one_row() -> None:
-    looked = ReflectionExample("v", "i.png", "Which colour?", False, answer="blue")
+@pytest.mark.parametrize("masking", ["last_turn", "per_turn", "none"])
+def test_a_free_answer_by_looking_is_one_turn_as_the_paper_has_it(masking: Masking) -> None:
+    looked = replace(LOOKED, answer="A blue one.", style="free")
 
-    assert conversations(looked, "last_turn") == [[("Which colour?", False), ("[No Retrieval] blue", True)]]
+    assert conversations(looked, masking) == [[("Which colour?", False), ("[No Retrieval] A blue one.", True)]]
+
+
+@pytest.mark.parametrize(("style", "instruction"), [("short", SHORT), ("list", LIST)])
+@pytest.mark.parametrize("masking", ["per_turn", "none"])
+def test_a_word_found_by_looking_is_asked_for_behind_the_gate(
+    masking: Masking, style: AnswerStyle, instruction: str
+) -> None:
+    gate, asked = [("Which colour?", False), ("[No Retrieval]", True)], [(instruction, False), ("blue", True)]
+
+    assert conversations(replace(LOOKED, style=style), masking) == [[*gate, *asked]]
+
+
+def test_no_retrieval_counts_where_only_a_rows_last_turn_does() -> None:
+    """It has a row of its own, as [Retrieval] has: a gate that is never supervised is never learned."""
+    question, instruction = ("Which colour?", False), (SHORT, False)
+
+    assert conversations(LOOKED, "last_turn") == [
+        [question, ("[No Retrieval]", True)],
+        [question, ("[No Retrieval]", False), instruction, ("blue", True)],
+    ]
 
 
 def test_each_of_mmkb_rags_tasks_is_one_turn_behind_the_question() -> None:
@@ -71,7 +94,30 @@ def test_each_of_mmkb_rags_tasks_is_one_turn_behind_the_question() -> None:
     ]
     assert rows[1][0][0] == ("When? Document: Tower: Founded in 1872. Does this document help to answer the question?")
     assert "1. Tower: Founded in 1872. 2. Lake: It is deep." in rows[2][0][0]
-    assert rows[3][0][0] == "When?"
+    assert rows[3][0][0] == f"When? {SHORT}"
+
+
+@pytest.mark.parametrize(
+    ("style", "alone", "reading"),
+    [
+        ("short", f"When? {SHORT}", f"When? Tower: Founded in 1872. {READ}"),
+        (
+            "list",
+            f"When? {LIST}",
+            "When? Tower: Founded in 1872. Based on the retrieved documents, answer the question as briefly as "
+            "possible, using '&&' to connect multiple different answers.",
+        ),
+        ("free", "When?", "When? Tower: Founded in 1872. Based on the retrieved document, answer the question."),
+    ],
+)
+@pytest.mark.parametrize("scheme", [MMKB_RAG, PLAIN], ids=lambda scheme: scheme.name)
+def test_an_answer_is_asked_for_alike_with_documents_and_without(
+    scheme: Scheme, style: AnswerStyle, alone: str, reading: str
+) -> None:
+    tasks = (PromptedBranch("vqa", reply="1872"), PromptedBranch("vqa", (GOLD,), reply="1872"))
+    rows = rows_of(PromptedExample("p", "i.png", "When?", tasks, style), scheme, "none", str.strip)
+
+    assert [[message.text for message in row.messages] for row in rows] == [[alone, "1872"], [reading, "1872"]]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from reflectune.data_builders.reflection_data import read_examples
 from reflectune.models.loading import Loaded, load
 from reflectune.models.tree import IGNORE
 
+HOSTILE = ("k2", "v2")
+
 
 def loaded_by_datasets(data: Path, output: Path, images: Any, cache: Path) -> Any:
     from datasets import load_dataset
@@ -28,7 +30,7 @@ def test_datasets_loads_the_folder_with_its_images(reflected: Path, tmp_path: Pa
     rows = loaded_by_datasets(reflected, tmp_path / "out", images, tmp_path / "cache")
 
     assert rows.column_names == ["id", "question", "prompt", "completion", "images"]
-    assert len(rows) == 3 + 1 + 3
+    assert len(rows) == 3 + 2 + 1 + 3
     red = rows[0]["images"][0]
     assert isinstance(red, Image.Image)
     assert red.convert("RGB").getpixel((0, 0)) == (200, 30, 30)
@@ -68,7 +70,7 @@ def test_trl_trains_on_what_our_trainer_trains_on(reflected: Path, tmp_path: Pat
     torch.set_num_threads(1)
     base = load(f"miniature/{family}", scheme="mr2ag")
     rows = loaded_by_datasets(reflected, tmp_path / "out", "copy", tmp_path / "cache")
-    rows = rows.filter(lambda row: row["id"] != "k2")  # the hostile one: its text was altered
+    rows = rows.filter(lambda row: row["id"] not in HOSTILE)  # their text was altered
     args = SFTConfig(
         output_dir=str(tmp_path / "run"),
         max_length=None,
@@ -94,7 +96,7 @@ def our_supervised_spans(base: Loaded, data: Path) -> set[tuple[int, ...]]:
     """What our trainer supervises, turn by turn."""
     spans = set()
     for example in read_examples(data / "train.parquet"):
-        if example.id == "k2":
+        if example.id in HOSTILE:
             continue
         tree = base.renderer.encode_example(example, load_image(data.parent / "images" / example.image))
         for segment in (tree.prefix, *tree.branches):

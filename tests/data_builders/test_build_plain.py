@@ -1,0 +1,158 @@
+"""The baselines' data: mR²AG-IT's questions, to be answered from what naive RAG reads."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.durable import write_json
+from reflectune.core.errors import UserError
+from reflectune.core.types import Branch, Entry, Passage, ReflectionExample, Section
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.plain import build
+from reflectune.data_builders.plain.config import PlainConfig
+from reflectune.data_builders.reflection_data import (
+    Manifest,
+    read_manifest,
+    read_prompted,
+    write_examples,
+    write_manifest,
+)
+from reflectune.models.scheme import passage_text
+from reflectune.retrieval.build_index import IndexConfig
+from reflectune.retrieval.build_index import run as build_index
+from reflectune.retrieval.contexts import ContextBuilder
+from reflectune.retrieval.encoders import load_encoder
+from reflectune.retrieval.index import load_index
+from reflectune.retrieval.knowledge_base import write_knowledge_base
+from reflectune.retrieval.rerankers.words import WordReranker
+from reflectune.retrieval.retriever import EntryRetriever
+
+COLOURS = ("red", "green", "blue", "black")
+
+
+def article(number: int) -> Entry:
+    sections = (
+        Section("History", f"It was founded in {1500 + number}."),
+        Section("Size", f"It is {20 + number} m tall."),
+    )
+    return Entry(
+        f"e{number}",
+        f"Tower {number}",
+        summary=f"A {COLOURS[number]} tower.",
+        images=(f"{number}.png",),
+        sections=sections,
+    )
+
+
+def example(number: int) -> ReflectionExample:
+    gold = Passage(f"e{number}", 0, 0, f"Tower {number}", "", "History", f"It was founded in {1500 + number}.")
+    branches = (Branch(gold, False, "", "random"), Branch(gold, True, str(1500 + number), "gold"))
+    return ReflectionExample(f"k{number}", f"{number}.png", "When was it founded?", True, branches=branches)
+
+
+SEEN = ReflectionExample("v0", "0.png", "Which colour?", False, answer="red", source="train")
+
+
+@pytest.fixture
+def config(tmp_path: Path, encoder: str) -> Callable[..., PlainConfig]:
+    root = tmp_path / "world"
+    write_json(root / "dataset.json", {"name": "towers", "fingerprint": "f1"})
+    for number, colour in enumerate(COLOURS):
+        Image.new("RGB", (8, 8), colour).save(root / f"{number}.png")
+    entries = [article(number) for number in range(len(COLOURS))]
+    write_knowledge_base(root / "knowledge", entries, name="towers", image_root="..")
+    build_index(IndexConfig(str(root / "knowledge"), str(tmp_path / "index"), encoder, device="cpu"))
+    write_examples(tmp_path / "reflection" / "train.parquet", [example(0), SEEN, example(3)])
+    write_manifest(tmp_path / "reflection", Manifest("mr2ag", root, {"train": "k"}))
+
+    def make(**changes: Any) -> PlainConfig:
+        values: dict[str, Any] = {
+            "dataset": str(root),
+            "reflection": str(tmp_path / "reflection"),
+            "index": str(tmp_path / "index"),
+            "encoder": encoder,
+            "output": str(tmp_path / "plain"),
+            "evidence": ["none", "article", "articles", "passages"],
+            "top_n": 3,
+            "passages": 2,
+            "device": "cpu",
+        }
+        return PlainConfig(**{**values, **changes})
+
+    return make
+
+
+def test_each_question_is_answered_once_from_each_context(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+    build.run(config())
+
+    first, seen, last = read_prompted(tmp_path / "plain" / "train.parquet")
+    assert [len(branch.documents) for branch in first.branches] == [0, 2, 6, 2]
+    assert {branch.prompt for branch in first.branches} == {"vqa"}
+    assert [branch.reply for branch in (*first.branches, *last.branches)] == ["1500"] * 4 + ["1503"] * 4
+    assert [(branch.documents, branch.reply) for branch in seen.branches] == [((), "red")]
+    assert all(passage.heading == "History" for passage in first.branches[3].documents)
+    assert read_manifest(tmp_path / "plain").scheme == "plain"
+
+
+def test_training_reads_what_naive_rag_reads(config: Callable[..., PlainConfig], tmp_path: Path, encoder: str) -> None:
+    settings = config(evidence=["articles", "passages"])
+    build.run(settings)
+    dataset = Dataset(Path(settings.dataset))
+    loaded = load_encoder(encoder)
+    retriever = EntryRetriever(load_index(tmp_path / "index", dataset.knowledge, loaded), loaded)
+    contexts = ContextBuilder(dataset.knowledge, WordReranker(), top_n=3, passages=2)
+    hits = retriever.search([Image.open(tmp_path / "world" / "3.png").convert("RGB")], 3)
+
+    trained = read_prompted(tmp_path / "plain" / "train.parquet")[2]
+
+    for branch, form in zip(trained.branches, ("articles", "passages"), strict=True):
+        assert [list(branch.documents)] == contexts.build(form, [trained.question], hits)
+
+
+def test_a_context_is_cut_at_whole_passages(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+    build.run(config(evidence=["articles"], context_words=25))
+
+    (branch,) = read_prompted(tmp_path / "plain" / "train.parquet")[0].branches
+    lengths = [len(passage_text(passage).split()) for passage in branch.documents]
+    assert 1 <= len(lengths) < 6
+    assert sum(lengths) <= 25
+
+
+def test_what_is_built_is_not_built_again(
+    config: Callable[..., PlainConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build.run(config())
+    build.run(config())
+    assert "nothing to do" in capsys.readouterr().out
+    build.run(config(top_n=2))
+    assert len(read_prompted(tmp_path / "plain" / "train.parquet")[0].branches[2].documents) == 4
+
+
+def test_data_of_another_data_set_is_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+    write_manifest(tmp_path / "reflection", Manifest("mr2ag", tmp_path / "elsewhere", {"train": "k"}))
+    with pytest.raises(UserError, match="was not built from"):
+        build.run(config())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"evidence": ["gold"]}, "unknown `gold`"),
+        ({"evidence": []}, "at least one context"),
+        ({"index": ""}, "`index` is needed"),
+        ({"top_n": 0}, "`top_n` must be at least 1"),
+        ({"reranker": "embedding"}, "needs `reranker_model`"),
+    ],
+)
+def test_a_bad_config_is_refused(config: Callable[..., PlainConfig], changes: dict[str, Any], says: str) -> None:
+    assert any(says in issue for issue in config(**changes).problems())
+
+
+def test_without_retrieval_no_index_is_needed(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+    settings = config(evidence=["none"], index="")
+    assert settings.problems() == []
+    build.run(settings)
+    assert all(not b.documents for e in read_prompted(tmp_path / "plain" / "train.parquet") for b in e.branches)
