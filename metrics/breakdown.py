@@ -76,7 +76,7 @@ def columns(metric: Metric, questions: Sequence[Question]) -> tuple[Column, ...]
     """The columns of the metric's table beside the overall score.
 
     InfoSeek's halves; E-VQA's single-hop questions and its question types; of VQA the answer types that its questions
-    say (`meta["answer_type"]`); of every other metric the splits, if there are several.
+    say (`meta["answer_type"]`), and of every other metric the splits, if there are several.
     """
     if metric == "infoseek":
         return _HALVES
@@ -84,8 +84,8 @@ def columns(metric: Metric, questions: Sequence[Question]) -> tuple[Column, ...]
         single = Column("single_hop", "single-hop", lambda question: evqa_type(question) != "2_hop")
         return (single, *(Column(kind, _EVQA_TITLES.get(kind, kind), _is(evqa_type, kind)) for kind in QUESTION_TYPES))
     if metric == "vqa":
-        said = {_vqa_type(question) for question in questions}
-        return tuple(Column(kind, kind, _is(_vqa_type, kind)) for kind in _VQA_TYPES if kind in said)
+        said = [kind for kind in _VQA_TYPES if any(_vqa_type(question) == kind for question in questions)]
+        return tuple(Column(kind, kind, _is(_vqa_type, kind)) for kind in said) if len(said) > 1 else ()
     splits = sorted({question.split for question in questions})
     return tuple(Column(f"split:{name}", name, _is(_split, name)) for name in splits) if len(splits) > 1 else ()
 

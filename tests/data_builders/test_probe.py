@@ -13,7 +13,7 @@ from reflectune.data_builders.probing.config import ProbeConfig
 def folders(tmp_path: Path) -> list[str]:
     for name, marker in (("world", "dataset.json"), ("index", "manifest.json")):
         (tmp_path / name).mkdir()
-        (tmp_path / name / marker).write_text("{}")
+        (tmp_path / name / marker).write_text('{"fingerprint": "f", "metric": "infoseek"}')
     return ["--dataset", f"{tmp_path}/world", "--index", f"{tmp_path}/index", "--output", "o", "--model", "m"]
 
 
