@@ -119,7 +119,7 @@ def ours(config: SftConfig) -> ReflectionTrainer:
     args.save_strategy = SaveStrategy.NO
     loaded = load_base(config, args)
     model = prepare_model(loaded, config)
-    dataset = encoded_examples(data.examples, data.image_root, loaded, config)
+    dataset = encoded_examples(data.examples, data.image_roots, loaded, config)
     order = training_order(data, global_batch(args), seed=config.seed, group_by_length=config.group_by_length)
     save = functools.partial(save_model, loaded=loaded, settings={})
     return ReflectionTrainer(model, args, dataset, Collator(loaded.model), order, save, {})

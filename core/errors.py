@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
+import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
+
+from reflectune.core.progress import quiet_libraries
 
 
 class UserError(Exception):
@@ -15,10 +20,19 @@ class UserError(Exception):
     """
 
 
+_DEFAULT_TO_THE_GROUP = (
+    "torch.distributed.fsdp.sharded_grad_scaler",
+    "torch.distributed.nn.functional",
+    "torch.distributed.optim.zero_redundancy_optimizer",
+)
+"""Modules of torch (2.13) with functions whose default argument is the process group that is open on import."""
+
+
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap an entry script's `main` so that a user's mistake, a full disk or Ctrl-C ends in one clear line.
 
-    A `main` that ends well closes the connections to the other processes of its launch, if it had any.
+    A `main` that ends well closes the connections to the other processes of its launch, if it had any, and their
+    threads have ended before the interpreter does. In a log the libraries' progress bars are hidden.
 
     Exit status: 2 for a `UserError`, 28 for a full disk, 130 for Ctrl-C. Anything else is our own bug and keeps its
     traceback.
@@ -26,7 +40,10 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
+        quiet_libraries()
         try:
+            if "WORLD_SIZE" in os.environ:  # a launcher started this process
+                _forestall_references()
             main()
             _close_connections()
         except UserError as error:
@@ -45,9 +62,25 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
+def _forestall_references() -> None:
+    """Import the modules that would refer to the process group for good if they were imported while it is open."""
+    if import_module("torch.distributed").is_available():
+        for name in _DEFAULT_TO_THE_GROUP:
+            import_module(name)
+
+
 def _close_connections() -> None:
+    """Close the process group and join its threads.
+
+    gloo's threads take Python's lock to let go of a finished collective's tensors. One that is waiting for the lock
+    when the interpreter begins to end is killed within a destructor, and the process aborts: "terminate called without
+    an active exception" (https://github.com/pytorch/pytorch/issues/190489; what is done about it here can go once that
+    is closed). Only the group's destructor joins them, so nothing may refer to the group any more, neither a trainer
+    that lies in a reference cycle nor a default argument.
+    """
     distributed = sys.modules.get("torch.distributed")  # not imported: nothing was opened
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        gc.collect()
         distributed.destroy_process_group()
 
 

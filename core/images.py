@@ -7,27 +7,44 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from reflectune.core.errors import UserError
+from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 
 
-def load_image(path: str | Path, *, root: str | Path | None = None, needed_by: str = "") -> Image.Image:
+def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = "") -> Image.Image:
     """Read an image whole, as RGB.
 
     Args:
         path: The image, absolute or relative to `root`.
-        root: The data set's folder.
+        root: The folders that the data may lead into; relative paths start at the first. None: the path is the user's
+            own choice, not the data's, and may lead anywhere.
         needed_by: Who asked, for the message, e.g. `question infoseek_val_00000012`.
 
     Raises:
-        UserError: The file is missing, truncated, no image, or so large that decoding it would exhaust memory.
+        UserError: The file leads out of `root`, is missing, truncated, no image, or so large that decoding it would
+            exhaust memory.
     """
-    full = Path(root, path) if root is not None else Path(path)
     asked = f" (needed by {needed_by})" if needed_by else ""
+    try:
+        full = Path(path) if root is None else resolve_below(path, root)
+    except OutsideRoot as error:
+        raise UserError(f"image refused{asked}: {error}") from error
     if not full.is_file():
         raise UserError(f"image not found: {full}{asked}; check the path, or re-create the data set")
     try:
         with Image.open(full) as image:
-            return image.convert("RGB")
+            return to_rgb(image)
     except Image.DecompressionBombError as error:
         raise UserError(f"image too large to decode safely: {full}{asked}: {error}; scale it down first") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         raise UserError(f"image unreadable: {full}{asked}: {error}; replace or remove the file") from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An image as RGB; transparency is dropped, the colours below it stay.
+
+    Pillow warns of a palette whose transparency is a table, and of no other mode; by way of RGBA it has the same
+    colours without a warning.
+    """
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")
+    return image.convert("RGB")

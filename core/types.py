@@ -26,7 +26,8 @@ class Question:
 
     Attributes:
         id: Unique within its data set, e.g. `infoseek_val_00000012`.
-        image: Absolute path, or path relative to the data set's folder.
+        image: Path relative to the data set's folder, or absolute; it leads into that folder or into the `image_root`
+            that the data set's manifest names, else it is refused when it is opened.
         text: The question as asked.
         answers: Every accepted answer; for `multi_answer` each is a list joined by `&&`.
         range: For `numerical`: lowest and highest accepted value.

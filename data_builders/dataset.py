@@ -52,6 +52,11 @@ class Dataset:
         """The content of dataset.json."""
         return load_manifest(self.root)
 
+    @cached_property
+    def image_roots(self) -> tuple[Path, ...]:
+        """The folders that its image paths may lead into; relative ones start at the first."""
+        return image_roots(self.root)
+
     @property
     def metric(self) -> Metric:
         """The metric that the data set is scored by; UserError if it can't be told."""
@@ -74,6 +79,19 @@ class Dataset:
     def stream(self, split: str) -> Iterator[Question]:
         """The questions of a split one after the other; memory holds a few thousand."""
         return stream_questions(self.root, split)
+
+
+def image_roots(folder: str | Path) -> tuple[Path, ...]:
+    """The folders that a data set's image paths may lead into: its own, and the `image_root` that its manifest names.
+
+    Relative paths start at the first.
+
+    Args:
+        folder: The data set; one without a manifest has its own folder alone.
+    """
+    manifest = load_manifest(folder) if Path(folder, MANIFEST).is_file() else {}
+    named = manifest.get("image_root", "")
+    return (Path(folder), Path(folder, named)) if named else (Path(folder),)
 
 
 def load_manifest(folder: str | Path) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def run(config: DeriveConfig) -> str:
     if config.proofread:
         page = output / f"proofread_{split}.html"
         title = f"{split} of {dataset.root.name}"
-        write_label_page(page, probes, derived, questions, dataset.root, title, config.proofread, config.seed)
+        write_label_page(page, probes, derived, questions, dataset.image_roots, title, config.proofread, config.seed)
     write_manifest(output, Manifest(SCHEME, dataset.root, {split: key}))
     return summary(target, numbers)
 

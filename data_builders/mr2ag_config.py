@@ -43,7 +43,9 @@ class BuildConfig(RemoteConfig):
     negatives_retrieved: int = field(default=2, metadata=_help("passages of look-alikes that the index ranks high"))
     negatives_random: int = field(default=1, metadata=_help("passages of random entries"))
     retrieval_depth: int = field(default=10, metadata=_help("best entries to draw hard negatives from"))
-    visual_ratio: float = field(default=0.2, metadata=_help("share of visual-dependent questions in the data"))
+    visual_ratio: float = field(
+        default=0.2, metadata=_help("share of visual-dependent questions in the data; 1: they alone")
+    )
     visual_dataset: str = field(
         default="",
         metadata=_help("data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same"),
@@ -56,7 +58,9 @@ class BuildConfig(RemoteConfig):
     lead: Literal["none", "first_sentence"] = field(
         default="first_sentence", metadata=_help("what stands before each passage: nothing, or what the entry is")
     )
-    limit: int | None = field(default=None, metadata=_help("most knowledge-based questions, drawn by seed"))
+    limit: int | None = field(
+        default=None, metadata=_help("most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed")
+    )
     seed: int = field(default=0, metadata=_help("seed of every draw"))
     proofread: int = field(default=50, metadata=_help("random examples in the page for proof-reading; 0: no page"))
     on_error: Literal["stop", "skip"] = field(
@@ -115,8 +119,12 @@ class BuildConfig(RemoteConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 issues.append(f"`{name}` must be at least 1, found {value}")
-        if not 0 <= self.visual_ratio < 1:
-            issues.append(f"`visual_ratio` must be at least 0 and below 1, found {self.visual_ratio}")
+        if not 0 <= self.visual_ratio <= 1:
+            issues.append(f"`visual_ratio` must be between 0 and 1, found {self.visual_ratio}")
+        if self.visual_ratio == 1 and self.visual_dataset:
+            issues.append(
+                "`visual_ratio: 1` takes the visual-dependent questions of `dataset`; leave out `visual_dataset`"
+            )
         return issues
 
 

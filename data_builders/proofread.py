@@ -16,6 +16,7 @@ from string import Template
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.core.paths import Roots
 from reflectune.core.types import Branch, ReflectionExample
 
 LONGEST_SIDE = 320
@@ -23,7 +24,7 @@ LONGEST_SIDE = 320
 
 
 def write_page(
-    path: Path, examples: Sequence[ReflectionExample], image_root: Path, title: str, count: int = 50, seed: int = 0
+    path: Path, examples: Sequence[ReflectionExample], roots: Roots, title: str, count: int = 50, seed: int = 0
 ) -> None:
     """Write one HTML file with random examples; it holds its images and needs no network.
 
@@ -33,14 +34,14 @@ def write_page(
     Args:
         path: The file to write.
         examples: The examples to draw from.
-        image_root: The folder that their image paths start from.
+        roots: The folders that their image paths may lead into; relative ones start at the first.
         title: What they are, in a few words.
         count: How many to show.
         seed: Of the draw.
     """
     shown = list(examples) if len(examples) <= count else random.Random(seed).sample(list(examples), count)
     note = f"{len(shown)} of {len(examples):,} examples, drawn at random (seed {seed})."
-    write_articles(path, [_example(example, image_root) for example in shown], title, note)
+    write_articles(path, [_example(example, roots) for example in shown], title, note)
 
 
 def write_articles(path: Path, articles: Sequence[str], title: str, note: str) -> None:
@@ -65,7 +66,7 @@ def write_articles(path: Path, articles: Sequence[str], title: str, note: str) -
     write_atomically(path, page)
 
 
-def _example(example: ReflectionExample, image_root: Path) -> str:
+def _example(example: ReflectionExample, roots: Roots) -> str:
     answers = [branch.answer for branch in example.branches if branch.relevant] or [example.answer]
     if example.retrieve:
         body = "\n".join(_passage(example, branch, answers) for branch in sorted(example.branches, key=_evidence_first))
@@ -73,7 +74,7 @@ def _example(example: ReflectionExample, image_root: Path) -> str:
         body = judged("none", f"{example.id} [No Retrieval]", "[No Retrieval]", html.escape(example.answer), "")
     several = ' <span class="badge">several answers, &amp;&amp;</span>' if example.style == "list" else ""
     return (
-        f'<article><div class="picture">{picture(example.image, image_root, example.id)}</div><div>'
+        f'<article><div class="picture">{picture(example.image, roots, example.id)}</div><div>'
         f"<h2>{html.escape(example.question)}{several}</h2>"
         f'<p class="meta">{html.escape(example.id)} · {html.escape(example.source)}</p>{body}</div></article>'
     )
@@ -122,10 +123,10 @@ def marked(text: str, answers: Sequence[str]) -> str:
     )
 
 
-def picture(path: str, image_root: Path, name: str) -> str:
+def picture(path: str, roots: Roots, name: str) -> str:
     """A small copy of an image as HTML, made from its pixels, so that nothing else of the file comes along."""
     try:
-        image = load_image(path, root=image_root)
+        image = load_image(path, root=roots)
     except UserError as error:
         return f'<p class="missing">{html.escape(str(error))}</p>'
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from reflectune.core.paths import Roots
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.derivation import Labels
@@ -22,7 +23,7 @@ def write_label_page(
     probes: Sequence[Probe],
     labels: Labels,
     questions: Mapping[str, Question],
-    image_root: Path,
+    roots: Roots,
     title: str,
     count: int = 50,
     seed: int = 0,
@@ -34,7 +35,7 @@ def write_label_page(
         probes: The probes to draw from; those of questions that could not be asked are left out.
         labels: All labels that were derived.
         questions: By id.
-        image_root: The folder that image paths start from.
+        roots: The folders that image paths may lead into; relative ones start at the first.
         title: What they are, in a few words.
         count: How many to show.
         seed: Of the draw.
@@ -47,7 +48,7 @@ def write_label_page(
     articles = []
     for probe in shown:
         own = probe.question_id
-        articles.append(_article(probe, questions[own], ret.get(own), srt, mct.get(own), image_root))
+        articles.append(_article(probe, questions[own], ret.get(own), srt, mct.get(own), roots))
     note = f"{len(shown)} of {len(asked):,} probed questions, drawn at random (seed {seed})."
     write_articles(path, articles, title, note)
 
@@ -58,7 +59,7 @@ def _article(
     ret: RetLabel | None,
     srt: Mapping[tuple[str, str], SrtLabel],
     mct: MctLabel | None,
-    image_root: Path,
+    roots: Roots,
 ) -> str:
     token = "no label" if ret is None else "[Ret]" if ret.retrieve else "[NoRet]"
     alone = f"alone: {_said(probe.replies)}{_gold(probe.gold_log_prob)}"
@@ -70,7 +71,7 @@ def _article(
         reply = html.escape(write_reply(mct.keep, mct.summary))
         body.append(judged("none", f"{probe.question_id} MCT", "MCT", f"{html.escape(listed)} → <b>{reply}</b>", ""))
     return (
-        f'<article><div class="picture">{picture(question.image, image_root, question.id)}</div><div>'
+        f'<article><div class="picture">{picture(question.image, roots, question.id)}</div><div>'
         f"<h2>{html.escape(question.text)}</h2>"
         f'<p class="meta">{html.escape(question.id)} · accepted: <b>{html.escape(accepted)}</b></p>'
         f"{''.join(body)}</div></article>"

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.data_builders import dataset
 
 MANIFEST = "reflection.json"
 
@@ -136,11 +137,13 @@ class Manifest:
         scheme: The scheme that the examples are meant for.
         image_root: The folder that the examples' image paths are relative to.
         fingerprints: Of each split: a hash of everything that determined it.
+        image_folders: Further folders, absolute, that the examples' image paths lead into.
     """
 
     scheme: str
     image_root: Path
     fingerprints: dict[str, str]
+    image_folders: tuple[str, ...] = ()
 
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> None:
@@ -156,4 +159,18 @@ def read_manifest(folder: str | Path) -> Manifest:
         UserError: It is missing or is not JSON.
     """
     values = read_json(Path(folder, MANIFEST), "the manifest of the reflection data")
-    return Manifest(values["scheme"], Path(folder, values["image_root"]).resolve(), values["fingerprints"])
+    root, folders = Path(folder, values["image_root"]).resolve(), tuple(values.get("image_folders", ()))
+    return Manifest(values["scheme"], root, values["fingerprints"], folders)
+
+
+def image_roots(folder: str | Path, manifest: Manifest) -> tuple[Path, ...]:
+    """The folders that the image paths of reflection data may lead into; relative paths start at the first.
+
+    They are those of the data set that it was built from, the data's own folder (a black image lies there), and those
+    that the manifest names.
+
+    Args:
+        folder: Of the reflection data.
+        manifest: Its manifest.
+    """
+    return (*dataset.image_roots(manifest.image_root), Path(folder), *map(Path, manifest.image_folders))

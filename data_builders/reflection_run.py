@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from tqdm import tqdm
 
 from reflectune.core.durable import RowLog, read_json, read_rows, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.choice import opened
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator, conversation
@@ -30,7 +30,7 @@ from reflectune.data_builders.reflection_data import (
     write_manifest,
 )
 from reflectune.data_builders.reflection_statistics import STATISTICS, statistics, summary
-from reflectune.data_builders.selection import select_questions
+from reflectune.data_builders.selection import image_roots, select_questions, visual_beside
 from reflectune.data_builders.workshop import BLANK_SIDE, Batch, Workshop
 from reflectune.models.scheme import passage_text
 from reflectune.retrieval.encoders import load_encoder
@@ -90,7 +90,7 @@ def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotat
     if config.without_image == "blank":
         _write_blank(output)
     whole = _build_logged(workshop, knowledge, output / f".{config.split}.{key}.jsonl", key)
-    visual_wanted = round(len(whole.examples) * config.visual_ratio / (1 - config.visual_ratio))
+    visual_wanted = len(visual) if config.visual_ratio == 1 else visual_beside(len(whole.examples), config)
     seen = workshop.visual(visual, visual_wanted)
     whole.examples += seen.examples
     whole.rejected += seen.rejected
@@ -103,8 +103,9 @@ def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotat
     write_examples(target, whole.examples)
     if config.proofread:
         page = output / f"proofread_{config.split}.html"
-        write_page(page, whole.examples, dataset.root, f"{config.split} of {dataset.root.name}", config.proofread)
-    _record(output, config.split, dataset, key, numbers)
+        roots = image_roots(dataset, config)
+        write_page(page, whole.examples, roots, f"{config.split} of {dataset.root.name}", config.proofread)
+    _record(config, dataset, key, numbers)
     for log_path in output.glob(f".{config.split}.*.jsonl"):  # this build's, and those of builds that were given up
         log_path.unlink()
     print(summary(target, numbers))
@@ -149,7 +150,7 @@ def _build_logged(workshop: Workshop, questions: Sequence[Question], log_path: P
     """Build in chunks, each one row of a log: what is in the log is not built again."""
     with RowLog(log_path, key) as log:
         starts = range(0, len(questions), _CHUNK)
-        for start in tqdm(starts, desc="questions", unit=f"×{_CHUNK}", disable=None):
+        for start in progress_bar(starts, desc="questions", unit=f"×{_CHUNK}"):
             if str(start) not in log.done:
                 log.append(str(start), dataclasses.asdict(workshop.knowledge(questions[start : start + _CHUNK])))
     whole = Batch()
@@ -189,9 +190,13 @@ def _write_blank(output: Path) -> None:
     write_atomically(output / "blank.png", buffer.getvalue())
 
 
-def _record(output: Path, split: str, dataset: Dataset, key: str, numbers: dict[str, Any]) -> None:
+def _record(config: BuildConfig, dataset: Dataset, key: str, numbers: dict[str, Any]) -> None:
     """Write the split's statistics, and then the manifest, which says that the split is there."""
+    output, split = Path(config.output), config.split
     known = read_json(output / STATISTICS, "statistics") if (output / STATISTICS).is_file() else {}
     write_json(output / STATISTICS, {**known, split: numbers})
-    before = read_manifest(output).fingerprints if (output / MANIFEST).is_file() else {}
-    write_manifest(output, Manifest("mr2ag", dataset.root, {**before, split: key}))
+    root = dataset.root
+    before = read_manifest(output) if (output / MANIFEST).is_file() else Manifest("mr2ag", root, {})
+    visual = Dataset(Path(config.visual_dataset)).image_roots if config.visual_dataset else ()
+    folders = tuple(sorted({*before.image_folders, *(str(folder.resolve()) for folder in visual)}))
+    write_manifest(output, Manifest("mr2ag", root, {**before.fingerprints, split: key}, folders))

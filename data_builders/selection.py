@@ -20,6 +20,8 @@ _SPARE = 1000
 def select_questions(dataset: Dataset, config: BuildConfig) -> tuple[list[Question], list[Question]]:
     """Knowledge-based questions, and visual-dependent ones in a drawn order; `limit` draws from the former.
 
+    With `visual_ratio: 1` there are none of the former, and `limit` draws from the latter.
+
     Those of which it is unknown (`Question.is_knowledge_based`) come with the former, so that they are named as bad
     rows. No more visual-dependent questions come back than the ratio can ask for, and some to spare.
 
@@ -27,6 +29,8 @@ def select_questions(dataset: Dataset, config: BuildConfig) -> tuple[list[Questi
         UserError: `visual_dataset` or `visual_split` names questions of which none is visual-dependent.
     """
     rng = random.Random(f"{config.seed}:{config.split}")
+    if config.visual_ratio == 1:
+        return [], _visual(dataset, config, None, rng)
     total = _count(dataset, config.split, _is_knowledge)
     kept: Collection[int] = range(total)
     if config.limit is not None and config.limit < total:
@@ -35,8 +39,20 @@ def select_questions(dataset: Dataset, config: BuildConfig) -> tuple[list[Questi
     return knowledge, _visual(dataset, config, len(knowledge), rng)
 
 
-def _visual(dataset: Dataset, config: BuildConfig, beside: int, rng: random.Random) -> list[Question]:
-    """Visual-dependent questions in a drawn order, as many as may stand beside so many knowledge-based ones."""
+def image_roots(dataset: Dataset, config: BuildConfig) -> tuple[Path, ...]:
+    """The folders that the image paths of a build may lead into; relative ones start at the first.
+
+    They are those of both data sets, and the output, where the black image is.
+    """
+    other = Dataset(Path(config.visual_dataset)).image_roots if config.visual_dataset else ()
+    return (*dataset.image_roots, *other, Path(config.output))
+
+
+def _visual(dataset: Dataset, config: BuildConfig, beside: int | None, rng: random.Random) -> list[Question]:
+    """Visual-dependent questions in a drawn order, as many as may stand beside so many knowledge-based ones.
+
+    Without any beside them (None) all of them, or `limit`.
+    """
     other = Dataset(Path(config.visual_dataset)) if config.visual_dataset else dataset
     split = config.visual_split or config.split
     total = _count(other, split, _is_visual)
@@ -47,9 +63,14 @@ def _visual(dataset: Dataset, config: BuildConfig, beside: int, rng: random.Rand
         )
     order = list(range(total))
     rng.shuffle(order)
-    order = order[: round(beside * config.visual_ratio / (1 - config.visual_ratio)) + _SPARE]
+    order = order[: config.limit if beside is None else visual_beside(beside, config) + _SPARE]
     taken = _take(other, split, _is_visual, set(order))
     return [_seen_from(dataset, other, taken[position]) for position in order]
+
+
+def visual_beside(knowledge: int, config: BuildConfig) -> int:
+    """How many visual-dependent questions stand beside so many knowledge-based ones, for a ratio below 1."""
+    return round(knowledge * config.visual_ratio / (1 - config.visual_ratio))
 
 
 def _is_knowledge(question: Question) -> bool:

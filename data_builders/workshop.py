@@ -22,6 +22,7 @@ from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.mr2ag import Outcome, candidates, knowledge_example, question_problem, visual_example
 from reflectune.data_builders.mr2ag_config import BuildConfig
 from reflectune.data_builders.reflection_data import example_from_row
+from reflectune.data_builders.selection import image_roots
 from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retriever import Retriever
 
@@ -90,7 +91,7 @@ class Workshop:
     def __init__(self, dataset: Dataset, retriever: Retriever | None, annotate: Annotator, config: BuildConfig) -> None:
         self._dataset, self._retriever, self._annotate, self._config = dataset, retriever, annotate, config
         self._recipe = config.recipe()
-        self._entry_ids = list(dataset.knowledge.ids)
+        self._roots = image_roots(dataset, config)
         self._ranked: dict[str, list[str]] = {}
         self._passages = functools.lru_cache(maxsize=8192)(self._split)
 
@@ -146,7 +147,7 @@ class Workshop:
     def _open(self, question: Question) -> Image.Image:
         if self._is_blank(question.image):
             return Image.new("RGB", (BLANK_SIDE, BLANK_SIDE))
-        return load_image(question.image, root=self._dataset.root)
+        return load_image(question.image, root=self._roots)
 
     def _is_blank(self, path: str) -> bool:
         return self._config.without_image == "blank" and path == blank_image(self._dataset, Path(self._config.output))
@@ -171,6 +172,10 @@ class Workshop:
 
     def _draw_article(self, rng: random.Random) -> list[Passage]:
         return self._passages(rng.choice(self._entry_ids))
+
+    @functools.cached_property
+    def _entry_ids(self) -> list[str]:
+        return list(self._dataset.knowledge.ids)  # a data set of visual-dependent questions has no knowledge base
 
     def _split(self, entry_id: str) -> list[Passage]:
         return split_passages(self._dataset.knowledge.get(entry_id), lead=self._config.lead)

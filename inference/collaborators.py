@@ -11,7 +11,9 @@ from reflectune.inference.config import ReadingConfig
 from reflectune.inference.prompted_reader import PromptedReader
 from reflectune.inference.reader import Reader
 from reflectune.models.engine import PrefixEngine
+from reflectune.models.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.loading import Loaded, load
+from reflectune.models.pretrained import load_processor
 from reflectune.retrieval.encoders import load_encoder
 from reflectune.retrieval.index import load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
@@ -26,7 +28,8 @@ def open_tuned(config: ReadingConfig) -> Loaded:
     Raises:
         UserError: It has no scheme, another one, or was never fine-tuned.
     """
-    loaded = load(config.model, scheme=config.scheme or None, dtype=config.dtype, device=_device(config))
+    scheme, images = config.scheme or None, config.image_settings()
+    loaded = load(config.model, scheme=scheme, dtype=config.dtype, device=_device(config), images=images)
     if not loaded.is_tuned:
         raise UserError(
             f"`model`: {config.model} is not fine-tuned: its reflection tokens would mean nothing; give a folder "
@@ -36,8 +39,27 @@ def open_tuned(config: ReadingConfig) -> Loaded:
 
 
 def open_plain(config: ReadingConfig, name: str) -> Loaded:
-    """Load a model to be asked plainly, normally a base without reflection tokens."""
-    return load(name, dtype=config.dtype, device=_device(config))
+    """Load a model to be asked plainly, normally a base without reflection tokens.
+
+    Raises:
+        UserError: It would see other pictures than the config's checkpoint, which is of the same family.
+    """
+    loaded = load(name, dtype=config.dtype, device=_device(config), images=config.image_settings())
+    if Path(config.model).is_dir():
+        _refuse_other_images(loaded, Path(config.model))
+    return loaded
+
+
+def _refuse_other_images(base: Loaded, checkpoint: Path) -> None:
+    """Two models of a family that are compared, or work together, must see the same picture."""
+    processor = load_processor(checkpoint, base.model.config.model_type)
+    if type(processor) is not type(base.processor):
+        return
+    if images_fingerprint(processor) != images_fingerprint(base.processor):
+        raise UserError(
+            f"{checkpoint} was trained on pictures that were fitted with {images_in_words(processor)}, but "
+            f"{base.name} would see them with {images_in_words(base.processor)}; give the first in the config, for both"
+        )
 
 
 def _device(config: ReadingConfig) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.document_choice import Mct
+from reflectune.models.image_config import ImageKeys
 from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
@@ -76,7 +77,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class ReadingConfig(RerankerConfig):
+class ReadingConfig(RerankerConfig, ImageKeys):
     """What every pipeline needs: the models, the knowledge base, and how to read."""
 
     dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
@@ -134,7 +135,8 @@ class ReadingConfig(RerankerConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = [
+        issues = self.image_problems()
+        issues += [
             f"`{name}` must be at least 1, found {getattr(self, name)}"
             for name in ("top_n", "passages", "max_new_tokens", "token_budget", "documents", "max_reply_tokens")
             if (value := getattr(self, name)) is not None and value < 1

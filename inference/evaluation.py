@@ -10,8 +10,9 @@ import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.inference.config import FORMS
+from reflectune.inference.paper_numbers import MR2AG_5
 from reflectune.inference.probes import SEVERAL, attribute_of
-from reflectune.inference.ranking import PAPER_TABLE_5, RANKINGS, order_agreement
+from reflectune.inference.ranking import FULL, RANKINGS, order_agreement
 from reflectune.inference.reflection_metrics import reflection
 from reflectune.inference.scores import Measure, Score, Traces, mean, score_rows
 from reflectune.inference.trace import PassageTrace, Trace
@@ -29,6 +30,9 @@ BASELINES = (
 BEST_BASELINE = "best_baseline"
 TUNED = ("mr2ag", "mmkb_rag")
 """Pipelines of a fine-tuned model, which are compared with the baselines."""
+
+PAPER_COLUMNS = {"overall": "overall", "unseen_question": "unseen question", "unseen_entity": "unseen entity"}
+"""Heads of Table 5's columns in the paper, by ours."""
 
 STAGES = ("retrieval", "relevance", "reflection")
 """Traces that are measurements and not answers of a pipeline."""
@@ -182,25 +186,32 @@ def _rankings(
     answered = [q for q in questions if q.id in traces]
     if not answered:
         return None
-    table = {
-        name: measure.breakdown(answered, [measure.expected_correctness(q, traces[q.id], name) for q in answered], seed)
-        for name in RANKINGS
+    right = {
+        name: np.array([measure.expected_correctness(q, traces[q.id], name) for q in answered]) for name in RANKINGS
     }
+    table = {name: measure.breakdown(answered, values, seed) for name, values in right.items()}
     columns = {
         column: {name: found["value"] for name, scores in table.items() if (found := scores[column]) is not None}
         for column in (OVERALL, *(own.name for own in measure.columns(answered)))
         if table["random"][column] is not None
     }
-    paper = PAPER_TABLE_5 if measure.metric == "infoseek" else {}
+    paper = PAPER_COLUMNS if measure.metric == "infoseek" else {}
     return {
         "scores": table,
-        "paper": paper,
+        "paper_ranks": {column: MR2AG_5.ranks(head) for column, head in paper.items()},
         "pairs_ordered_as_in_paper": {
-            column: order_agreement(values, {name: row[column] for name, row in paper.items()})
-            for column, values in columns.items()
-            if paper
+            column: order_agreement(columns[column], MR2AG_5.column(head))
+            for column, head in paper.items()
+            if column in columns
         },
-        "full_product_best": {column: values["full"] >= max(values.values()) for column, values in columns.items()},
+        "full_product_leads": {
+            column: {
+                name: measure.difference(answered, right[FULL], values, seed, column)
+                for name, values in right.items()
+                if name != FULL
+            }
+            for column in columns
+        },
     }
 
 

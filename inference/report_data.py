@@ -13,8 +13,9 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.dataset import Dataset, image_roots
 from reflectune.inference.evaluation import TUNED
 from reflectune.inference.ranking import product
 from reflectune.inference.scores import Measure, Traces
@@ -70,12 +71,12 @@ class _Tables:
         self._dataset = dataset
         self._places: dict[tuple[str, str], int] = {}
 
-    def image(self, path: Path) -> int:
-        """Position of an image; -1 if it can't be read (then the evaluation has said so already)."""
-        key = ("image", str(path.resolve()))
+    def image(self, path: str | Path, roots: Roots) -> int:
+        """Position of an image below `roots`; -1 if it can't be read (then the evaluation has said so already)."""
+        key = ("image", str(Path(self._dataset.root, path).resolve()))
         if key not in self._places:
             try:
-                self.images.append(data_uri(load_image(path)))
+                self.images.append(data_uri(load_image(path, root=roots)))
                 self._places[key] = len(self.images) - 1
             except UserError:
                 self._places[key] = -1
@@ -86,7 +87,8 @@ class _Tables:
         key = ("entry", entry_id)
         if key not in self._places:
             entry = self._dataset.knowledge.get(entry_id)
-            image = self.image(self._dataset.knowledge.image_path(entry)) if entry.images else -1
+            roots = (self._dataset.knowledge.image_root, *image_roots(self._dataset.root))
+            image = self.image(self._dataset.knowledge.image_path(entry).absolute(), roots) if entry.images else -1
             self._places[key] = len(self.entries)
             self.entries.append({"id": entry.id, "title": entry.title, "image": image})
         return self._places[key]
@@ -117,7 +119,6 @@ def data_uri(image: Image.Image) -> str:
 
 
 def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, measure: Measure) -> dict[str, Any]:
-    root = tables._dataset.root
     return {
         "id": question.id,
         "split": question.split,
@@ -125,7 +126,7 @@ def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, 
         "text": question.text,
         "answers": list(question.answers),
         "range": list(question.range) if question.range else None,
-        "image": tables.image(Path(root, question.image)) if question.image else -1,
+        "image": tables.image(question.image, image_roots(tables._dataset.root)) if question.image else -1,
         "knowledge": question.is_knowledge_based,
         "famous": question.meta.get("famous") == "yes",
         "entities": list(question.entity_ids),

@@ -6,6 +6,9 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from reflectune.inference.paper_numbers import ranks
+from reflectune.inference.ranking import standing
+
 Cells = Sequence[str]
 
 
@@ -77,27 +80,31 @@ def _reflection(
 
 
 def rankings(metrics: Mapping[str, Any]) -> str:
-    """The eight rankings beside Table 5 of the paper, and whether its order holds here."""
+    """The eight rankings, their order here and in Table 5 of the paper, and whether the full product is the best."""
     found = metrics["rankings"]
     if not found:
         return '<p class="note">mr2ag was not run; no other pipeline ranks its answers by products.</p>'
     label, heads = {"full": "ret·rel·ans (the full product)"}, _heads(metrics)
-    papers = {column: title for column, title in heads.items() if found["paper"]}
+    order = {column: _order(found["scores"], column) for column in heads}
+    papers = {column: title for column, title in heads.items() if column in found["paper_ranks"]}
     rows = [
         [
             html.escape(label.get(name, name.replace("*", "·"))),
             *(_score(table.get(column)) for column in heads),
-            *(f"{100 * found['paper'][name][column]:.1f}" for column in papers),
+            *(f"{order[column].get(name, '–')} / {found['paper_ranks'][column][name]}" for column in papers),
         ]
         for name, table in found["scores"].items()
     ]
-    head = ["ranked by", *heads.values(), *(f"paper: {name}" for name in papers.values())]
+    head = ["ranked by", *heads.values(), *(f"rank / paper's rank: {name}" for name in papers.values())]
     caption = (
         "Answers chosen among mr2ag's candidates by each product of S_ret, S_rel, S_ans. “random” is the exact "
         "expectation of a random choice; ties share equally."
     )
     if papers:
-        caption += " The paper's figures (Table 5) are LLaVA-7B's on InfoSeek: compare the order only."
+        caption += (
+            " Rank 1 is the best here and in the paper's Table 5, whose numbers, of other models and questions, are in "
+            "docs/paper_numbers.md."
+        )
     return _table(head, rows, caption) + "".join(
         f'<p class="note">{html.escape(sentence)}</p>'
         for sentence in ranking_sentences(found, metrics["metric"]["columns"])
@@ -105,14 +112,25 @@ def rankings(metrics: Mapping[str, Any]) -> str:
 
 
 def ranking_sentences(found: Mapping[str, Any], heads: Mapping[str, str]) -> list[str]:
-    """Whether Table 5's order holds here, where the paper has one, and whether the full product is best, per column."""
+    """Whether Table 5's order holds here, if the paper has one, and how the full product stands, per column."""
     sentences = []
-    for column, is_best in found["full_product_best"].items():
-        best = "is best (or ties)" if is_best else "is not best"
+    for column, leads in found["full_product_leads"].items():
+        place = standing([leads])
+        told = "is the best" if place.is_best else str(place).replace("*", "·")
+        if place.behind:
+            told = f"is {told}"
         share = found["pairs_ordered_as_in_paper"].get(column)
         order = "" if share is None else f"{100 * share:.0f} % of the pairs of rankings are ordered as in the paper; "
-        sentences.append(f"{heads[column].capitalize()}: {order}the full product {best} here.")
+        sentences.append(
+            f"{heads[column].capitalize()}: {order}the full product {told}, by the 95 % intervals of its leads."
+        )
     return sentences
+
+
+def _order(scores: Mapping[str, Any], column: str) -> dict[str, int]:
+    """The rank of each ranking in a column, by its score as printed."""
+    values = {name: score["value"] for name, table in scores.items() if (score := table.get(column)) is not None}
+    return ranks({name: round(100 * value, 1) for name, value in values.items()})
 
 
 def _heads(metrics: Mapping[str, Any]) -> dict[str, str]:

@@ -10,12 +10,14 @@ from typing import Literal
 
 from accelerate import PartialState
 from PIL import Image
-from tqdm import tqdm
 
 from reflectune.core.durable import RowLog, read_rows, write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.core.paths import Roots
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
+from reflectune.data_builders.dataset import image_roots
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.trace import Trace, from_row, to_row
 
@@ -42,7 +44,7 @@ def run_pipeline(
         name: The pipeline's name, which names the files.
         build: Makes the pipeline; not called if nothing is left to do.
         questions: The questions; their ids must be unique.
-        image_root: Folder that image paths are relative to.
+        image_root: The data set's folder, which image paths are relative to (see `dataset.image_roots`).
         folder: Where traces are kept.
         fingerprint: Hash of everything that determines an answer.
         batch_questions: Questions in a batch.
@@ -84,10 +86,11 @@ def open_questions(
     Raises:
         UserError: A question is bad and `on_error` is "stop".
     """
+    roots = image_roots(image_root)
     good, images, errors = [], [], {}
     for question in questions:
         try:
-            images.append(_open(question, image_root))
+            images.append(_open(question, roots))
             good.append(question)
         except UserError as error:
             if on_error == "stop":
@@ -96,12 +99,12 @@ def open_questions(
     return good, images, errors
 
 
-def _open(question: Question, image_root: Path) -> Image.Image:
+def _open(question: Question, roots: Roots) -> Image.Image:
     if not question.text.strip():
         raise UserError(f"question {question.id} has no text; mend or remove the row, or set on_error: skip")
     if not question.image:
         raise UserError(f"question {question.id} has no image; mend or remove the row, or set on_error: skip")
-    return load_image(question.image, root=image_root, needed_by=f"question {question.id}")
+    return load_image(question.image, root=roots, needed_by=f"question {question.id}")
 
 
 def _answer(
@@ -114,8 +117,8 @@ def _answer(
     name: str,
     total: int,
 ) -> None:
-    left = sum(map(len, batches))
-    with tqdm(total=total, initial=total - left, desc=name, unit="question", disable=_is_hidden()) as progress:
+    left, hidden = sum(map(len, batches)), not PartialState().is_main_process
+    with progress_bar(total=total, initial=total - left, desc=name, unit="question", disable=hidden) as progress:
         for batch in batches:
             good, images, errors = open_questions(batch, image_root, on_error)
             traces = pipeline.run(good, images) if good else []
@@ -124,11 +127,6 @@ def _answer(
                 if trace.question_id not in done:
                     log.append(trace.question_id, to_row(trace))
             progress.update(len(batch))
-
-
-def _is_hidden() -> bool | None:
-    """tqdm's `disable`: None hides the bar where nobody watches, as in a log file."""
-    return None if PartialState().is_main_process else True
 
 
 def _check_unique(ordered: Sequence[Question]) -> None:

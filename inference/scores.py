@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -132,15 +133,36 @@ class Measure:
         return tables.headline(self.metric, questions).name
 
     def difference(
-        self, questions: Sequence[Question], first: Sequence[float], second: Sequence[float], seed: int
-    ) -> dict[str, float | int | str] | None:
-        """First less second by the headline score (`of` says which), paired by question, with its interval."""
-        if not questions:
-            return None
+        self,
+        questions: Sequence[Question],
+        first: Sequence[float] | np.ndarray,
+        second: Sequence[float] | np.ndarray,
+        seed: int,
+        column: str = "",
+    ) -> dict[str, Any] | None:
+        """First less second, paired by question, with its interval; `of` says which score it is of.
+
+        Args:
+            questions: Those that both answered.
+            first: One value a question.
+            second: The other system's, in the same order.
+            seed: Seed of the interval.
+            column: A column of the metric's table; the headline score if "".
+
+        Returns:
+            None if there is no question in the column.
+        """
         number = tables.headline(self.metric, questions)
-        one, other = number.rows(first), number.rows(second)
-        found = paired_bootstrap(one, other, number.statistic, seed=seed, strata=number.half)
-        return {"value": found.value, "low": found.low, "high": found.high, "n": len(questions), "of": number.name}
+        one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+        if column not in ("", number.name):
+            (holds,) = (own.holds for own in self.columns(questions) if own.name == column)
+            kept = np.array([holds(question) for question in questions], dtype=bool)
+            one, other, number = one[kept], other[kept], tables.Headline(column)
+        if not len(one):
+            return None
+        pair = number.rows(one), number.rows(other)
+        found = paired_bootstrap(*pair, number.statistic, seed=seed, strata=number.half)
+        return {"value": found.value, "low": found.low, "high": found.high, "n": len(one), "of": number.name}
 
     def facts(self, questions: Sequence[Question]) -> dict[str, object]:
         """What a reader of scores must know of the metric: name, what a table says of it, columns and their heads."""

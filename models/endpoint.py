@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,8 @@ class Endpoint:
     Attributes:
         url: The API's root, e.g. `https://api.openai.com/v1` or `http://localhost:8000/v1`.
         model: The model's name on the server.
-        key: The API key, "" for a server that wants none. It stands in no file, no message and no fingerprint.
+        key: The API key, "" for a server that wants none; white space around it is taken off. It stands in no file, no
+            message and no fingerprint.
         concurrency: Requests under way at a time.
         max_tokens: Most tokens of a reply.
         timeout: Seconds that one request may take, from sending to the last byte.
@@ -28,6 +30,9 @@ class Endpoint:
         options: Fields merged into every request; one that is None is taken out of it.
         input_price: Of a million tokens sent, in any currency.
         output_price: Of a million tokens received.
+
+    Raises:
+        UserError: The key can't stand in a request's header.
     """
 
     url: str
@@ -42,6 +47,11 @@ class Endpoint:
     input_price: float = 0.0
     output_price: float = 0.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.key.strip())
+        if problem := key_problem(self.key):
+            raise UserError(f"the API key {problem}; set it again, as one line without spaces or quotes")
+
     def request(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         """The body of a chat request: temperature 0 unless `options` or `fields` say otherwise."""
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": self.max_tokens}
@@ -50,6 +60,18 @@ class Endpoint:
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """What these tokens cost."""
         return (prompt_tokens * self.input_price + completion_tokens * self.output_price) / 1e6
+
+
+def key_problem(key: str) -> str:
+    """Why a key can't stand in a request's header, in words that don't show it; "" if it can.
+
+    The HTTP client's own error for such a key quotes it.
+    """
+    if "\n" in key or "\r" in key:
+        return "holds a line break"
+    if not all("!" <= character <= "~" for character in key):
+        return "holds a space, a control character or one that is not ASCII"
+    return ""
 
 
 def _help(text: str) -> dict[str, str]:
@@ -79,15 +101,16 @@ class RemoteConfig:
 
     def llm_problems(self) -> list[str]:
         """What is wrong with the values, one sentence each, for a run that asks a remote model."""
-        issues = []
+        key_issues = self._key_problems()
+        issues = [*key_issues]
         if not self.llm_model:
             issues.append("`llm_model` is needed: the name of the model on the server")
         if not self.llm_url:
             issues.append("`llm_url` is needed, e.g. http://localhost:8000/v1")
         elif urlsplit(self.llm_url).scheme not in ("http", "https") or not urlsplit(self.llm_url).hostname:
             issues.append(f"`llm_url` must look like https://HOST/v1, found `{self.llm_url}`")
-        elif not self._is_local() and not self._key():
-            issues.append(f"`llm_url` is another machine's, and the variable ${self.llm_key_variable} holds no API key")
+        elif not self._is_local() and not key_issues and not self._key():
+            issues.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
         for name, least in (("llm_concurrency", 1), ("llm_max_tokens", 1), ("llm_retries", 0)):
             if getattr(self, name) < least:
                 issues.append(f"`{name}` must be at least {least}, found {getattr(self, name)}")
@@ -115,6 +138,17 @@ class RemoteConfig:
             input_price=self.llm_input_price,
             output_price=self.llm_output_price,
         )
+
+    def _key_problems(self) -> list[str]:
+        if not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", self.llm_key_variable):
+            return ["`llm_key_variable` must be the name of an environment variable, e.g. OPENAI_API_KEY, not the key"]
+        problem = key_problem(self._key())
+        return [f"the API key in {self._shown_variable()} {problem}; set it again, as one line"] if problem else []
+
+    def _shown_variable(self) -> str:
+        """The variable's name, unless it may be the key itself, put there by mistake: names are in capitals."""
+        name = self.llm_key_variable
+        return f"the variable ${name}" if name == name.upper() else "the variable that `llm_key_variable` names"
 
     def _key(self) -> str:
         return os.environ.get(self.llm_key_variable, "").strip()

@@ -15,6 +15,8 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.models.image_config import AS_IN_PROCESSOR, ImageSettings
+from reflectune.models.image_fitting import fit_images, images_fingerprint, images_in_words
 from reflectune.models.pretrained import as_dtype, load_pretrained, load_processor
 from reflectune.models.quantization import Quantization, dequantized, require_bitsandbytes
 from reflectune.models.rendering import Renderer
@@ -37,7 +39,7 @@ class Loaded:
         scheme: Its scheme, or None for a plain model.
         renderer: Renders conversations for it.
         name: As it was asked for.
-        fingerprint: A hash of its weights, tokens, template and scheme.
+        fingerprint: A hash of its weights, tokens, template, scheme and of how it reads pictures.
         is_tuned: Whether it is a checkpoint that was fine-tuned with its scheme.
         quantization: How its language model is held in four bits; None if it is not.
     """
@@ -60,6 +62,7 @@ def load(
     device: str = "cpu",
     seed: int = 0,
     quantization: Quantization | None = None,
+    images: ImageSettings = AS_IN_PROCESSOR,
 ) -> Loaded:
     """Load a base model or a checkpoint.
 
@@ -72,10 +75,12 @@ def load(
         seed: Of new tokens' rows.
         quantization: Hold the language model in four bits, to train adapters on it; its `dtype` then is `dtype`. None
             loads plain weights, also of an adapter that was trained on four bits: merged into what it was trained on.
+        images: How the processor fits pictures. A checkpoint has what it was trained with, and takes nothing else.
 
     Raises:
-        UserError: There is no such model; it is a checkpoint without its scheme, or of another scheme; or a setting is
-            not known; or four bits are asked for or needed, and bitsandbytes is not installed.
+        UserError: There is no such model; it is a checkpoint without its scheme, or of another scheme, or trained on
+            pictures that were fitted otherwise; a setting is not known; or four bits are asked for or needed, and
+            bitsandbytes is not installed.
     """
     if quantization is not None:
         require_bitsandbytes()
@@ -93,9 +98,11 @@ def load(
         if own is None and wanted is not None:
             _refuse_orphan(network, processor, wanted, source)
             add_reflection_tokens(network, processor, wanted, seed=seed)
+    _fit_images(processor, network, images, model, is_tuned=own is not None)
     used = own or wanted
     renderer = Renderer(used, processor)
     parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(as_dtype(dtype))]
+    parts.append(images_fingerprint(processor))
     if used is not None and own is None:
         parts.append(str(seed))
     if quantization is None:
@@ -190,6 +197,19 @@ def _refuse_orphan(network: PreTrainedModel, processor: ProcessorMixin, wanted: 
         raise UserError(
             f"{source} has reflection tokens already but no {SCHEME_FILE} that says how they were trained; restore "
             "that file, or start from the base model"
+        )
+
+
+def _fit_images(
+    processor: ProcessorMixin, network: PreTrainedModel, images: ImageSettings, model: str, *, is_tuned: bool
+) -> None:
+    """Fit pictures as the settings say; what was trained on others is refused."""
+    trained_on, in_words = images_fingerprint(processor), images_in_words(processor)
+    fit_images(processor, network.config.model_type, images)
+    if is_tuned and images_fingerprint(processor) != trained_on:
+        raise UserError(
+            f"{model} was trained on pictures that were fitted with {in_words}, but the config says "
+            f"{images_in_words(processor)}; leave these keys out, or train on such pictures"
         )
 
 

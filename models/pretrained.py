@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor,
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
+from reflectune.models.image_fitting import use_pillow_padding
 from reflectune.models.processors import ImageOnlyQwen2VLProcessor
 from reflectune.models.quantization import Quantization, check_quantized
 
@@ -51,7 +52,9 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
     """The processor of a model; Qwen's without its video half where torchvision is absent, or was when it was saved."""
     if model_type in _QWEN and (find_spec("torchvision") is None or _is_image_only(Path(source))):
         return ImageOnlyQwen2VLProcessor.from_pretrained(source)
-    return AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    use_pillow_padding(processor)
+    return processor
 
 
 def _is_image_only(folder: Path) -> bool:

@@ -104,8 +104,9 @@ class Transport:
             if isinstance(value, dict) and "choices" not in value and "error" in value:
                 raise _Passing(f"an error under status 200: {_shown(content, self._endpoint.key)}")
             return parse(value)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise _Passing(f"no chat completion, but: {_shown(content, self._endpoint.key)}") from error
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+            # no cause: it may quote the reply, and the reply the key
+            raise _Passing(f"no chat completion, but: {_shown(content, self._endpoint.key)}") from None
 
     def _send(self, body: dict[str, Any]) -> bytes:
         headers = {"Content-Type": "application/json", "Idempotency-Key": fingerprint([self._url, body])}
@@ -118,10 +119,10 @@ class Transport:
                 return _read(response, deadline)
         except urllib.error.HTTPError as error:
             with error:
-                raise self._status(error) from error
+                raise self._status(error) from None
         except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise _Passing(f"{type(error).__name__}: {reason} (is the server running?)") from error
+            reason = _masked(str(getattr(error, "reason", None) or error), self._endpoint.key)
+            raise _Passing(f"{type(error).__name__}: {reason} (is the server running?)") from None
 
     def _status(self, error: urllib.error.HTTPError) -> Exception:
         """What a status other than 200 means."""
@@ -196,8 +197,15 @@ def _retry_after(headers: Any) -> float | None:
         return None
 
 
+def _masked(text: str, key: str) -> str:
+    """The text without the key, plain or as JSON writes it."""
+    for secret in (key, json.dumps(key)[1:-1], key.replace("/", "\\/")):
+        text = text.replace(secret, "…") if secret else text
+    return text
+
+
 def _shown(content: bytes, key: str) -> str:
     """The beginning of what a server said, on one line, without the key."""
     text = " ".join(content.decode("utf-8", errors="replace").split())
-    text = text.replace(key, "…") if key else text
+    text = _masked(text, key)
     return f"`{text[:200]}{'…' if len(text) > 200 else ''}`" if text else "nothing"

@@ -18,10 +18,13 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
+from reflectune.data_builders.mr2ag_config import BuildConfig
+from reflectune.models.image_config import ImageKeys
 from reflectune.train.config import SftConfig
 from reflectune.train.estimate_config import EstimateConfig
 from reflectune.train.forecasting.memory import GIB, total
-from reflectune.train.forecasting.planning import plan
+from reflectune.train.forecasting.planning import QUESTION_TOKENS, image_tokens, plan
+from reflectune.train.forecasting.travel import longest_travel
 from reflectune.train.lora import add_adapters
 from reflectune.train.parameters import tower_of
 
@@ -173,22 +176,168 @@ def test_peft_puts_the_adapters_there_and_trains_the_tokens_rows(folder: str) ->
     assert len(trained) == 2 * layers * 7 + len(rows)
 
 
-@pytest.mark.parametrize(("folder", "name"), RECIPES)
-def test_a_recipe_has_the_papers_hyperparameters(folder: str, name: str) -> None:
-    """mR²AG: learning rate 2e-5, batch 128, one epoch. MMKB-RAG: LoRA, batch 512."""
-    values = settings(folder, name)
-
-    processes = 1
+def batch_of(folder: str, name: str) -> int:
+    """Questions of an optimiser step, by the recipe and the launch that its header names."""
+    values, processes = settings(folder, name), 1
     if launch := re.search(r"--config_file (\S+)", header(ROOT / "configs" / folder / f"{name}.yaml")):
         processes = yaml.safe_load((ROOT / launch[1]).read_text())["num_processes"]
-    batch = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"] * processes
+    return values["per_device_train_batch_size"] * values["gradient_accumulation_steps"] * processes
 
-    assert values["epochs"] == 1
+
+def numbers(pattern: str, text: str) -> list[float]:
+    """The numbers in the groups of a pattern that must occur once."""
+    (found,) = re.findall(pattern, text)
+    return [float(number.replace(",", "")) for number in ([found] if isinstance(found, str) else found)]
+
+
+def passages_of(name: str) -> int:
+    """Most passages of a question, by the config that builds mR²AG-IT."""
+    data = settings("mr2ag", name)
+    kinds = ("same_article", "retrieved", "random")
+    return data["positives"] + sum(
+        data.get(f"negatives_{kind}", getattr(BuildConfig, f"negatives_{kind}")) for kind in kinds
+    )
+
+
+@pytest.mark.parametrize(("folder", "name"), RECIPES)
+def test_a_recipe_has_the_papers_hyperparameters(folder: str, name: str) -> None:
+    """mR²AG: learning rate 2e-5, 128 questions, one epoch. MMKB-RAG: LoRA, 512 rows."""
+    values = settings(folder, name)
+
     assert values["method"] == name.split("_")[1]
     assert values["scheme"] == ("mmkb_rag" if name == "mmkb_lora" else "mr2ag")
-    assert batch == (512 if name == "mmkb_lora" else 128)
+    assert batch_of(folder, name) == 128
     if name == "mr2ag_full":
         assert (values["learning_rate"], values["freeze_vision"]) == (2e-5, True)
+    if name != "mmkb_lora":
+        assert values["epochs"] == 1
+
+
+@pytest.mark.parametrize(("folder", "name"), [recipe for recipe in RECIPES if recipe[1] != "mmkb_lora"])
+def test_a_header_says_how_many_questions_and_rows_a_step_reads(folder: str, name: str) -> None:
+    text, batch = header(ROOT / "configs" / folder / f"{name}.yaml"), batch_of(folder, name)
+    share = settings("mr2ag", "infoseek_data")["visual_ratio"]
+    seen, passages = batch * share, passages_of("infoseek_data")
+
+    written = numbers(
+        r"Batch: (\d+) questions a step, (\d+) of them with up to (\d+) passages and (\d+) with none, "
+        r"so up to (\d+) rows",
+        text,
+    )
+    steps, questions = numbers(r"Steps: ([\d,]+) for ([\d,]+) questions", text)
+
+    assert written == [batch, batch - seen, passages, seen, (batch - seen) * passages + seen]
+    assert steps == math.ceil(questions / batch)
+    assert questions == settings("mr2ag", "infoseek_data")["limit"] / (1 - share)
+    assert "The paper's 8 × 16 = 128 are rows" in text
+
+
+@pytest.mark.parametrize("folder", MODELS)
+def test_mmkb_rag_has_steps_enough_to_bring_a_new_row_anywhere_in_its_table(folder: str) -> None:
+    """As many as read a tenth of InfoSeek once, whatever number of questions the labels leave."""
+    text, batch = header(ROOT / "configs" / folder / "mmkb_lora.yaml"), batch_of(folder, "mmkb_lora")
+    values, probe = settings(folder, "mmkb_lora"), settings("mmkb_rag", "infoseek_probe")
+    config = SftConfig(**values)
+    spread = AutoConfig.for_model(**architecture(folder)["config"]).get_text_config().initializer_range
+
+    questions, fewest, most, documents, rows, each = numbers(
+        r"Batch: (\d+) questions a step, each of (\d+) to (\d+) rows: RET, at most (\d+) documents, MCT; "
+        r"(\d+) rows at (\d+) a question",
+        text,
+    )
+    steps, read, tenth, whole = numbers(r"Steps: (\d+), which read ([\d,]+) .* InfoSeek, ([\d,]+) of ([\d,]+)\.", text)
+    travel, scatter, former_steps, former = numbers(
+        r"1e-4 × 730 / 2 = ([\d.]+) .* about ([\d.]+) \(`init.* were (\d+) steps, and ([\d.]+)\.\)", text
+    )
+
+    assert (questions, fewest, most, documents) == (batch, 1, probe["documents"] + 2, probe["documents"])
+    assert rows == each * batch == 512  # the paper's
+    assert (steps, read) == (values["max_steps"], values["max_steps"] * batch)
+    assert (tenth, whole) == (probe["limit"], 934_048)
+    assert steps == math.ceil(tenth / batch) == math.ceil(whole / 10 / batch)
+    assert travel == round(longest_travel(config, values["max_steps"]), 3)
+    assert scatter == spread
+    assert travel > 1.5 * spread
+    assert (former_steps, former) == (20_000 // 512, round(1e-4 * 39 / 2, 3))
+
+
+@pytest.mark.parametrize(("folder", "name"), RECIPES)
+def test_a_recipe_says_how_pictures_are_fitted(folder: str, name: str) -> None:
+    """LLaVA-1.5's are padded, none is cut; Qwen's have a bound, which the header counts in tokens."""
+    values, config = settings(folder, name), architecture(folder)["config"]
+    text = header(ROOT / "configs" / folder / f"{name}.yaml")
+    model = AutoConfig.for_model(**config)
+
+    assert values.get("image_fit") == ("pad" if config["model_type"] == "llava" else None)
+    if "max_pixels" in values:
+        tokens, side = numbers(r"at most ([\d,]+) tokens, each (\d+) × \d+ pixels", text)
+        assert side == model.vision_config.patch_size * model.vision_config.spatial_merge_size
+        assert tokens == values["max_pixels"] // side**2 == image_tokens(model, values["max_pixels"])
+    assert ("max_pixels" in values) == config["model_type"].startswith("qwen")
+
+
+@pytest.mark.parametrize("folder", MODELS)
+def test_a_model_is_probed_and_evaluated_on_the_pictures_that_it_is_trained_on(folder: str) -> None:
+    values = settings(folder, "mmkb_lora")
+    text = header(ROOT / "configs" / folder / "mmkb_lora.yaml")
+    trained = {name: values.get(name, getattr(ImageKeys, name)) for name in ("image_fit", "min_pixels", "max_pixels")}
+    probed = {
+        name: settings("mmkb_rag", "infoseek_probe").get(name, default) for name, default in vars(ImageKeys()).items()
+    }
+    if changed := re.search(r"infoseek_probe\.yaml with (.*?), then", text):
+        flags = dict(re.findall(r"--(\w+) (\S+)", changed[1]))
+        probed |= {name: type(probed[name])(flags[name]) for name in probed if name in flags}
+
+    assert probed == trained
+    if folder == "qwen2_vl_7b":
+        evaluated = settings("mmkb_rag", "infoseek_evaluate")
+        assert evaluated["max_pixels"] == settings("mmkb_rag", "evqa_probe")["max_pixels"] == trained["max_pixels"]
+
+
+def test_the_mixture_reads_every_visual_example_once_and_its_header_counts_right() -> None:
+    path = ROOT / "configs/llava15_7b/mr2ag_full_mixture.yaml"
+    text, batch, values = header(path), batch_of("llava15_7b", "mr2ag_full_mixture"), settings("llava15_7b", path.stem)
+    infoseek, evqa, passages, nq, nq_passages, visual, reads = numbers(
+        r"Reads: ([\d,]+) .*? and ([\d,]+) .*? up to (\d+) passages, ([\d,]+) .*? up to (\d+), ([\d,]+) .*?: ([\d,]+)",
+        text,
+    )
+    knowledge, rows = infoseek + evqa + nq, (infoseek + evqa) * passages + nq * nq_passages
+
+    assert infoseek == settings("mr2ag", "infoseek_data")["limit"]
+    assert [evqa, nq] == numbers(r"--limit (\d+) --output .*--limit (\d+);", text)
+    assert passages == passages_of("infoseek_data") == passages_of("evqa_data")
+    assert nq_passages == passages_of("nq_data")
+    assert reads == knowledge + visual
+    assert [batch, (rows + visual) * batch // reads + 1] == numbers(
+        r"Batch: (\d+) questions a step, up to (\d+) rows", text
+    )
+    assert numbers(r"Steps: ([\d,]+)\.", text) == [math.ceil(reads / batch)]
+    outputs = [settings("mr2ag", f"{name}_data")["output"] for name in ("nq", "llava_instruct")]
+    assert list(values["train_data"]) == [*re.findall(r"--output (runs/\S+),", text), *outputs]
+    assert set(values["train_data"].values()) == {1}
+    assert text.count("--visual_ratio 0 --") == 2
+    assert settings("mr2ag", "nq_data")["visual_ratio"] == 0
+
+    pictured, others, share, steps, rows_each, hours = numbers(
+        r"rows, ([\d,]+) of them .*?: ([\d,]+) reads, (\d+) % .*?, ([\d,]+) steps of up to (\d+) rows, (\d+) h", text
+    )
+    assert others == knowledge + pictured
+    assert steps == math.ceil(others / batch)
+    assert share == round(100 * pictured / others)
+    assert rows_each == round((rows + pictured) * batch / others)
+    # By tokens: those of mr2ag_full.yaml take the hours that its header says.
+    image, one = 576 + QUESTION_TOKENS, EstimateConfig.branch_tokens
+    alone = header(path.with_name("mr2ag_full.yaml"))
+    (base_hours,) = numbers(r"GiB a GPU; (\d+) h on 8 A100 for 200,000 questions", alone)
+    base = 100_000 * (image + 6 * one) + 100_000 * (image + 20)
+    of_visual = [hours, *numbers(r"GiB a GPU; (\d+) h on 8 A100\.", text)]
+    tokens = [(rows * one + knowledge * image) + count * (image + _CONVERSATION) for count in (pictured, visual)]
+    assert of_visual == [round(base_hours * count / base) for count in tokens]
+    assert numbers(r"not measured: (\d+) GiB", text) == numbers(r"not measured: (\d+) GiB", alone)
+
+
+_CONVERSATION = 250
+"""Tokens of the turns of a visual example, assumed."""
 
 
 @pytest.mark.parametrize(("folder", "name"), RECIPES)

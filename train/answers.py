@@ -11,6 +11,7 @@ from typing import Any
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.core.paths import Roots
 from reflectune.core.types import PromptedExample, TrainingExample
 from reflectune.metrics import evqa, infoseek
 from reflectune.models.engine import Generation, PrefixEngine
@@ -46,7 +47,7 @@ class AnswerReader:
     Args:
         loaded: The model, with or without adapters.
         examples: The validation data.
-        image_root: The folder of its images.
+        roots: The folders that its image paths may lead into; relative ones start at the first.
         count: Questions in the sample; fewer if there are fewer with an answer.
         seed: Of the sample.
         batch_size: Questions that are read together.
@@ -56,13 +57,13 @@ class AnswerReader:
         self,
         loaded: Loaded,
         examples: Sequence[TrainingExample],
-        image_root: Path,
+        roots: Roots,
         *,
         count: int,
         seed: int,
         batch_size: int,
     ) -> None:
-        self._loaded, self._image_root, self._batch_size = loaded, image_root, batch_size
+        self._loaded, self._roots, self._batch_size = loaded, roots, batch_size
         answerable = [example for example in examples if has_answer(example)]
         self.sample = random.Random(seed).sample(answerable, min(count, len(answerable)))
 
@@ -97,7 +98,7 @@ class AnswerReader:
 
     def _ask(self, example: TrainingExample) -> Asked:
         renderer = self._loaded.renderer
-        image = load_image(example.image, root=self._image_root, needed_by=f"validation example {example.id}")
+        image = load_image(example.image, root=self._roots, needed_by=f"validation example {example.id}")
         if isinstance(example, PromptedExample):
             asking = next(branch for branch in example.branches if branch.prompt == "vqa")
             prompt = renderer.prompt_branch("vqa", asking.documents, example.style)

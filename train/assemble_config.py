@@ -22,8 +22,9 @@ class AssembleConfig:
     tokenizer: str = field(
         default="", metadata=_help("folder or hub id of the tokenizer, if it is not beside the language model")
     )
-    pad_to_square: bool = field(
-        default=True, metadata=_help("pad pictures to a square, as LLaVA-1.5 was tuned, or else cut their middle out")
+    image_fit: Literal["pad", "crop"] = field(
+        default="pad",
+        metadata=_help("pad pictures to a square with the mean colour, as LLaVA-1.5 was tuned, or crop their middle"),
     )
     dtype: Literal["bfloat16", "float16", "float32"] = field(
         default="bfloat16", metadata=_help("precision of the checkpoint")

@@ -24,9 +24,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
 from reflectune.core.errors import UserError
+from reflectune.models.image_config import ImageSettings
+from reflectune.models.image_fitting import fit_images
 from reflectune.train.assemble_config import AssembleConfig
 
 IMAGE, PAD = "<image>", "<pad>"
@@ -182,14 +183,13 @@ def _rows(language: Any) -> int:
 
 
 def _processor(config: AssembleConfig, vision: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LlavaProcessor:
-    images = _load(LlavaImageProcessorPil if config.pad_to_square else CLIPImageProcessorPil, config.vision, "vision")
-    if config.pad_to_square:
-        images.do_pad = True  # with the mean colour
-    return LlavaProcessor(
-        images,
+    processor = LlavaProcessor(
+        _load(CLIPImageProcessorPil, config.vision, "vision"),
         tokenizer,
         patch_size=vision.config.patch_size,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,  # CLIP's class token
         chat_template=CHAT_TEMPLATE,
     )
+    fit_images(processor, "llava", ImageSettings(config.image_fit))
+    return processor

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from reflectune.models.image_config import ImageKeys
 from reflectune.models.quantization import missing_bitsandbytes
 from reflectune.train.gate_names import ANSWERS, metric_names
 from reflectune.train.mixture import Mixture, Part
@@ -19,7 +20,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class SftConfig:
+class SftConfig(ImageKeys):
     """Fine-tune a model on reflection data: fully, by LoRA, or by QLoRA."""
 
     model: str = field(default="miniature/llava", metadata=_help("base model: a miniature, a hub id or a folder"))
@@ -137,7 +138,7 @@ class SftConfig:
 
     def value_problems(self) -> list[str]:
         """What is wrong with the values by themselves, wherever they are read."""
-        issues = []
+        issues = self.image_problems()
         for name, (low, high) in _LIMITS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -212,10 +213,11 @@ _TRACKERS = ("clearml", "comet_ml", "mlflow", "swanlab", "tensorboard", "trackio
 _FREE = frozenset(
     "model train_data image_root output_dir resume save_steps save_total_limit logging_steps report_to cache_mib "
     "dataloader_workers gradient_checkpointing eval_data eval_split push_to_hub hub_private licence dry_run "
-    "per_device_train_batch_size gradient_accumulation_steps".split()
+    "per_device_train_batch_size gradient_accumulation_steps image_fit min_pixels max_pixels".split()
 )
-"""Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed. Of the
-batch sizes their product with the number of processes does: see `reflectune.train.global_batch`.)"""
+"""Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed, and how
+pictures are fitted with the model's. Of the batch sizes their product with the number of processes does: see
+`reflectune.train.global_batch`.)"""
 _NEEDED = {
     "output_dir": "a folder for the checkpoint",
     "model": "e.g. miniature/llava, llava-hf/llava-1.5-7b-hf or a folder",

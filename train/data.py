@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from PIL import Image
 from torch.utils.data import Dataset
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import PromptedExample, ReflectionExample, TrainingExample
-from reflectune.data_builders.reflection_data import read_examples, read_manifest, read_prompted
+from reflectune.core.paths import OutsideRoot, Roots, resolve_below
+from reflectune.core.types import AnswerStyle, PromptedExample, ReflectionExample, TrainingExample
+from reflectune.data_builders.reflection_data import image_roots, read_examples, read_manifest, read_prompted
 from reflectune.models.rendering import Renderer
 from reflectune.models.scheme import find_scheme
 from reflectune.models.tree import Segment, Tree, independent_rows
@@ -34,7 +35,7 @@ class EncodedExamples(Dataset[EncodedExample]):
     Args:
         examples: The examples.
         renderer: Writes them as token trees.
-        image_root: The folder that their image paths start from.
+        roots: The folders that their image paths may lead into; relative ones start at the first.
         share_prefix: Whether one tree holds all branches, or one tree each.
         max_tokens: Most tokens from the image to the end of a branch.
         cache_bytes: Encoded examples are kept until they take this much memory.
@@ -44,13 +45,13 @@ class EncodedExamples(Dataset[EncodedExample]):
         self,
         examples: Sequence[TrainingExample],
         renderer: Renderer,
-        image_root: Path,
+        roots: Roots,
         *,
         share_prefix: bool = True,
         max_tokens: int,
         cache_bytes: int = 0,
     ) -> None:
-        self.examples, self._renderer, self._image_root = examples, renderer, image_root
+        self.examples, self._renderer, self._roots = examples, renderer, roots
         self._share_prefix, self._max_tokens = share_prefix, max_tokens
         self._free_bytes = cache_bytes
         self._cache: dict[int, EncodedExample] = {}
@@ -69,7 +70,7 @@ class EncodedExamples(Dataset[EncodedExample]):
         if index in self._cache:
             return self._cache[index]
         example = self.examples[index]
-        image = load_image(example.image, root=self._image_root, needed_by=f"training example {example.id}")
+        image = load_image(example.image, root=self._roots, needed_by=f"training example {example.id}")
         tree = self._encode(example, image)
         self._check(example, tree)
         encoded = EncodedExample(example.id, (tree,) if self._share_prefix else tuple(independent_rows(tree)))
@@ -111,12 +112,12 @@ class TrainingData:
 
     Attributes:
         examples: The examples.
-        image_root: The folder that their image paths start from.
+        image_roots: The folders that their image paths may lead into; relative ones start at the first.
         parts: Of each data set the number of its examples, and how often an epoch reads each.
     """
 
     examples: Sequence[TrainingExample]
-    image_root: Path
+    image_roots: tuple[Path, ...]
     parts: tuple[tuple[int, float], ...]
 
 
@@ -126,30 +127,36 @@ def load_training_data(parts: Sequence[Part], scheme: str) -> TrainingData:
     sizes = tuple((len(examples), part.weight) for part, (examples, _) in zip(parts, read, strict=True))
     if len(read) == 1:
         return TrainingData(*read[0], sizes)
-    whole = [replace(example, image=str(root / example.image)) for examples, root in read for example in examples]
-    return TrainingData(whole, Path(), sizes)
+    whole = [
+        replace(example, image=str(roots[0].absolute() / example.image))
+        for examples, roots in read
+        for example in examples
+    ]
+    return TrainingData(whole, tuple(root for _, roots in read for root in roots), sizes)
 
 
-def load_examples(part: Part, scheme: str) -> tuple[Sequence[TrainingExample], Path]:
+def load_examples(part: Part, scheme: str) -> tuple[Sequence[TrainingExample], tuple[Path, ...]]:
     """Read one data set and check every row of it.
 
     Returns:
-        The examples, and the folder that their image paths start from.
+        The examples, and the folders that their image paths may lead into; relative ones start at the first.
 
     Raises:
-        UserError: There is no example, one is malformed, an image is missing, or the data is for another scheme.
+        UserError: There is no example, one is malformed, an image is missing or outside of its folders, or the data is
+            for another scheme.
     """
-    path, root = part.file, Path(part.image_root)
+    path = part.file
+    roots: tuple[Path, ...] = (Path(part.image_root), part.folder)
     if not part.image_root:
         manifest = read_manifest(part.folder)
-        root = manifest.image_root
+        roots = image_roots(part.folder, manifest)
         if manifest.scheme != scheme:
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
     examples = read_prompted(path) if find_scheme(scheme).is_prompted else read_examples(path)
     if not examples:
         raise UserError(f"{path} holds no example; build it again, with questions of that split")
-    _check_rows(examples, path, root)
-    return examples, root
+    _check_rows(examples, path, roots)
+    return examples, roots
 
 
 def kind(example: TrainingExample) -> str:
@@ -174,19 +181,27 @@ def approximate_length(example: TrainingExample) -> int:
     return len(example.question) + replies + sum(map(len, texts))
 
 
-def _check_rows(examples: Sequence[TrainingExample], path: Path, root: Path) -> None:
+def _check_rows(examples: Sequence[TrainingExample], path: Path, roots: Roots) -> None:
     problems = [f"{example.id}: {problem}" for example in examples if (problem := _problem(example))]
     images = {example.image: example.id for example in reversed(examples) if example.image.strip()}
-    problems += [
-        f"{asker}: image not found: {root / image}" for image, asker in images.items() if not (root / image).is_file()
-    ]
+    problems += [f"{asker}: {problem}" for image, asker in images.items() if (problem := _image_problem(image, roots))]
     if problems:
         shown = "\n  ".join(problems[:10])
         more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise UserError(f"{path} has {len(problems)} bad rows; mend or rebuild them:\n  {shown}{more}")
 
 
+def _image_problem(image: str, roots: Roots) -> str:
+    try:
+        path = resolve_below(image, roots)
+    except OutsideRoot as error:
+        return f"image refused: {error}"
+    return "" if path.is_file() else f"image not found: {path}"
+
+
 def _problem(example: TrainingExample) -> str:
+    if example.style not in get_args(AnswerStyle):
+        return f"`style` should be one of {', '.join(get_args(AnswerStyle))}; found `{example.style}`"
     if not example.question.strip():
         return "the question is empty"
     if not example.image.strip():

@@ -24,7 +24,8 @@ class EstimateConfig(SftConfig):
     offload: bool = field(default=False, metadata=_help("keep weights and optimiser states in the CPU's memory"))
     device_gib: float | None = field(default=None, metadata=_help("memory of a device, to say whether it fits"))
     image_tokens: int | None = field(
-        default=None, metadata=_help("tokens of a picture; LLaVA's own number, or 1,300 (1 MP of Qwen) if unset")
+        default=None,
+        metadata=_help("tokens of a picture; if unset LLaVA's own number, or of Qwen `max_pixels` (1 MP if that is 0)"),
     )
     branches: int | None = field(
         default=None, metadata=_help("passages or prompts of a long question; what the recipes' data has if unset")

@@ -18,6 +18,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from reflectune.core.hashing import file_fingerprint
+from reflectune.core.paths import Roots
 from reflectune.core.types import TrainingExample
 from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.models.quantization import Quantization
@@ -64,7 +65,7 @@ def fine_tune(config: SftConfig) -> None:
         publish(config, args)
         return
     model = prepare_model(loaded, config)
-    dataset = encoded_examples(data.examples, data.image_root, loaded, config)
+    dataset = encoded_examples(data.examples, data.image_roots, loaded, config)
     reading_order = training_order(data, batch, seed=config.seed, group_by_length=config.group_by_length)
     if config.dry_run:
         steps = total_steps(config, reading_order.examples, args.world_size)
@@ -133,9 +134,15 @@ def load_base(config: SftConfig, args: TrainingArguments) -> Loaded:
     """The model to train: what trains is kept in fp32, a frozen base in half precision or in four bits."""
     dtype = "float32" if config.method == "full" else config.dtype
     if config.method != "qlora":
-        return load(config.model, scheme=config.scheme, dtype=dtype, seed=config.seed)
-    four_bits = Quantization(dtype, config.double_quantization)
-    return load(config.model, scheme=config.scheme, seed=config.seed, quantization=four_bits, device=str(args.device))
+        return load(config.model, scheme=config.scheme, dtype=dtype, seed=config.seed, images=config.image_settings())
+    return load(
+        config.model,
+        scheme=config.scheme,
+        seed=config.seed,
+        quantization=Quantization(dtype, config.double_quantization),
+        device=str(args.device),
+        images=config.image_settings(),
+    )
 
 
 def prepare_model(loaded: Loaded, config: SftConfig) -> PreTrainedModel | PeftModel:
@@ -176,14 +183,14 @@ def run_settings(config: SftConfig, loaded: Loaded) -> dict[str, Any]:
 
 
 def encoded_examples(
-    examples: Sequence[TrainingExample], image_root: Path, loaded: Loaded, config: SftConfig
+    examples: Sequence[TrainingExample], roots: Roots, loaded: Loaded, config: SftConfig
 ) -> EncodedExamples:
     """The examples as the model reads them."""
     most = loaded.model.config.get_text_config().max_position_embeddings
     return EncodedExamples(
         examples,
         loaded.renderer,
-        image_root,
+        roots,
         share_prefix=config.tree,
         max_tokens=min(config.max_tokens or most, most),
         cache_bytes=config.cache_mib * 2**20,

@@ -6,10 +6,12 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from reflectune.models.image_fitting import images_in_words
 from reflectune.models.positions import inner_model
 from reflectune.models.rendering import Renderer
 from reflectune.models.tree import IGNORE, Segment, Tree
@@ -18,6 +20,8 @@ from reflectune.train.data import EncodedExample, EncodedExamples, kind
 from reflectune.train.forecasting.activations import Architecture
 from reflectune.train.forecasting.forecast import duration, forecast, largest_batch, seconds_of_batch
 from reflectune.train.forecasting.memory import table
+from reflectune.train.forecasting.travel import travel_line
+from reflectune.train.global_batch import GlobalBatch
 from reflectune.train.launch import sharding
 from reflectune.train.parameters import count_by_tower
 
@@ -50,9 +54,11 @@ def describe(
     sample = [dataset[index] for index in range(0, len(dataset), max(len(dataset) // _SAMPLE, 1))]
     return "\n".join(
         [
-            *_data_lines(config, dataset, sample, inner_model(model).config.image_token_id),
+            *_data_lines(config, dataset, sample, renderer.processor, inner_model(model).config.image_token_id),
+            _batch_line(config, dataset, processes),
             parameter_table(model),
             f"steps: {steps:,}, a checkpoint every {config.save_steps:,}, into {config.output_dir}",
+            travel_line(config, model, steps),
             *_memory_lines(config, model, sample, device, processes),
             _time_line(config, model, sample, steps, device),
             *_example_lines(dataset, renderer),
@@ -76,7 +82,7 @@ def parameter_table(model: nn.Module) -> str:
 
 
 def _data_lines(
-    config: SftConfig, dataset: EncodedExamples, sample: Sequence[EncodedExample], image_token: int
+    config: SftConfig, dataset: EncodedExamples, sample: Sequence[EncodedExample], processor: Any, image_token: int
 ) -> list[str]:
     examples = dataset.examples
     kinds = ", ".join(f"{count:,} {name}" for name, count in Counter(map(kind, examples)).items())
@@ -91,7 +97,17 @@ def _data_lines(
         f"{tokens * len(examples):,.0f} to read each once (estimated from {len(sample)} questions)",
         f"tokens of an image: {min(images):,} at least, {sum(images) / len(images):,.0f} on average, "
         f"{max(images):,} at most",
+        f"pictures: {images_in_words(processor)}",
     ]
+
+
+def _batch_line(config: SftConfig, dataset: EncodedExamples, processes: int) -> str:
+    questions = GlobalBatch(config.per_device_train_batch_size, config.gradient_accumulation_steps, processes).size
+    rows = sum(max(len(example.branches), 1) for example in dataset.examples) / len(dataset.examples)
+    return (
+        f"batch: {questions:,} questions a step, {questions * rows:,.0f} rows on average (a question with one passage "
+        "or prompt, or without)"
+    )
 
 
 def _memory_lines(

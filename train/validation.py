@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reflectune.core.errors import UserError
+from reflectune.core.paths import Roots
 from reflectune.core.types import PromptedExample, TrainingExample
 from reflectune.metrics.gates import accuracy, auroc, expected_calibration_error
 from reflectune.models.scheme import MMKB_RAG
@@ -48,15 +48,15 @@ class Sums:
     weight: float = 0.0
 
 
-def load_validation(config: SftConfig) -> tuple[Sequence[TrainingExample], Path] | None:
-    """The validation data and the folder of its images, if there is any; checked as the training data is."""
+def load_validation(config: SftConfig) -> tuple[Sequence[TrainingExample], Roots] | None:
+    """The validation data and the folders of its images, if there is any; checked as the training data is."""
     if not config.eval_data:
         return None
-    examples, image_root = load_examples(config.eval_part(), config.scheme)
+    examples, roots = load_examples(config.eval_part(), config.scheme)
     check_metric(config.best_metric, examples, config.eval_part().file)
     if config.eval_answers:
         check_answers(examples, config.eval_part().file)
-    return examples, image_root
+    return examples, roots
 
 
 def gate_truths(examples: Iterable[TrainingExample]) -> dict[str, set[bool]]:

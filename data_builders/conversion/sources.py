@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
+from reflectune.core.paths import OutsideRoot, resolve_below
 
 
 def list_files(paths: Iterable[Path]) -> list[Path]:
-    """The files among `paths` and in the folders among them, each once, by path."""
+    """The files among `paths` and in the folders among them, each once, by path.
+
+    Links that lead out of such a folder are left out: no reader follows them.
+    """
     files: set[Path] = set()
     for path in paths:
-        files |= {file for file in path.rglob("*") if file.is_file()} if path.is_dir() else {path}
+        files |= set(_files_below(path)) if path.is_dir() else {path}
     return sorted(files)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    for file in folder.rglob("*"):
+        try:
+            if file.is_file() and resolve_below(file.absolute(), folder):
+                yield file
+        except OutsideRoot:
+            continue
 
 
 def stat_files(files: Iterable[Path]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from reflectune.core.images import to_rgb
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.conversion.ids import Hashes, hash_ids, is_among
 from reflectune.data_builders.dataset import write_question_file
@@ -243,7 +244,7 @@ def _image_problem(path: str, verify: Verify) -> str:
             if image.width * image.height > limit:
                 return f"{path} has {image.width:,} × {image.height:,} pixels: too large to decode safely"
             if verify == "decode":
-                image.convert("RGB")
+                to_rgb(image)
     except Image.DecompressionBombError as error:
         return f"{path} is too large to decode safely ({error})"
     except (OSError, SyntaxError, ValueError) as error:

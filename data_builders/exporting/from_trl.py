@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from reflectune.core.durable import write_atomically
+from reflectune.core.durable import read_json, write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.types import (
@@ -28,7 +28,7 @@ from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.conversations import Conversation, conversation, find_file, raw_rows
 from reflectune.data_builders.exporting.images import FOLDER, ImagePlacer
 from reflectune.data_builders.exporting.recognise import Piece, recognise
-from reflectune.data_builders.exporting.run import Summary
+from reflectune.data_builders.exporting.run import RECORD, Summary
 from reflectune.data_builders.exporting.writers import open_writer
 from reflectune.data_builders.reflection_data import (
     MANIFEST,
@@ -66,9 +66,9 @@ def import_trl(config: ExportConfig) -> Summary:
     """
     scheme = find_scheme(config.scheme or MR2AG.name)
     path, output = find_file(Path(config.data), config.split), Path(config.output)
-    earlier = _earlier_fingerprints(output, scheme)
-    root = Path(config.image_root) if config.image_root else path.parent
-    images = _Images(ImagePlacer(root, config.images, output, write=not config.dry_run), output, not config.dry_run)
+    earlier = _earlier_manifest(output, scheme)
+    roots = _image_roots(config, path.parent)
+    images = _Images(ImagePlacer(roots, config.images, output, write=not config.dry_run), output, not config.dry_run)
     bad = BadRows(path, config.on_error)
     schema = PROMPTED_SCHEMA if scheme.is_prompted else SCHEMA
     file = output / f"{config.split}.parquet"
@@ -88,8 +88,10 @@ def import_trl(config: ExportConfig) -> Summary:
         if not count:
             raise UserError(f"{path} holds no row of our form")
     if not config.dry_run:
-        prints = {**earlier, config.split: file_fingerprint(file)}
-        write_manifest(output, Manifest(scheme.name, output, prints))
+        prints = {**earlier.fingerprints, config.split: file_fingerprint(file)}
+        named = {str(root.resolve()) for root in roots} if config.images == "absolute" else set()
+        folders = tuple(sorted({*earlier.image_folders, *named}))
+        write_manifest(output, Manifest(scheme.name, output, prints, folders))
     return Summary(count, rows, images.count, bad.count, 0, sample)
 
 
@@ -241,10 +243,18 @@ def _style(group: Group) -> AnswerStyle:
     return styles.pop() if styles else "short"
 
 
-def _earlier_fingerprints(output: Path, scheme: Scheme) -> dict[str, str]:
+def _image_roots(config: ExportConfig, folder: Path) -> list[Path]:
+    """The folders that image paths may lead into: `image_root`, or the data's own and what `export --to` noted."""
+    if config.image_root:
+        return [Path(config.image_root), folder]
+    noted = read_json(folder / RECORD, "the record of an export") if (folder / RECORD).is_file() else {}
+    return [folder, *map(Path, noted.get("image_folders", ()))]
+
+
+def _earlier_manifest(output: Path, scheme: Scheme) -> Manifest:
     if not (output / MANIFEST).is_file():
-        return {}
+        return Manifest(scheme.name, output, {})
     manifest = read_manifest(output)
     if manifest.scheme != scheme.name or manifest.image_root != output.resolve():
         raise UserError(f"`output`: {output} holds other reflection data ({manifest.scheme}); choose another folder")
-    return manifest.fingerprints
+    return manifest

@@ -9,7 +9,10 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from PIL import Image, UnidentifiedImageError
+
 from reflectune.core.errors import UserError
+from reflectune.core.paths import Roots, resolve_below
 
 FOLDER = "images"
 
@@ -18,28 +21,34 @@ class ImagePlacer:
     """Says by which path a row names its image, and copies images that are to be copied.
 
     Args:
-        root: The folder that the data's paths start from.
+        roots: The folders that the data's paths may lead into; relative ones start at the first.
         mode: Absolute paths, or copies.
         output: Copies go into its folder `images`, and are named from there: `images/…`.
         write: False to only check that the images are there.
     """
 
-    def __init__(self, root: Path, mode: Literal["absolute", "copy"], output: Path, *, write: bool = True) -> None:
-        self._root, self._mode, self._output, self._write = root, mode, output, write
+    def __init__(self, roots: Roots, mode: Literal["absolute", "copy"], output: Path, *, write: bool = True) -> None:
+        self._roots, self._mode, self._output, self._write = roots, mode, output, write
+        self._start = Path(roots) if isinstance(roots, str | Path) else Path(roots[0])
         self._placed: dict[str, str] = {}
 
     def __call__(self, image: str) -> str:
         """The path that a row names.
 
         Raises:
-            UserError: There is no such image.
+            UserError: There is no such image, it is outside of the data's folders, or it is to be copied and is no
+                picture.
         """
         if image not in self._placed:
-            source = Path(os.path.abspath(self._root / image))
+            source = resolve_below(image, self._roots)
             if not source.is_file():
                 raise UserError(f"image not found: {source}")
-            self._placed[image] = self._copy(source, image) if self._mode == "copy" else source.as_posix()
+            self._placed[image] = self._copy(source, image) if self._mode == "copy" else self._absolute(image)
         return self._placed[image]
+
+    def _absolute(self, image: str) -> str:
+        """The path as it is named: what a link in the Hub's cache leads to has no extension."""
+        return Path(os.path.abspath(self._start / image)).as_posix()
 
     @property
     def count(self) -> int:
@@ -47,6 +56,7 @@ class ImagePlacer:
         return len(self._placed)
 
     def _copy(self, source: Path, image: str) -> str:
+        _check_picture(source)
         name = f"{FOLDER}/{_inner_name(image)}"
         target = self._output / name
         if self._write and not (target.is_file() and filecmp.cmp(source, target)):
@@ -58,6 +68,21 @@ class ImagePlacer:
             finally:
                 partial.unlink(missing_ok=True)
         return name
+
+
+def _check_picture(path: Path) -> None:
+    """Refuse a file that is no picture; it may be anything else that the user can read.
+
+    Raises:
+        UserError: It begins like no picture that Pillow knows.
+    """
+    try:
+        with Image.open(path):
+            return
+    except Image.DecompressionBombError as error:
+        raise UserError(f"image too large to decode safely: {path}: {error}; scale it down first") from error
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"{path} is no picture, and is not copied; mend the row's `image`, or leave it out") from error
 
 
 def _inner_name(image: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +55,10 @@ def export(config: ExportConfig) -> Summary:
     """
     layout = LAYOUTS[config.to]
     path, output = data_file(config), Path(config.output)
-    scheme, root = scheme_and_images(config)
+    scheme, roots = scheme_and_images(config)
     exported = _with_split(config, scheme, _earlier(config, scheme))
     file = layout.file(exported, config.split)
-    placer = ImagePlacer(root, config.images, output / layout.image_folder(config.split), write=not config.dry_run)
+    placer = ImagePlacer(roots, config.images, output / layout.image_folder(config.split), write=not config.dry_run)
     clean, bad = Neutraliser(layout.separators), BadRows(path, config.on_error)
     schema = layout.schema() if layout.schema and file.endswith(".parquet") else None
     examples = rows = altered = 0
@@ -78,7 +78,7 @@ def export(config: ExportConfig) -> Summary:
         if not rows:
             raise UserError(f"{path} holds no row to export; build it again, with questions of that split")
     if not config.dry_run:
-        _write_companions(config, layout, exported, rows)
+        _write_companions(config, layout, exported, rows, _image_folders(output, roots))
     return Summary(examples, rows, placer.count, bad.count, altered, sample)
 
 
@@ -123,13 +123,22 @@ def _with_split(config: ExportConfig, scheme: Scheme, found: dict[str, Any]) -> 
     return dataclasses.replace(exported, files={**exported.files, config.split: file})
 
 
-def _write_companions(config: ExportConfig, layout: Layout, exported: Exported, rows: int) -> None:
+def _image_folders(output: Path, roots: Sequence[Path]) -> list[str]:
+    """The folders that rows of this split and of those before it name images in."""
+    earlier = read_json(output / RECORD, "the record of an export") if (output / RECORD).is_file() else {}
+    return sorted({*earlier.get("image_folders", ()), *(str(root.resolve()) for root in roots)})
+
+
+def _write_companions(
+    config: ExportConfig, layout: Layout, exported: Exported, rows: int, image_folders: Sequence[str]
+) -> None:
     output = Path(config.output)
     whole = dataclasses.replace(exported, rows={**exported.rows, config.split: rows})
     for name, text in layout.companions(whole).items():
         write_atomically(output / name, text)
     exported.scheme.save(output)
-    record = {"to": config.to, "scheme": exported.scheme.name, "images": config.images}
+    record: dict[str, Any] = {"to": config.to, "scheme": exported.scheme.name, "images": config.images}
+    record |= {"image_folders": list(image_folders)} if config.images == "absolute" else {}
     write_json(output / RECORD, {**record, "files": dict(whole.files), "rows": dict(whole.rows)})
 
 

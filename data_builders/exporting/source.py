@@ -16,6 +16,7 @@ from reflectune.data_builders.reflection_data import (
     PROMPTED_SCHEMA,
     SCHEMA,
     example_from_row,
+    image_roots,
     prompted_from_row,
     read_manifest,
 )
@@ -38,18 +39,20 @@ def data_file(config: ExportConfig) -> Path:
     return file
 
 
-def scheme_and_images(config: ExportConfig) -> tuple[Scheme, Path]:
-    """The data's scheme, and the folder that its image paths start from.
+def scheme_and_images(config: ExportConfig) -> tuple[Scheme, tuple[Path, ...]]:
+    """The data's scheme, and the folders that its image paths may lead into; relative ones start at the first.
 
     Raises:
         UserError: Another scheme is asked for than the manifest names.
     """
     if not Path(config.folder(), MANIFEST).is_file():
-        return find_scheme(config.scheme), Path(config.image_root)
+        return find_scheme(config.scheme), (Path(config.image_root), config.folder())
     manifest = read_manifest(config.folder())
     if config.scheme and config.scheme != manifest.scheme:
         raise UserError(f"{config.data} was built for the scheme `{manifest.scheme}`, and `scheme` is {config.scheme}")
-    return find_scheme(manifest.scheme), Path(config.image_root) if config.image_root else manifest.image_root
+    if config.image_root:
+        return find_scheme(manifest.scheme), (Path(config.image_root), config.folder())
+    return find_scheme(manifest.scheme), image_roots(config.folder(), manifest)
 
 
 def read(path: Path, scheme: Scheme) -> Iterator[TrainingExample]:

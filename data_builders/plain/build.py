@@ -10,12 +10,14 @@ from reflectune.core.durable import RowLog, read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
+from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.plain.config import PlainConfig
 from reflectune.data_builders.reflection_data import (
     MANIFEST,
     Manifest,
+    image_roots,
     prompted_from_row,
     read_examples,
     read_manifest,
@@ -41,11 +43,11 @@ def run(config: PlainConfig) -> None:
     Raises:
         UserError: The mR²AG-IT data is of another data set, or an image is bad.
     """
-    dataset = Dataset(Path(config.dataset))
-    if read_manifest(config.reflection).image_root != dataset.root.resolve():
+    dataset, source = Dataset(Path(config.dataset)), read_manifest(config.reflection)
+    if source.image_root != dataset.root.resolve():
         raise UserError(f"`reflection`: {config.reflection} was not built from {dataset.root}; name its own `dataset`")
     examples = read_examples(Path(config.reflection, f"{config.split}.parquet"))
-    builder = PlainBuilder(dataset, config)
+    builder = PlainBuilder(dataset, config, image_roots(config.reflection, source))
     if config.dry_run:
         print(f"{len(examples):,} questions of {config.split}, the first one that is looked up:")
         for example in builder.examples([each for each in examples if each.retrieve][:1]):
@@ -66,7 +68,8 @@ def run(config: PlainConfig) -> None:
                 log.append(str(start), {"examples": [dataclasses.asdict(example) for example in made]})
     plain = [prompted_from_row(row) for chunk in read_rows(log_path) for row in chunk["examples"]]
     write_prompted(target, plain)
-    write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}))
+    folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # a black image may be in the latter
+    write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))
     log_path.unlink()
     print(f"{target}: {len(plain):,} questions, {sum(len(example.branches) for example in plain):,} prompts")
 
@@ -77,10 +80,11 @@ class PlainBuilder:
     Args:
         dataset: Images and knowledge base.
         config: What to build.
+        image_roots: The folders that image paths may lead into.
     """
 
-    def __init__(self, dataset: Dataset, config: PlainConfig) -> None:
-        self._dataset, self._config = dataset, config
+    def __init__(self, dataset: Dataset, config: PlainConfig, image_roots: Roots) -> None:
+        self._dataset, self._config, self._image_roots = dataset, config, image_roots
         self._retriever = self._open_retriever() if config.needs_retrieval else None
         self._reranker = self._open_reranker() if "passages" in config.evidence else None
         self._contexts = ContextBuilder(dataset.knowledge, self._reranker, config.top_n, config.passages, config.lead)
@@ -117,7 +121,7 @@ class PlainBuilder:
         texts = [example.question for example in examples]
         hits: list[list[Hit]] = []
         if self._retriever is not None and examples:
-            images = [load_image(example.image, root=self._dataset.root, needed_by=example.id) for example in examples]
+            images = [load_image(example.image, root=self._image_roots, needed_by=example.id) for example in examples]
             hits = self._retriever.search(images, self._config.top_n)
         columns: list[list[Sequence[Passage]]] = []
         for name in self._config.evidence:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.data_builders.probing.asking import Asking
+from reflectune.models.image_config import ImageKeys
 from reflectune.retrieval.passages import Lead
 
 SCHEME = "mmkb_rag"
@@ -18,7 +19,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class ProbeConfig(MetricConfig):
+class ProbeConfig(MetricConfig, ImageKeys):
     """Ask a model a split's questions, without and with each retrieved document, and keep what it answers."""
 
     dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
@@ -60,7 +61,7 @@ class ProbeConfig(MetricConfig):
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         needed = ("dataset", "split", "index", "model", "output")
-        issues = [f"`{name}` is needed" for name in needed if not getattr(self, name)]
+        issues = [f"`{name}` is needed" for name in needed if not getattr(self, name)] + self.image_problems()
         for name, marker, maker in (
             ("dataset", "dataset.json", "build_world or convert wrote"),
             ("index", "manifest.json", "retrieval.build_index wrote"),

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import torch
 from accelerate import PartialState
-from tqdm import tqdm
 
 from reflectune.core.hashing import file_fingerprint
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.label_statistics import probe_statistics, probe_table
@@ -53,7 +53,7 @@ def run(config: ProbeConfig) -> None:
     bem = config.open_bem(device)
     config.metric = config.scored_by(config.dataset)
     questions = select_questions(dataset, config.split, visual=config.visual, limit=config.limit, seed=config.seed)
-    loaded = load(config.model, scheme=SCHEME, dtype=config.dtype, device=device)
+    loaded = load(config.model, scheme=SCHEME, dtype=config.dtype, device=device, images=config.image_settings())
     encoder = load_encoder(config.encoder, device=device)
     retriever = EntryRetriever(load_index(Path(config.index), dataset.knowledge, encoder), encoder)
     work = Work(dataset, retriever, loaded, config, bem)
@@ -66,7 +66,7 @@ def run(config: ProbeConfig) -> None:
         every = windows(questions, config.window)
         todo = [window for window in every if any(question.id not in log.done for question in window)]
         mine = todo[state.process_index :: state.num_processes]
-        answer(work, mine, log, hidden=None if state.is_main_process else True)
+        answer(work, mine, log, hidden=not state.is_main_process)
     state.wait_for_everyone()
     if state.is_main_process:
         count = seal(config.output, about(config, dataset, loaded))
@@ -75,9 +75,9 @@ def run(config: ProbeConfig) -> None:
     state.wait_for_everyone()
 
 
-def answer(work: Work, mine: Sequence[Sequence[Question]], log: ProbeLog, hidden: bool | None = None) -> None:
+def answer(work: Work, mine: Sequence[Sequence[Question]], log: ProbeLog, hidden: bool = False) -> None:
     """Probe those batches of some windows that are not in the log yet, and put them there; `hidden` hides the bar."""
-    with tqdm(total=sum(map(len, mine)), desc="probing", unit="question", disable=hidden) as progress:
+    with progress_bar(total=sum(map(len, mine)), desc="probing", unit="question", disable=hidden) as progress:
         for window in mine:
             ready, bad = work.prepare(window)
             log.append_new(bad)

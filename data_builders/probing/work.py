@@ -102,7 +102,7 @@ class Work:
         for name, value in (("text", question.text), ("image", question.image)):
             if not value.strip():
                 raise UserError(f"it has no {name}")
-        return load_image(question.image, root=self._dataset.root)
+        return load_image(question.image, root=self._dataset.image_roots)
 
     def _render(self, question: Question, image: Image.Image, hits: Sequence[Hit]) -> Ready:
         documents = find_documents(question.text, hits, self._passages, self._config.documents)

@@ -144,13 +144,14 @@ def _image(row: Row, image_id: str, images: Images, names: Mapping[str, str]) ->
     if images.root is None:
         return ""
     if one_of(row, "dataset_name", _DATASETS) == "landmarks":
-        return images.find(_landmark(image_id)) or images.path(row, "dataset_image_ids", image_id)
+        found = images.find_for(row, "dataset_image_ids", _landmark(image_id))
+        return found or images.path(row, "dataset_image_ids", image_id)
     if image_id not in names:
         problem = f"image {image_id} is not in the json of iNaturalist"
         fix = "train has its images in iNaturalist's train.json, val and test in val.json"
         raise MissingImage(row.file, row.line, row.id, "dataset_image_ids", problem, fix)
     path = f"inaturalist/{names[image_id]}"
-    return images.find(path) or images.path(row, "dataset_image_ids", names[image_id])
+    return images.find_for(row, "dataset_image_ids", path) or images.path(row, "dataset_image_ids", names[image_id])
 
 
 def _landmark(image_id: str) -> str:

@@ -35,7 +35,8 @@ def entry(row: Row, images: Images) -> Entry:
     if len(titles) != len(bodies):
         problem = f"has {len(bodies)} texts for {len(titles)} titles"
         raise row.bad("section_texts", problem, "the two lists must be of one length: download the file again")
-    found = (images.find(_file_name(url)) for url in texts(row, "image_urls", default=(), empty=True))
+    urls = texts(row, "image_urls", default=(), empty=True)
+    found = (images.find_for(row, "image_urls", _file_name(url)) for url in urls)
     return Entry(
         id=text(row, "key"),
         title=text(row, "title"),

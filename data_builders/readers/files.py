@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
+from reflectune.core.paths import resolve_below
 from reflectune.data_builders.readers.rows import BadRow, Reject, Row, stop
 
 RowSource = Callable[[Path, Reject], Iterator[tuple[int, Row]]]
@@ -154,13 +155,15 @@ def source_files(path: Path, *suffixes: str) -> list[Path]:
     """`path` itself if it is a file, else the files in the folder that end in one of `suffixes`, by name.
 
     Raises:
-        UserError: There is no such file.
+        UserError: There is no such file, or one is a link that leads out of the folder.
     """
     if path.is_dir():
-        found = sorted(p for p in path.iterdir() if p.name.endswith(suffixes) and p.is_file())
-        if not found:
+        files = sorted(p for p in path.iterdir() if p.name.endswith(suffixes) and p.is_file())
+        if not files:
             raise UserError(f"no *{' or *'.join(suffixes)} in {path}; check the path, or download the files")
-        return found
+        for file in files:
+            resolve_below(file.absolute(), path)
+        return files
     if not path.is_file():
         raise UserError(f"source file not found: {path}; check the path, or download it")
     return [path]

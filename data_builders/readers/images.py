@@ -15,12 +15,14 @@ from PIL import Image
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
+from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.data_builders.readers.rows import BadRow, Row
 
 EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif", ".bmp")
 """As found in the public sets; OVEN's images have three of them."""
 
 _MANY_FOLDERS = 64
+_MOST_KEPT = 4096
 _NUMBER = re.compile(r"\d{3,}")
 
 
@@ -53,6 +55,7 @@ class Images:
     root: Path | None = None
     save_to: Path | None = None
     _lately: list[tuple[str, str]] = field(default_factory=list, repr=False, compare=False)
+    _inside: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @property
     def start(self) -> Path | None:
@@ -63,9 +66,34 @@ class Images:
         """Path of an image relative to `root`, or None.
 
         An id may be a path itself (`val2014/COCO_val2014_000000000042.jpg`); one that leads out of the folder is None.
+
+        Raises:
+            OutsideRoot: There is one, and it is a link that leads out of the folder, or stands behind one.
         """
         if self.root is None or not image_id or escapes(image_id):
             return None
+        path = self._place(image_id)
+        if path is not None:
+            self._refuse_outside(path)
+        return path
+
+    def _refuse_outside(self, path: str) -> None:
+        """Follow the links of a path, those of its folder once: a look-up costs one `lstat` more as a rule.
+
+        Raises:
+            OutsideRoot: They lead out of the folder.
+        """
+        root, folder = self.root or Path(), os.path.dirname(path)
+        if folder not in self._inside:
+            resolve_below(folder, root)
+            if len(self._inside) >= _MOST_KEPT:
+                self._inside.clear()
+            self._inside.add(folder)
+        if os.path.islink(f"{root}/{path}"):
+            resolve_below(path, root)
+
+    def _place(self, image_id: str) -> str | None:
+        """Where an image is, links followed wherever they lead."""
         if "/" in image_id or image_id.endswith(EXTENSIONS):
             direct = os.path.normpath(image_id)
             if self._is_file(direct):
@@ -74,6 +102,17 @@ class Images:
             if self._is_file(path := _join(way, image_id, extension)):
                 return path
         return self._search(image_id)
+
+    def find_for(self, row: Row, image_field: str, image_id: str) -> str | None:
+        """As `find`, for a row that can do without an image.
+
+        Raises:
+            BadRow: The image is a link that leads out of the folder, or stands behind one.
+        """
+        try:
+            return self.find(image_id)
+        except OutsideRoot as error:
+            raise row.bad(image_field, str(error), "or leave the row out with `on_error: skip`") from error
 
     def path(self, row: Row, image_field: str, image_id: str) -> str:
         """Path of a row's image relative to `root`, for `Question.image` and `Entry.images`; "" if `root` is None.
@@ -84,14 +123,14 @@ class Images:
             image_id: The image's id or its path below `root`.
 
         Raises:
-            BadRow: The id leads out of the folder.
+            BadRow: The id leads out of the folder, by itself or by a link.
             MissingImage: There is no such image.
         """
         if self.root is None:
             return ""
         if escapes(image_id):
             raise row.bad(image_field, f"`{image_id}` leads out of {self.root}", "use a path below the image folder")
-        found = self.find(image_id)
+        found = self.find_for(row, image_field, image_id)
         if found is None:
             problem = f"no image of `{image_id}` below {self.root}"
             fix = "download it or check `images`; `on_error: skip` leaves such rows out"

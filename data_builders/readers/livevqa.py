@@ -96,7 +96,7 @@ def _sample(row: Row) -> str:
 def _preview_image(row: Row, images: Images) -> str:
     """The picture below the folder `image`, wherever `images` starts."""
     name = text(row, "query_image").lstrip("/")
-    return images.find(name) or images.path(row, "query_image", name.removeprefix("image/"))
+    return images.find_for(row, "query_image", name) or images.path(row, "query_image", name.removeprefix("image/"))
 
 
 def _of_level(row: Row, level: str, image: str, split: str) -> Question:

@@ -116,4 +116,6 @@ def _kind(row: Row, answers: tuple[str, ...], limits: tuple[float, float] | None
 def _image(row: Row, images: Images) -> str:
     """The image by its path, or by its name alone; "" for a question of text."""
     path = text(row, "img_path", default="")
-    return (images.find(path) or images.path(row, "img_path", PurePosixPath(path).stem)) if path else ""
+    if not path:
+        return ""
+    return images.find_for(row, "img_path", path) or images.path(row, "img_path", PurePosixPath(path).stem)

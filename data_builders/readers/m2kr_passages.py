@@ -36,7 +36,7 @@ def entry(row: Row, images: Images) -> Entry:
     titled = _TITLED.fullmatch(content)
     if titled:
         title, content = title or titled["title"], titled["content"]
-    image = images.find(passage_id)
+    image = images.find_for(row, "passage_id", passage_id)
     return Entry(
         id=passage_id,
         title=title or passage_id,

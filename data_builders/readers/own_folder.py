@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from reflectune.core.errors import UserError
+from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.base import Images, Reject, Row, each, stop, text
 
@@ -30,7 +31,7 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
 
 
 def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
-    """The files as rows, each with line 1.
+    """The files as rows, each with line 1. A link that leads out of the folder goes to `reject`.
 
     Raises:
         UserError: There is no such folder, or no article in it.
@@ -43,7 +44,10 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]
     for file in files:
         row = Row({"id": file.relative_to(source).with_suffix("").as_posix()}, file, 1)
         try:
-            row["text"] = file.read_text(encoding="utf-8-sig")
+            row["text"] = resolve_below(file.absolute(), source).read_text(encoding="utf-8-sig")
+        except OutsideRoot as error:
+            reject(row.bad("", str(error), "or delete the link"))
+            continue
         except UnicodeDecodeError as error:
             reject(row.bad("", f"is not UTF-8 ({error.reason} at byte {error.start})", "save it as UTF-8"))
             continue
@@ -60,6 +64,6 @@ def entry(row: Row, images: Images) -> Entry:
     sections += [Section(marked[i].strip(), marked[i + 1].strip()) for i in range(0, len(marked), 2)]
     if not sections:
         raise row.bad("", "has a title and no text", "write the article below its title")
-    image = images.find(name)
+    image = images.find_for(row, "", name)
     summary = sections[0].text.split("\n\n")[0]
     return Entry(name, title, summary=summary, images=(image,) if image else (), sections=tuple(sections))

@@ -134,4 +134,4 @@ def _image(row: Row, images: Images) -> str:
     if not field:
         return ""
     path = text(row, field)
-    return images.find(path) or images.path(row, field, PurePosixPath(path).name)
+    return images.find_for(row, field, path) or images.path(row, field, PurePosixPath(path).name)

@@ -42,7 +42,8 @@ def entry(row: Row, images: Images) -> Entry:
 def article(row: Row, entry_id: str, images: Images) -> Entry:
     """An entry of a row with the fields `wikipedia_title`, `wikipedia_content` and `wikipedia_summary`."""
     title = text(row, "wikipedia_title")
-    image = images.find(text(row, "image_path", default="")) or images.find(entry_id)
+    named = images.find_for(row, "image_path", text(row, "image_path", default=""))
+    image = named or images.find_for(row, "wikidata_id", entry_id)
     return Entry(
         id=entry_id,
         title=title,

@@ -48,9 +48,10 @@ def run(config: TablesConfig) -> dict[str, Any]:
     record = {
         "title": planned.title,
         "lead": f"{seeds} seed{'s' if seeds > 1 else ''}, mean ± standard deviation in per cent; {config.base_model}, "
-        f"{config.method} fine-tuning. Miniature numbers: read their order, and never set them beside a paper's. "
-        "A claim holds if the 95 % interval of every lead it rests on, over seeds and questions, is above 0; it does "
-        "not hold if one is below 0; else it is within noise.",
+        f"{config.method} fine-tuning. Miniature numbers: read their order. The paper's is a column of ranks; its "
+        "numbers, of other models and questions, are in docs/paper_numbers.md. A claim holds if the 95 % interval of "
+        "every lead it rests on, over seeds and questions, is above 0; it does not hold if one is below 0; else it is "
+        "within noise, and a tie is no lead.",
         "config": asdict(config),
         "tables": [measure(table, found, config.seed) for table in planned.tables],
         "minutes": [asdict(each) for each in spent],

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from PIL import Image
-from tqdm import tqdm
 
 from reflectune.core.durable import RowLog, read_rows
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.inference.analysis.memory import Ledger
 from reflectune.inference.analysis.outcomes import Judgement, Outcome, Results, Row, outcome, to_row
@@ -100,7 +100,9 @@ def walk(own: Walk, questions: Sequence[Question], desk: Desk) -> Walked:
         todo = [batch for batch in batches if any(question.id not in log.done for question in batch)]
         left = sum(map(len, todo))
         if todo:
-            with tqdm(total=len(ordered), initial=len(ordered) - left, desc=own.path.stem, unit="question") as bar:
+            with progress_bar(
+                total=len(ordered), initial=len(ordered) - left, desc=own.path.stem, unit="question"
+            ) as bar:
                 for batch in todo:
                     for question_id, row in _rows(own, batch, desk).items():
                         if question_id not in log.done:

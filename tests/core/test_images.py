@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+import warnings
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,21 @@ def test_a_bad_image_names_the_file_and_who_needs_it(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(UserError, match="too large"):
         load_image(whole)
+
+
+@pytest.mark.parametrize("colors", [2, 16, 256])
+def test_a_transparent_palette_gives_the_same_pixels_without_a_warning(tmp_path: Path, colors: int) -> None:
+    draw = random.Random(colors)
+    image = Image.new("P", (16, 16))
+    image.putpalette(bytes(draw.randrange(256) for _ in range(3 * colors)))
+    image.putdata([draw.randrange(colors) for _ in range(256)])
+    image.save(tmp_path / "p.png", transparency=bytes(draw.randrange(256) for _ in range(colors)))
+    with pytest.warns(UserWarning, match="Palette images with Transparency"):
+        before = Image.open(tmp_path / "p.png").convert("RGB")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        after = load_image("p.png", root=tmp_path)
+
+    assert after.mode == "RGB"
+    assert after.tobytes() == before.tobytes()

@@ -23,7 +23,7 @@ def test_a_config_becomes_a_recipe(tmp_path: Path) -> None:
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
-    argv = ["--dataset", str(tmp_path), "--positives", "0", "--visual_ratio", "1", "--annotator", "oracle"]
+    argv = ["--dataset", str(tmp_path), "--positives", "0", "--visual_ratio", "1.5", "--annotator", "oracle"]
 
     with pytest.raises(UserError) as caught:
         parse_config(BuildConfig, argv=argv)

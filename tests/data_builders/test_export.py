@@ -11,11 +11,15 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
 from reflectune.core.types import Branch, Passage, ReflectionExample
 from reflectune.data_builders import export as command
 from reflectune.data_builders.exporting.config import ExportConfig
+from reflectune.data_builders.exporting.from_trl import import_trl
 from reflectune.data_builders.exporting.run import export
 from reflectune.data_builders.reflection_data import Manifest, read_examples, write_examples, write_manifest
+from reflectune.train.data import load_examples
+from reflectune.train.mixture import Part
 
 TOWER = Passage("tower", 0, 0, "Gold Tower", "", "", "It was founded in 1872.")
 GOOD = [
@@ -177,3 +181,57 @@ def test_data_without_a_manifest_is_exported_when_told_scheme_and_images(
 
     assert config.problems() == []
     assert export(config).rows == 2
+
+
+def leaking(path: str) -> ReflectionExample:
+    return ReflectionExample("leak", path, "Which colour is it?", False, answer="red")
+
+
+@pytest.mark.parametrize("images", ["copy", "absolute"])
+@pytest.mark.parametrize("path", ["../../secret.txt", "../../private.png", "SECRET", "link.png", "linked/private.png"])
+def test_a_file_outside_of_the_image_folder_is_neither_copied_nor_named(
+    data: Callable[..., Path], tmp_path: Path, path: str, images: str
+) -> None:
+    (tmp_path / "secret.txt").write_text("the user's own words")
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(tmp_path / "private.png")
+    folder = data(*GOOD, leaking(str(tmp_path / "secret.txt") if path == "SECRET" else path))
+    (folder / "images" / "link.png").symlink_to(tmp_path / "private.png")
+    (folder / "images" / "linked").symlink_to(tmp_path)
+    out = tmp_path / "out"
+
+    with pytest.raises(UserError, match=r"(?s)1 bad rows.*leak: `.*` .*leads out of .*images.*`image_root`"):
+        export(ExportConfig(data=str(folder), to="trl", output=str(out), images=images))
+    skipping = ExportConfig(data=str(folder), to="trl", output=str(out), images=images, on_error="skip")
+
+    assert export(skipping).bad == 1
+    written = [file.read_bytes() for file in out.rglob("*") if file.is_file()]
+    assert not any(b"the user's own words" in content for content in written)
+    assert (tmp_path / "private.png").read_bytes() not in written
+
+
+def test_a_file_that_is_no_picture_is_not_copied(data: Callable[..., Path], tmp_path: Path) -> None:
+    folder = data(*GOOD, leaking("notes.png"))
+    (folder / "images" / "notes.png").write_text("the user's own words")
+
+    with pytest.raises(UserError, match=r"leak: .*notes.png is no picture, and is not copied; mend the row"):
+        export(ExportConfig(data=str(folder), to="llava", output=str(tmp_path / "out"), images="copy"))
+
+    assert not any(b"own words" in file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("images", ["copy", "absolute"])
+def test_images_in_the_folder_that_the_data_set_names_are_exported_and_read_back(tmp_path: Path, images: str) -> None:
+    """`convert` leaves images where they are, and names their folder in dataset.json; rows have absolute paths then."""
+    pictures, world, built = tmp_path / "pictures", tmp_path / "world", tmp_path / "built"
+    pictures.mkdir()
+    world.mkdir()
+    Image.new("RGB", (8, 8), (200, 30, 30)).save(pictures / "red.png")
+    (world / "dataset.json").write_text(json.dumps({"fingerprint": "f", "image_root": str(pictures)}))
+    write_examples(built / "train.parquet", [leaking(str(pictures / "red.png"))])
+    write_manifest(built, Manifest("mr2ag", world, {"train": "0"}))
+
+    export(ExportConfig(data=str(built), to="trl", output=str(tmp_path / "chat"), images=images))
+    import_trl(ExportConfig(data=str(tmp_path / "chat"), from_format="trl", output=str(tmp_path / "ours")))
+
+    (example,), roots = load_examples(Part(str(tmp_path / "ours"), "train"), "mr2ag")
+    assert load_image(example.image, root=roots).getpixel((0, 0)) == (200, 30, 30)

@@ -299,6 +299,20 @@ def test_visual_questions_come_from_another_data_set(config: Callable[..., Build
     assert not any(Path(example.image).is_absolute() for example in examples)
 
 
+@pytest.mark.parametrize(("limit", "expected"), [(None, 40), (25, 25)])
+def test_visual_questions_alone_each_once_need_no_knowledge_base(
+    config: Callable[..., BuildConfig], pictures: Path, limit: int | None, expected: int
+) -> None:
+    run = config(dataset=str(pictures), split="instruct", visual_ratio=1, negatives_retrieved=0, limit=limit)
+    assert run.problems() == []
+    build_split(Dataset(pictures), None, by_string, run)
+
+    examples = read_examples(Path(run.output, "instruct.parquet"))
+    assert len({example.id for example in examples}) == len(examples) == expected
+    assert not any(example.retrieve for example in examples)
+    assert "leave out `visual_dataset`" in config(visual_ratio=1, visual_dataset=str(pictures)).problems()[0]
+
+
 def test_another_fingerprint_of_the_visual_data_set_builds_again(
     config: Callable[..., BuildConfig], pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ def test_a_whole_config_has_no_problems(folders) -> None:
 def test_names_stand_for_forms() -> None:
     assert EvaluateConfig(pipelines=["naive_rag", "mr2ag", "naive_rag_article"]).forms() == [
         "naive_rag_article",
+        "naive_rag_articles",
         "naive_rag_passages",
         "mr2ag",
     ]
@@ -37,6 +38,10 @@ def test_names_stand_for_forms() -> None:
         ({"model": ""}, "`model` is needed"),
         ({"base_model": ""}, "`base_model` is needed"),
         ({"index": ""}, "`index` is needed"),
+        ({"pipelines": ["tuned_baselines"]}, "`plain_model` is needed by closed_book_tuned"),
+        ({"pipelines": ["mr2ag_oracle"], "model": ""}, "`model` is needed by mr2ag_oracle"),
+        ({"reranker": "cross_encoder"}, "needs `reranker_model`"),
+        ({"passages": 0}, "`passages` must be at least 1"),
         ({"output": ""}, "`output` is needed"),
         ({"dataset": ""}, "`dataset` is needed"),
         ({"dataset": "/nowhere"}, "no dataset.json"),

@@ -117,6 +117,7 @@ def test_a_run_ends_in_traces_metrics_and_a_report(world, encoder, checkpoints, 
         "closed_book.jsonl": 5,
         "mr2ag.jsonl": 5,
         "naive_rag_article.jsonl": 4,
+        "naive_rag_articles.jsonl": 4,
         "naive_rag_passages.jsonl": 4,
         "oracle_article.jsonl": 4,
         "oracle_passage.jsonl": 4,
@@ -189,7 +190,7 @@ def test_mmkb_rag_runs_to_metrics_and_a_report(world, encoder, prompted, tmp_pat
         "reflection.jsonl": 5,
         "retrieval.jsonl": 4,
     }
-    assert metrics["comparisons"]["mmkb_rag - naive_rag"]["n"] == 4
+    assert metrics["comparisons"]["mmkb_rag - best_baseline"]["n"] == 4
     found = metrics["reflection"]
     assert found["ret_knowledge"]["overall"]["accuracy"]["n"] == found["srt"]["overall"]["stating_retrieved"]["n"] == 4
     assert found["mct"]["replies"] == 5

@@ -7,6 +7,7 @@ import pytest
 from reflectune.inference.evaluation import evaluate
 from reflectune.inference.ranking import RANKINGS
 from reflectune.inference.scores import Measure
+from reflectune.inference.trace import Trace
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"
 
@@ -185,19 +186,26 @@ def test_where_nothing_is_ranked_all_rankings_agree(make) -> None:
     assert {table["unseen_entity"]["value"] for table in metrics["scores"].values()} == {1.0}
 
 
-def test_the_better_naive_form_is_reported_and_compared(make) -> None:
+def test_the_best_baseline_is_reported_and_compared(make) -> None:
     questions = [make.question(i) for i in range(4)]
+
+    def traces(name: str, right: int) -> list[Trace]:
+        return [make.trace(i, name, "oak" if i < right else "fir") for i in range(4)]
+
     metrics = run(
         questions,
         {
-            "naive_rag_article": [make.trace(i, "naive_rag_article", "oak" if i < 1 else "fir") for i in range(4)],
-            "naive_rag_passages": [make.trace(i, "naive_rag_passages", "oak" if i < 2 else "fir") for i in range(4)],
-            "mr2ag": [make.trace(i, "mr2ag", "oak") for i in range(4)],
+            "naive_rag_article": traces("naive_rag_article", 1),
+            "naive_rag_articles_tuned": traces("naive_rag_articles_tuned", 3),
+            "naive_rag_passages": traces("naive_rag_passages", 2),
+            "oracle_article_tuned": traces("oracle_article_tuned", 4),
+            "mr2ag": traces("mr2ag", 4),
         },
     )
-    assert metrics["naive_rag_form"] == "naive_rag_passages"
-    assert metrics["pipelines"]["naive_rag"] == metrics["pipelines"]["naive_rag_passages"]
-    assert metrics["comparisons"]["mr2ag - naive_rag"]["value"] == pytest.approx(0.5)
+    assert metrics["best_baseline"] == "naive_rag_articles_tuned"  # an oracle is told the entry: no baseline
+    assert metrics["pipelines"]["best_baseline"] == metrics["pipelines"]["naive_rag_articles_tuned"]
+    assert metrics["comparisons"]["mr2ag - best_baseline"]["value"] == pytest.approx(0.25)
+    assert metrics["comparisons"]["mr2ag - naive_rag_article"]["value"] == pytest.approx(0.75)
     assert "mr2ag - closed_book" not in metrics["comparisons"]
 
 
@@ -213,9 +221,9 @@ def test_each_tuned_pipeline_is_compared_with_the_baselines_question_by_question
         },
     )
     found = metrics["comparisons"]
-    assert list(found) == [f"{tuned} - naive_rag", f"{tuned} - closed_book"]
-    assert [score["value"] for score in found.values()] == pytest.approx([0.5, 0.75])
-    assert found[f"{tuned} - naive_rag"]["low"] <= 0.5 <= found[f"{tuned} - naive_rag"]["high"]
+    assert list(found) == [f"{tuned} - {name}" for name in ("best_baseline", "closed_book", "naive_rag_article")]
+    assert [score["value"] for score in found.values()] == pytest.approx([0.5, 0.75, 0.5])
+    assert found[f"{tuned} - best_baseline"]["low"] <= 0.5 <= found[f"{tuned} - best_baseline"]["high"]
 
 
 def test_mmkb_rags_stage_is_no_pipeline(make) -> None:

@@ -1,5 +1,8 @@
+import traceback
+
 import pytest
 
+from reflectune.core.errors import UserError
 from reflectune.models.endpoint import Endpoint, RemoteConfig
 
 URL = "http://localhost:8000/v1"
@@ -53,3 +56,49 @@ def test_options_change_a_request_and_null_takes_a_field_out() -> None:
 
 def test_the_cost_is_tokens_times_price() -> None:
     assert Endpoint(URL, "m", input_price=2.0, output_price=8.0).cost(500_000, 250_000) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("around", ["{}\n", "{}\r\n", " {}\t\n", "\n{}"])
+def test_white_space_around_a_key_is_taken_off(monkeypatch: pytest.MonkeyPatch, around: str) -> None:
+    monkeypatch.setenv("SOME_KEY", around.format("sk-secret"))
+
+    assert Endpoint(URL, "m", key=around.format("sk-secret")).key == "sk-secret"
+    assert RemoteConfig(llm_url=URL, llm_model="m", llm_key_variable="SOME_KEY").endpoint().key == "sk-secret"
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("sk-secret\nsk-other", "holds a line break"),
+        ("sk-secret\r\nX-Header: 1", "holds a line break"),
+        ("sk-secret\x0bsk-other", "a control character"),
+        ("sk-secret sk-other", "holds a space"),
+        ("“sk-secret”", "not ASCII"),
+        ("sk-secret\x7f", "a control character"),
+    ],
+)
+def test_a_key_that_no_header_can_hold_is_refused_and_never_shown(
+    monkeypatch: pytest.MonkeyPatch, key: str, problem: str
+) -> None:
+    monkeypatch.setenv("SOME_KEY", key)
+    config = RemoteConfig(llm_url="https://api.example.com/v1", llm_model="m", llm_key_variable="SOME_KEY")
+
+    with pytest.raises(UserError, match=problem) as caught:
+        config.endpoint()
+
+    (told,) = config.llm_problems()
+    assert told.startswith("the API key in the variable $SOME_KEY holds")
+    assert problem in told
+    shown = "".join(traceback.TracebackException.from_exception(caught.value).format())
+    for secret in ("sk-secret", "sk-other"):
+        assert secret not in f"{told} {shown} {caught.value!r}"
+
+
+@pytest.mark.parametrize("mistaken", ["sk-secret", "hf_secret"])
+def test_a_key_in_the_place_of_its_variable_s_name_is_not_shown(mistaken: str) -> None:
+    config = RemoteConfig(llm_url="https://api.example.com/v1", llm_model="m", llm_key_variable=mistaken)
+
+    (told,) = config.llm_problems()
+
+    assert "`llm_key_variable`" in told
+    assert "secret" not in told

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -109,6 +110,31 @@ def test_what_no_retry_can_mend_stops_at_once_and_shows_no_key(
     assert server.requests[0][0]["Authorization"] == "Bearer sk-secret"
     assert "sk-secret" not in str(caught.value)
     assert "sk-secret" not in (tmp_path / "replies.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "sk-secret/x is unknown",
+        '{"choices": [{"message": {"content": "yes"}, "logprobs": '
+        '{"content": [{"top_logprobs": [{"token": "a", "logprob": "sk-secret/x"}]}]}}]}',
+        '{"error": "sk-secret\\/x is unknown"}',
+    ],
+)
+@pytest.mark.parametrize("status", [200, 401, 503])
+def test_a_reply_that_quotes_the_key_does_not_bring_it_into_any_traceback(
+    stub_server: Start, tmp_path: Path, body: str, status: int
+) -> None:
+    server = stub_server(echo, lambda text, number: {"status": status, "body": body})
+    with (
+        RemoteModel(endpoint(server.url, key="sk-secret/x", retries=1), tmp_path / "replies.jsonl") as model,
+        pytest.raises(UserError) as caught,
+    ):
+        model.complete(ask("hello"))
+
+    shown = "".join(traceback.format_exception(caught.value)) + repr(model.endpoint)
+    assert "sk-secret" not in shown
+    assert "…" in shown
 
 
 def test_a_refused_conversation_does_not_stop_the_others_and_is_not_kept(stub_server: Start, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ def test_a_scheme_has_four_distinct_tokens_with_distinct_descriptions(scheme):
 
 def test_plain_fine_tuning_has_no_tokens():
     assert PLAIN.tokens == PLAIN.descriptions == {}
-    assert PLAIN.strip(" oak  tree [Relevant]") == "oak tree [Relevant]"
+    decoded = " oak  tree [Relevant]"
+    assert PLAIN.strip(decoded) == "oak tree [Relevant]"
 
 
 def test_tokens_are_those_of_the_papers():
@@ -61,6 +62,13 @@ def test_a_spoilt_scheme_file_is_refused(spoil, says, tmp_path):
     path = tmp_path / s.SCHEME_FILE
     path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
     with pytest.raises(UserError, match=says):
+        s.load_scheme(tmp_path)
+
+
+def test_a_checkpoint_that_learned_other_prompts_is_refused(tmp_path):
+    earlier = {"read": "{passage} Answer.", "read_multi_answer": "{passage} Answer with '&&'."}
+    replace(MR2AG, prompts=earlier).save(tmp_path)
+    with pytest.raises(UserError, match=r"has no prompt answer_short, .*trained by an earlier version.*train it again"):
         s.load_scheme(tmp_path)
 
 

@@ -120,12 +120,12 @@ def test_our_own_loader_takes_it_and_adds_the_reflection_tokens(parts: Callable[
     assert len(set(loaded.renderer.token_ids.values())) == 4
 
 
-@pytest.mark.parametrize(("pad_to_square", "blue"), [(True, True), (False, False)])
+@pytest.mark.parametrize(("image_fit", "blue"), [("pad", True), ("crop", False)])
 def test_a_wide_picture_is_padded_or_its_middle_cut_out(
-    parts: Callable[..., AssembleConfig], pad_to_square: bool, blue: bool
+    parts: Callable[..., AssembleConfig], image_fit: str, blue: bool
 ) -> None:
     """A blue stripe at the left edge of a red picture three times as wide as high."""
-    config = parts(pad_to_square=pad_to_square)
+    config = parts(image_fit=image_fit)
     assemble(config)
     image = Image.new("RGB", (192, 64), (255, 0, 0))
     image.paste((0, 0, 255), (0, 0, 40, 64))

@@ -8,7 +8,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import ReflectionExample
-from reflectune.data_builders.reflection_data import write_examples
+from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.loading import load
 from reflectune.models.rendering import Renderer
 from reflectune.train.data import EncodedExamples, load_examples
@@ -78,10 +78,10 @@ def test_a_truncated_image_is_named_with_its_example(
 
 
 def test_examples_are_read_with_their_image_root(data_folder: Path, examples: list[ReflectionExample]) -> None:
-    found, root = load_examples(Part(str(data_folder), "train"), "mr2ag")
+    found, roots = load_examples(Part(str(data_folder), "train"), "mr2ag")
 
     assert found == examples
-    assert root == data_folder / "images"
+    assert roots[0] == data_folder / "images"
 
 
 @pytest.mark.parametrize(
@@ -132,3 +132,19 @@ def test_an_image_of_any_mode_is_read(data_folder: Path, encoded: Callable[..., 
         Image.open(path).convert("P").save(path)
 
     assert encoded()[0].trees[0].supervised > 0
+
+
+@pytest.mark.parametrize("path", ["../private.png", "PRIVATE", "link.png"])
+def test_an_image_outside_of_the_data_s_folders_is_a_bad_row(
+    data_folder: Path, examples: list[ReflectionExample], path: str
+) -> None:
+    private = data_folder / "private" / "private.png"
+    private.parent.mkdir()
+    Image.new("RGB", (4, 4)).save(private)
+    write_manifest(data_folder / "inner", Manifest("mr2ag", data_folder / "images", {"train": "0"}))
+    (data_folder / "images" / "link.png").symlink_to(private)
+    named = {"PRIVATE": str(private), "../private.png": "../private/private.png"}.get(path, path)
+    write_examples(data_folder / "inner" / "train.parquet", [dataclasses.replace(examples[0], image=named)])
+
+    with pytest.raises(UserError, match=r"k0: image refused: .*leads out of"):
+        load_examples(Part(str(data_folder / "inner"), "train"), "mr2ag")

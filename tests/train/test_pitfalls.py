@@ -48,13 +48,19 @@ COVERED: dict[int | str, tuple[str, ...]] = {
     ),
     # What a model reads.
     12: ("models/test_loading.py::test_an_old_llava_processor_learns_its_image_tokens",),  # LLaVA's token count
-    13: ("train/test_pitfalls.py::test_training_and_inference_see_the_same_pixels",),  # cropped here, padded there
+    13: (  # cropped here, padded there
+        "train/test_pitfalls.py::test_training_and_inference_see_the_same_pixels",
+        "models/test_image_fitting.py::test_a_picture_is_padded_bit_for_bit_as_llava_does",
+    ),
     14: ("models/test_engine.py::test_answers_and_scores_are_those_of_independent_rows",),  # padding at generation
     15: ("models/test_shared_prefix.py::test_a_batch_of_mixed_image_counts",),  # images of a batch in disorder
     16: ("models/test_tokens.py::test_a_token_is_one_id_everywhere",),  # spaces around special tokens
     17: ("models/test_engine.py::test_reflection_tokens_stay_in_the_text",),  # skip_special_tokens
     18: ("models/test_tokens.py::test_a_token_that_is_not_one_token_is_refused",),
-    19: ("train/test_pitfalls.py::test_a_pixel_budget_bounds_the_tokens_of_an_image",),  # max_pixels is ignored
+    19: (  # max_pixels is ignored
+        "train/test_pitfalls.py::test_a_pixel_budget_bounds_the_tokens_of_an_image",
+        "models/test_image_fitting.py::test_the_tokens_of_a_picture_obey_max_pixels_and_min_pixels",
+    ),
     20: ("models/test_rendering.py::test_a_question_without_an_image_is_refused",),  # text-only batches hang
     21: (  # adapters on the vision tower
         "train/test_lora.py::test_everything_that_trains_is_in_fp32_and_in_the_language_model",
@@ -278,6 +284,19 @@ def test_a_run_of_another_base_is_not_continued(
 
     with pytest.raises(UserError, match="other settings: `model_fingerprint` is"):
         fine_tune(config(model=str(base_model(seed=1))))
+
+
+def test_a_run_on_pictures_that_are_fitted_otherwise_is_not_continued_and_a_finished_one_keeps_its_fit(
+    config: Callable[..., SftConfig], interrupted: Callable[..., None]
+) -> None:
+    interrupted(config(image_fit="pad"), 4)
+    with pytest.raises(UserError, match="other settings: `model_fingerprint` is"):
+        fine_tune(config())
+
+    fine_tune(config(image_fit="pad"))
+
+    assert load(config().output_dir).processor.image_processor.do_pad
+    assert not load(config().model).processor.image_processor.to_dict().get("do_pad", False)
 
 
 def test_a_run_of_another_tokenizer_is_not_continued(

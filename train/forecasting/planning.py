@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
 from reflectune.core.durable import read_json
+from reflectune.models.image_fitting import refuse_other_family
 from reflectune.train.estimate_config import ARCHITECTURE, EstimateConfig
 from reflectune.train.forecasting.activations import Architecture, Batch
 from reflectune.train.forecasting.counting import planned_weights
@@ -17,8 +18,7 @@ from reflectune.train.forecasting.memory import GIB, Division, table
 
 QUESTION_TOKENS = 60
 """Of the text around a picture and a question."""
-_MEGAPIXEL = 1300
-"""Image tokens of a picture of one megapixel: 28 × 28 pixels each, in Qwen2-VL."""
+_MEGAPIXEL = 1000 * 1000
 _BRANCHES = {"mr2ag": 6, "mmkb_rag": 12, "plain": 2}
 """Of a long question: mR²AG's passages (configs/mr2ag); RET, ten documents and MCT (configs/mmkb_rag)."""
 _TILES = 5
@@ -35,6 +35,7 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
     found = read_json(shapes, "the model's shapes")
     facts: dict[str, Any] = found["config"] if shapes.name == ARCHITECTURE else found
     of_model = AutoConfig.for_model(**facts)
+    refuse_other_family(config.image_settings(), of_model.model_type)
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(of_model)
     architecture = Architecture.of(of_model)
@@ -52,7 +53,7 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
 
 def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> Batch:
     """A batch of questions that each have all their branches."""
-    image = config.image_tokens or image_tokens(model)
+    image = config.image_tokens or image_tokens(model, config.max_pixels)
     branches = branches_of(config)
     tree = image + QUESTION_TOKENS + branches * config.branch_tokens
     patches = image * (model.vision_config.spatial_merge_size**2 if _is_qwen(model) else 1)
@@ -65,11 +66,12 @@ def branches_of(config: EstimateConfig) -> int:
     return config.branches or _BRANCHES[config.scheme]
 
 
-def image_tokens(model: PreTrainedConfig) -> int:
-    """Tokens of a large picture."""
-    if _is_qwen(model):
-        return _MEGAPIXEL
+def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:
+    """Tokens of a large picture; of Qwen's one that has `max_pixels`, or a megapixel if that is 0."""
     vision = model.vision_config
+    if _is_qwen(model):
+        side = vision.patch_size * vision.spatial_merge_size  # of the square that a token stands for
+        return (max_pixels or _MEGAPIXEL) // side**2
     return (vision.image_size // vision.patch_size) ** 2 * (_TILES if model.model_type == "llava_next" else 1)
 
 

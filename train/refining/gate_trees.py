@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from reflectune.core.gate_outcomes import NOTHING_HELD, Held, HeldPassage
+from reflectune.core.paths import Roots
 from reflectune.core.types import AnswerStyle, Branch, Passage, PromptedBranch, Question
 from reflectune.models.rendering import Renderer
 from reflectune.models.scheme import MMKB_RAG
@@ -147,13 +147,13 @@ class GateExamples(EncodedExamples):
         self,
         examples: Sequence[GateExample],
         renderer: Renderer,
-        image_root: Path,
+        roots: Roots,
         *,
         max_tokens: int,
         cache_bytes: int = 0,
     ) -> None:
         own: Any = examples  # not of a training set, but with an id and an image as those have
-        super().__init__(own, renderer, image_root, max_tokens=max_tokens, cache_bytes=cache_bytes)
+        super().__init__(own, renderer, roots, max_tokens=max_tokens, cache_bytes=cache_bytes)
 
     def _encode(self, example: Any, image: Image.Image) -> Tree:
         return gate_tree(example, self._renderer, image)

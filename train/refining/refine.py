@@ -109,7 +109,7 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
     encoded = GateExamples(
         examples,
         loaded.renderer,
-        dataset.root,
+        dataset.image_roots,
         max_tokens=min(config.max_tokens or most, most),
         cache_bytes=config.cache_mib * 2**20,
     )

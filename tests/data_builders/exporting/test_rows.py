@@ -128,6 +128,7 @@ def test_an_answer_is_asked_for_alike_with_documents_and_without(
         (replace(KNOWLEDGE, branches=()), "needs a passage"),
         (replace(KNOWLEDGE, branches=(Branch(GOLD, True, " "),)), "branch 0: a relevant passage needs an answer"),
         (replace(KNOWLEDGE, retrieve=False), "needs an answer"),
+        (replace(KNOWLEDGE, style="brief"), "`style` should be one of short, list, free; found `brief`"),
         (PromptedExample("p", "i.png", "When?", ()), "nothing is asked"),
         (PromptedExample("p", "i.png", "When?", (PromptedBranch("srt", (GOLD,)),)), "branch 0, `srt`"),
         (PromptedExample("p", "i.png", "When?", (PromptedBranch("ret", role="perhaps"),)), "unknown role `perhaps`"),

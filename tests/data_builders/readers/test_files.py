@@ -22,6 +22,7 @@ from reflectune.data_builders.readers.base import (
     read_json_dict,
     read_jsonl,
     read_parquet,
+    source_files,
 )
 
 VALUES = [{"id": str(n), "text": f"row {n} ü\u2028 end", "n": n} for n in range(50)]
@@ -178,3 +179,12 @@ def test_the_meter_counts_what_was_read_from_the_disk(jsonl: Path) -> None:
     with count_bytes() as meter:
         list(read_jsonl(jsonl))
     assert meter.bytes == jsonl.stat().st_size
+
+
+def test_a_folder_s_parts_are_no_links_that_lead_out(tmp_path: Path) -> None:
+    (tmp_path / "private.jsonl").write_text('{"id": "1"}\n')
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "a.jsonl").symlink_to(tmp_path / "private.jsonl")
+
+    with pytest.raises(UserError, match=r"a.jsonl` is or passes a link that leads out of"):
+        source_files(tmp_path / "parts", ".jsonl")

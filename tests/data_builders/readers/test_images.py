@@ -107,3 +107,24 @@ def test_what_is_neither_a_path_nor_bytes_is_refused(value: object) -> None:
 def test_a_url_is_refused_with_advice(url: str) -> None:
     with pytest.raises(UserError, match=r"f.jsonl:3: id q: field `image` holds a URL .*download the images once"):
         Images(None).keep(ROW, "image", url)
+
+
+@pytest.mark.parametrize("link", ["x.jpg", "01/x.jpg", "linked/private.jpg"])
+def test_no_link_leads_out_of_the_folder(tmp_path: Path, link: str) -> None:
+    root = tmp_path / "images"
+    (root / "01").mkdir(parents=True)
+    (tmp_path / "private.jpg").write_bytes(b"x")
+    if link.startswith("linked"):
+        (root / "linked").symlink_to(tmp_path)
+    else:
+        (root / link).symlink_to(tmp_path / "private.jpg")
+    (root / "01" / "good.jpg").write_bytes(b"x")
+    images = Images(root)
+    image_id = Path(link).stem
+
+    assert images.find("good") == "01/good.jpg"
+    for _ in range(2):  # the second look-up knows the folder
+        with pytest.raises(BadRow, match=r"id q: field `image`: .*leads out of"):
+            images.path(ROW, "image", image_id)
+        with pytest.raises(BadRow, match="leads out of"):
+            images.find_for(ROW, "image", image_id)

@@ -13,6 +13,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
+from reflectune.data_builders.conversion.sources import list_files
 from reflectune.data_builders.readers import (
     evqa_kb,
     m2kr_passages,
@@ -252,3 +253,36 @@ def test_a_bad_article_of_the_users_own_is_named(tmp_path: Path, change, problem
     with pytest.raises(UserError, match=problem) as caught:
         list(own_knowledge.entries(path))
     assert f"{path}:1: " in str(caught.value)
+
+
+def test_a_folder_s_links_that_lead_out_are_no_articles(tmp_path: Path) -> None:
+    """A folder that somebody else packed may hold a link to any file of the user's."""
+    (tmp_path / "diary.txt").write_text("the user's own words")
+    articles = tmp_path / "articles"
+    articles.mkdir()
+    (articles / "oak.md").write_text("# Oak\n\nA tree.")
+    (articles / "again.md").symlink_to("oak.md")
+    (articles / "leak.md").symlink_to(tmp_path / "diary.txt")
+    (articles / "deep").symlink_to(tmp_path)
+    rejected: list[BadRow] = []
+
+    found = list(own_folder.entries(articles, reject=rejected.append))
+
+    assert [entry.id for entry in found] == ["again", "oak"]
+    assert [error.row_id for error in rejected] == ["leak"]
+    assert "leads out of" in str(rejected[0])
+    assert not any("own words" in str(entry) for entry in found)
+    assert {path.name for path in list_files([articles])} == {"oak.md", "again.md"}
+    with pytest.raises(UserError, match=r"leak.md:1: id leak: .*leads out of .*delete the link"):
+        list(own_folder.entries(articles))
+
+
+def test_an_article_s_picture_is_no_link_that_leads_out(tmp_path: Path) -> None:
+    (tmp_path / "private.jpg").write_bytes(b"x")
+    articles = tmp_path / "articles"
+    articles.mkdir()
+    (articles / "oak.md").write_text("# Oak\n\nA tree.")
+    (articles / "oak.jpg").symlink_to(tmp_path / "private.jpg")
+
+    with pytest.raises(UserError, match=r"id oak: `oak.jpg` is or passes a link that leads out of"):
+        list(own_folder.entries(articles))

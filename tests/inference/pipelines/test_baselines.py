@@ -1,15 +1,25 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from reflectune.inference.pipelines.closed_book import ClosedBook
 from reflectune.inference.pipelines.naive_rag import NaiveRAG
-from reflectune.inference.pipelines.oracle import Oracle
+from reflectune.inference.pipelines.oracle import MR2AGOracle, Oracle, OracleAmongOthers
+from reflectune.retrieval.contexts import ContextBuilder, ContextForm
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.rerankers.words import WordReranker
+
+
+def naive(reader: Any, retriever: Any, knowledge: KnowledgeBase, form: ContextForm, **settings: Any) -> NaiveRAG:
+    contexts = ContextBuilder(knowledge, WordReranker(), lead="none", **settings)
+    return NaiveRAG(f"naive_rag_{form}", reader, retriever, contexts, form)
 
 
 def test_closed_book_reads_nothing(make, scripted) -> None:
     reader = scripted.reader(answers={"plain": ("owl", 0.4)})
-    traces = ClosedBook(reader).run([make.question(0), make.question(1)], scripted.images(2))
+    traces = ClosedBook("closed_book", reader).run([make.question(0), make.question(1)], scripted.images(2))
     assert reader.contexts == [[], []]
     assert [(t.question_id, t.pipeline, t.answer, t.confidence) for t in traces] == [
         ("q000", "closed_book", "owl", 0.4),
@@ -20,7 +30,7 @@ def test_closed_book_reads_nothing(make, scripted) -> None:
 
 def test_the_article_form_reads_the_whole_first_entry(make, scripted, knowledge) -> None:
     reader, retriever = scripted.reader(), scripted.retriever({"b": 0.6, "a": 0.3})
-    pipeline = NaiveRAG(reader, retriever, knowledge, "article", lead="none")
+    pipeline = naive(reader, retriever, knowledge, "article")
     (trace,) = pipeline.run([make.question(0)], scripted.images(1))
     assert reader.contexts == [["b#0.0", "b#1.0"]]
     assert [hit.entry_id for hit in trace.hits] == ["b", "a"]
@@ -28,18 +38,66 @@ def test_the_article_form_reads_the_whole_first_entry(make, scripted, knowledge)
     assert trace.pipeline == "naive_rag_article"
 
 
+def test_the_articles_form_reads_as_many_whole_entries_as_mr2ag(make, scripted, knowledge) -> None:
+    reader, retriever = scripted.reader(), scripted.retriever({"b": 0.6, "a": 0.3, "c": 0.2})
+    (trace,) = naive(reader, retriever, knowledge, "articles", top_n=2).run([make.question(0)], scripted.images(1))
+    assert reader.contexts == [["b#0.0", "b#1.0", "a#0.0", "a#1.0"]]
+    assert [p.s_ret for p in trace.passages] == [0.6, 0.6, 0.3, 0.3]
+
+
+def test_passages_without_a_reranker_are_an_error(make, scripted, knowledge) -> None:
+    contexts = ContextBuilder(knowledge, None, lead="none")
+    pipeline = NaiveRAG("naive_rag_passages", scripted.reader(), scripted.retriever({"a": 0.6}), contexts, "passages")
+    with pytest.raises(ValueError, match="without a reranker"):
+        pipeline.run([make.question(0)], scripted.images(1))
+
+
+def test_the_oracle_among_others_reads_gold_and_the_nearest_others_in_a_drawn_order(make, scripted, knowledge) -> None:
+    reader, retriever = scripted.reader(), scripted.retriever({"b": 0.6, "a": 0.3, "c": 0.2})
+    pipeline = OracleAmongOthers("oracle_articles", reader, retriever, knowledge, top_n=2, lead="none")
+    questions = [make.question(number, entity_ids=("c",)) for number in range(12)]
+    traces = pipeline.run(questions, scripted.images(12))
+
+    orders = [tuple(dict.fromkeys(passage.split("#")[0] for passage in context)) for context in reader.contexts]
+    assert {frozenset(order) for order in orders} == {frozenset(("b", "c"))}  # the gold one, and the best of the others
+    assert len(set(orders)) == 2  # first here, second there
+    assert orders == [tuple(dict.fromkeys(p.passage.entry_id for p in trace.passages)) for trace in traces]
+    again = scripted.reader()
+    OracleAmongOthers("oracle_articles", again, retriever, knowledge, top_n=2, lead="none").run(
+        questions, scripted.images(12)
+    )
+    assert again.contexts == reader.contexts
+
+
+def test_mr2ag_with_oracle_entries_is_given_the_gold_ones(make, scripted) -> None:
+    retrieved = []
+
+    class Searching:
+        name = "mr2ag"
+
+        def __init__(self, retriever: Any) -> None:
+            self.retriever = retriever
+
+        def run(self, questions: Any, images: Any) -> list[Any]:
+            retrieved.extend(self.retriever.search(images, 5))
+            return [make.trace(number) for number, _ in enumerate(questions)]
+
+    questions = [make.question(0, evidence=make.evidence("a", 1)), make.question(1, entity_ids=("c",))]
+    traces = MR2AGOracle(Searching).run(questions, scripted.images(2))
+    assert [[(hit.entry_id, hit.score) for hit in hits] for hits in retrieved] == [[("a", 1.0)], [("c", 1.0)]]
+    assert {trace.pipeline for trace in traces} == {"mr2ag_oracle"}
+
+
 def test_the_passages_form_reads_the_closest_in_words(make, scripted, knowledge) -> None:
     reader, retriever = scripted.reader(), scripted.retriever({"a": 0.6, "b": 0.3})
-    pipeline = NaiveRAG(reader, retriever, knowledge, "passages", top_n=2, lead="none")
+    pipeline = naive(reader, retriever, knowledge, "passages", top_n=2, passages=2)
     pipeline.run([make.question(0, text="What does the owl eat?")], scripted.images(1))
     assert reader.contexts == [["a#1.0", "b#1.0"]]
 
 
 def test_what_does_not_fit_is_left_out_and_counted(make, scripted, knowledge) -> None:
     reader, retriever = scripted.reader(room=1), scripted.retriever({"a": 0.6})
-    (trace,) = NaiveRAG(reader, retriever, knowledge, "article", lead="none").run(
-        [make.question(0)], scripted.images(1)
-    )
+    (trace,) = naive(reader, retriever, knowledge, "article").run([make.question(0)], scripted.images(1))
     assert reader.contexts == [["a#0.0"]]
     assert len(trace.passages) == trace.tokens["passages_read"] == trace.tokens["passages_left_out"] == 1
 
@@ -48,7 +106,7 @@ def test_what_does_not_fit_is_left_out_and_counted(make, scripted, knowledge) ->
 def test_the_oracle_reads_gold(make, scripted, knowledge, given: str, expected: list[str]) -> None:
     reader = scripted.reader()
     question = make.question(0, evidence=make.evidence("a", 1), entity_ids=("a",))
-    (trace,) = Oracle(reader, knowledge, given, lead="none").run([question], scripted.images(1))
+    (trace,) = Oracle(f"oracle_{given}", reader, knowledge, given, lead="none").run([question], scripted.images(1))
     assert reader.contexts == [expected]
     assert trace.pipeline == f"oracle_{given}"
     assert trace.hits == ()
@@ -56,5 +114,6 @@ def test_the_oracle_reads_gold(make, scripted, knowledge, given: str, expected: 
 
 def test_the_oracle_takes_the_entry_where_there_is_no_evidence(make, scripted, knowledge) -> None:
     reader = scripted.reader()
-    Oracle(reader, knowledge, "article", lead="none").run([make.question(0, entity_ids=("c",))], scripted.images(1))
+    pipeline = Oracle("oracle_article", reader, knowledge, "article", lead="none")
+    pipeline.run([make.question(0, entity_ids=("c",))], scripted.images(1))
     assert reader.contexts == [["c#0.0", "c#1.0"]]

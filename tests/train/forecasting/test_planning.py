@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
+from reflectune.core.errors import UserError
 from reflectune.train import estimate
 from reflectune.train.estimate_config import EstimateConfig
 from reflectune.train.forecasting.activations import Architecture
@@ -59,12 +60,26 @@ def test_without_shapes_or_with_wrong_values_it_says_so(
 
 def test_a_large_picture_of_each_family() -> None:
     tokens = {}
-    for folder in ("llava15_7b", "llava_next_7b", "qwen3_vl_4b"):
+    for folder in ("llava15_7b", "llava_next_7b", "qwen2_vl_7b", "qwen3_vl_4b"):
         path = ROOT / "configs" / folder / "architecture.json"
         found = plan(EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100), path)
         tokens[folder] = found.batch.tokens - 160
 
-    assert tokens == {"llava15_7b": 576, "llava_next_7b": 2880, "qwen3_vl_4b": 1300}
+    assert tokens == {"llava15_7b": 576, "llava_next_7b": 2880, "qwen2_vl_7b": 1275, "qwen3_vl_4b": 976}
+
+
+def test_a_bound_of_pixels_bounds_the_tokens_that_are_estimated() -> None:
+    tokens = {}
+    for folder, pixels in (("qwen2_vl_7b", 256 * 28 * 28), ("qwen2_vl_7b", 0), ("qwen3_vl_4b", 256 * 32 * 32)):
+        path = ROOT / "configs" / folder / "architecture.json"
+        recipe = EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100, max_pixels=pixels)
+        batch = plan(recipe, path).batch
+        tokens[folder, pixels] = batch.tokens - 160
+        assert batch.patches == 4 * tokens[folder, pixels]
+
+    assert tokens == {("qwen2_vl_7b", 200_704): 256, ("qwen2_vl_7b", 0): 1275, ("qwen3_vl_4b", 262_144): 256}
+    with pytest.raises(UserError, match="this is a llava"):
+        plan(EstimateConfig(max_pixels=200_704), RECIPE.with_name("architecture.json"))
 
 
 def test_a_batch_grows_with_its_questions_and_their_branches() -> None:

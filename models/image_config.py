@@ -1,0 +1,70 @@
+"""How a model's processor fits a picture into what the model sees: keys of every config that loads a model.
+
+LLaVA-1.5 was tuned on pictures that were padded to a square with the mean colour (`image_aspect_ratio: pad` of its
+training script); the processors of llava-hf scale the short side and cut the middle out instead. Qwen's take a picture
+at its own size, up to a number of pixels: 16,384 tokens as published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+ImageFit = Literal["processor", "pad", "crop"]
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """How pictures are fitted.
+
+    Attributes:
+        fit: Of LLaVA-1.5: `pad` to a square with the mean colour, `crop` the middle out, or as the `processor` does.
+        min_pixels: Of Qwen: a smaller picture is scaled up to this many pixels; 0: as the processor has it.
+        max_pixels: Of Qwen: a larger picture is scaled down to this many pixels; 0: as the processor has it. A strip
+            stays one token wide, even if it then has more.
+    """
+
+    fit: ImageFit = "processor"
+    min_pixels: int = 0
+    max_pixels: int = 0
+
+
+AS_IN_PROCESSOR: Final = ImageSettings()
+
+
+@dataclass
+class ImageKeys:
+    """The keys of a config that loads a model."""
+
+    image_fit: ImageFit = field(
+        default="processor",
+        metadata={
+            "help": "LLaVA-1.5: pad pictures to a square with the mean colour, as it was tuned, or crop their middle "
+            "out; processor: as the model's own. A checkpoint keeps what it was trained with"
+        },
+    )
+    min_pixels: int = field(
+        default=0, metadata={"help": "Qwen: scale smaller pictures up to this many pixels; 0: as the model's processor"}
+    )
+    max_pixels: int = field(
+        default=0,
+        metadata={
+            "help": "Qwen: scale larger pictures down to this many pixels (a token is 28 x 28 of them in Qwen2-VL and "
+            "Qwen2.5-VL, 32 x 32 in Qwen3-VL); 0: as the model's processor, up to 16,384 tokens"
+        },
+    )
+
+    def image_settings(self) -> ImageSettings:
+        """The keys, to load a model with."""
+        return ImageSettings(self.image_fit, self.min_pixels, self.max_pixels)
+
+    def image_problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = [
+            f"`{name}` must be a number of pixels, or 0 for the processor's own, found {getattr(self, name)}"
+            for name in ("min_pixels", "max_pixels")
+            if getattr(self, name) < 0
+        ]
+        if 0 < self.max_pixels < self.min_pixels:
+            issues.append(f"`max_pixels`, {self.max_pixels}, must not be below `min_pixels`, {self.min_pixels}")
+        return issues
