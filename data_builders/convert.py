@@ -10,9 +10,8 @@ from typing import Any
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.rejected import ROWS_LEFT_OUT
 from reflectune.data_builders.conversion.config import ConvertConfig
-
-ROWS_LEFT_OUT = 3
 
 
 @entry_point
