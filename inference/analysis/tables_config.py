@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ReadingConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
@@ -19,7 +20,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class TablesConfig(RerankerConfig):
+class TablesConfig(RerankerConfig, MetricConfig):
     """Print a paper's ablation tables in miniature, over several seeds, with a verdict on each of its claims."""
 
     paper: Literal["mr2ag", "mmkb_rag"] = field(default="mr2ag", metadata=_help("whose tables"))
@@ -94,6 +95,7 @@ class TablesConfig(RerankerConfig):
                 )
         if bool(self.index or self.probes) and not self.world:
             issues.append("`world` is needed beside `index` and `probes`: they belong to it")
+        issues += self.metric_issues(self.world)
         if self.paper == "mmkb_rag":
             issues += self._mmkb_problems()
         if self.limit is not None and self.limit < 1:

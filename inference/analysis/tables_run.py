@@ -27,6 +27,7 @@ from reflectune.inference.analysis.tables_config import TablesConfig
 from reflectune.inference.analysis.walk import Walk, walk
 from reflectune.inference.config import ModelRole
 from reflectune.inference.experiment import select
+from reflectune.inference.scores import Measure
 
 PATIENCE: Final = timedelta(days=30)
 """How long a process waits for the first one, which trains meanwhile."""
@@ -93,13 +94,18 @@ def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
     reading = config.reading(own.world, own.index, own.checkpoint, own.plain)
     dataset = Dataset(own.world)
     questions = select(dataset, config.splits, config.limit, config.seed)
+    measure = Measure(config.scored_by(str(own.world)))
+    measure.check(questions)
+    measure.bem = config.open_bem(config.device)
     folder = Path(config.output, "answers", f"{own.model.replace(' ', '_')}-{own.seed}")
     desk = PointDesk(reading, dataset, config.paper, config.seed)
-    roles: list[ModelRole] = ["model", "base_model", *(["plain_model"] if own.plain else [])]
+    tuned_plainly: list[ModelRole] = ["plain_model"] if own.plain else []
+    roles: list[ModelRole] = ["model", "base_model", *tuned_plainly]
     key = {
         "settings": {name: str(value) for name, value in asdict(reading).items() if name not in ELSEWHERE},
         "points": [(point.name, repr(point.run_key), point.ranking) for point in own.points],
         "dataset": dataset.fingerprint,
+        "metric": [measure.metric, measure.bem.fingerprint if measure.bem is not None else None],
         "index": file_fingerprint(own.index / "manifest.json"),
         "models": desk.fingerprints(roles, own.points),
     }
@@ -109,7 +115,8 @@ def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
         print(f"\n== {name}: {about}", flush=True)
     asked = Walk(
         own.points,
-        lambda question, traces: [],
+        measure,
+        lambda question, traces, measure: [],
         dataset.root,
         folder / "questions.jsonl",
         fingerprint(key),

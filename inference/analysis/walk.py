@@ -17,6 +17,7 @@ from reflectune.inference.analysis.memory import Ledger
 from reflectune.inference.analysis.outcomes import Judgement, Outcome, Results, Row, outcome, to_row
 from reflectune.inference.analysis.points import Point
 from reflectune.inference.runner import Batch, open_questions, run_sharded
+from reflectune.inference.scores import Measure
 from reflectune.inference.trace import Trace
 
 Traces = Mapping[str, Mapping[str, Trace]]
@@ -45,6 +46,7 @@ class Walk:
 
     Attributes:
         points: The grid points.
+        measure: What an answer is worth.
         judge: Which probabilities a question's traces (by point) hold, and whether what they speak of is so.
         image_root: Folder that image paths are relative to.
         path: The log of finished questions.
@@ -55,7 +57,8 @@ class Walk:
     """
 
     points: Sequence[Point]
-    judge: Callable[[Question, Mapping[str, Trace]], Sequence[Judgement]]
+    measure: Measure
+    judge: Callable[[Question, Mapping[str, Trace], Measure], Sequence[Judgement]]
     image_root: Path
     path: Path
     fingerprint: str
@@ -109,7 +112,7 @@ def walk(own: Walk, questions: Sequence[Question], desk: Desk) -> Walked:
     counted = [rows[question.id]["passes"] for question in ordered]
     ledger = Ledger(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))
     asked = {question.id: rows[question.id] for question in ordered}
-    return Walked(Results(ordered, asked, own.source), ledger, answered)
+    return Walked(Results(ordered, asked, own.measure, own.source), ledger, answered)
 
 
 def _rows(own: Walk, batch: Sequence[Question], desk: Desk) -> dict[str, Row]:
@@ -121,6 +124,7 @@ def _rows(own: Walk, batch: Sequence[Question], desk: Desk) -> dict[str, Row]:
         if good and point.run_key not in runs:
             runs[point.run_key] = desk.run(point, good, images)
     desk.forget()
+    own.measure.read(good, runs.values())
     after = desk.ledger()
     passes = {"asked": after.asked - before.asked, "done": after.done - before.done}
     rows: dict[str, Row] = {}
@@ -130,7 +134,12 @@ def _rows(own: Walk, batch: Sequence[Question], desk: Desk) -> dict[str, Row]:
             rows[question.id] = to_row({point.name: failed for point in own.points}, [])
         else:
             traces = {p.name: runs[p.run_key][question.id] for p in own.points if question.id in runs[p.run_key]}
-            made = {p.name: outcome(question, traces[p.name], p.ranking) for p in own.points if p.name in traces}
-            rows[question.id] = to_row(made, own.judge(question, traces))
+            made = {
+                p.name: outcome(question, traces[p.name], own.measure, p.ranking)
+                for p in own.points
+                if p.name in traces
+            }
+            rows[question.id] = to_row(made, own.judge(question, traces, own.measure))
         rows[question.id]["passes"] = passes if len(rows) == 1 else {"asked": 0, "done": 0}
+    own.measure.forget()
     return rows

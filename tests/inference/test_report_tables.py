@@ -7,6 +7,7 @@ import pytest
 from reflectune.inference import report_tables
 from reflectune.inference.evaluation import evaluate
 from reflectune.inference.paper_numbers import MR2AG_5
+from reflectune.inference.scores import Measure
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def metrics(make) -> dict:
         "mr2ag": {f"q00{i}": make.trace(i, gate=0.9, passages=candidates, chosen=0) for i in range(2)},
         "naive_rag_article": {f"q00{i}": make.trace(i, "naive_rag_article", "fir") for i in range(2)},
     }
-    return evaluate(questions, traces, gamma=0.5, seed=0)
+    return evaluate(questions, traces, measure=Measure("infoseek"), gamma=0.5, seed=0)
 
 
 def test_scores_are_in_percent_with_their_intervals(metrics) -> None:
@@ -56,7 +57,9 @@ def test_the_verdict_on_the_order_is_said_in_words() -> None:
             "unseen_question": {"rel*ans": tied, "ans": ahead},
         },
     }
-    first, second, third = report_tables.ranking_sentences(found)
+    first, second, third = report_tables.ranking_sentences(
+        found, {"overall": "overall", "unseen_entity": "unseen entity"}
+    )
     assert first.startswith("Overall: 75 % of the pairs")
     assert "the full product is behind rel, by" in first
     assert second.startswith("Unseen entity: 100 %")
@@ -85,7 +88,7 @@ def test_mmkb_rags_decisions_stand_in_the_table(make) -> None:
         },
         "mmkb_rag": {f"q00{i}": make.trace(i, "mmkb_rag") for i in range(2)},
     }
-    table = report_tables.parts(evaluate(questions, traces, gamma=0.5, seed=0))
+    table = report_tables.parts(evaluate(questions, traces, measure=Measure("infoseek"), gamma=0.5, seed=0))
     assert "RET, AUROC, unseen entity</th><td>100.0<span" in table
     assert "RET, AUROC, unseen question</th><td>–</td>" in table
     assert "SRT, first document states an answer, all questions</th><td>100.0<span" in table

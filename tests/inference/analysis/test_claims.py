@@ -5,6 +5,7 @@ import pytest
 from reflectune.inference.analysis.claims import Claim, Row, Table, ahead, measure
 from reflectune.inference.analysis.layout import markdown
 from reflectune.inference.analysis.outcomes import Outcome, Results, to_row
+from reflectune.inference.scores import Measure
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def results(make):
         return found if i < 20 else {"good": Outcome(0.5, True, 4, "a")}
 
     rows = {q.id: to_row(outcomes(i), []) for i, q in enumerate(questions)}
-    return {"m": [Results(questions, rows), Results(questions, rows)]}
+    return {"m": [Results(questions, rows, Measure("infoseek")), Results(questions, rows, Measure("infoseek"))]}
 
 
 GOOD, BAD = ("m", "good"), ("m", "bad")
