@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "accelerate/cpu.yaml")]
@@ -71,7 +73,8 @@ def run_stages(run: Path, commands: dict[str, list[str]]) -> dict[str, float]:
     """Run what isn't finished; the minutes of each stage, also of those that an earlier call finished."""
     log = run / "stages.json"
     minutes: dict[str, float] = json.loads(log.read_text()) if log.exists() else {}
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    threads = str(psutil.cpu_count(logical=False) or 1)  # what accelerate would take, and say so
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     for name, command in commands.items():
         if name in minutes:
             print(f"{name}: finished earlier")

@@ -13,6 +13,8 @@ from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
 Fallback = Literal["best_product", "closed_book", "abstain"]
+ModelRole = Literal["model", "plain_model", "base_model"]
+"""The keys that name a model: tuned to reflect, tuned without reflection, not tuned."""
 
 FORMS: dict[str, tuple[str, ...]] = {
     "closed_book": ("closed_book",),

@@ -20,19 +20,17 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.collaborators import (
-    open_plain,
+    open_model,
     open_prompted_reader,
     open_reader,
     open_reranker,
     open_retriever,
-    open_tuned,
 )
-from reflectune.inference.config import EvaluateConfig
+from reflectune.inference.config import EvaluateConfig, ModelRole
 from reflectune.inference.evaluation import evaluate
 from reflectune.inference.notices import ModelFacts, notices
 from reflectune.inference.pipelines.build import (
     RECIPES,
-    ModelRole,
     Parts,
     answered_by_base,
     build_pipeline,
@@ -44,7 +42,6 @@ from reflectune.inference.report import write_report
 from reflectune.inference.runner import run_pipeline
 from reflectune.inference.scores import Measure, Traces
 from reflectune.inference.trace import Trace
-from reflectune.models.scheme import PLAIN
 
 Plan = dict[str, list[Question]]
 
@@ -181,12 +178,7 @@ def _answer(
 
 def _with_model(config: EvaluateConfig, parts: Parts, role: ModelRole) -> tuple[Parts, ModelFacts]:
     """The parts with a reader over a newly loaded model, and what a report says of that model."""
-    loaded = open_tuned(config) if role == "model" else open_plain(config, getattr(config, role))
-    if role == "plain_model" and (loaded.scheme is None or loaded.scheme.name != PLAIN.name):
-        raise UserError(
-            f"`plain_model`: {config.plain_model} was not fine-tuned with scheme plain; the untuned model is "
-            "`base_model`, and one that reflects is `model`"
-        )
+    loaded = open_model(config, role)
     facts = ModelFacts(role, loaded.name, loaded.fingerprint, loaded.model.num_parameters())
     if role == "model" and loaded.scheme is not None and loaded.scheme.name == "mmkb_rag":
         return dataclasses.replace(parts, prompted=open_prompted_reader(config, loaded)), facts

@@ -17,7 +17,7 @@ from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.label_statistics import probe_statistics, probe_table
 from reflectune.data_builders.labels import Rule
 from reflectune.data_builders.probing.config import SCHEME, ProbeConfig
-from reflectune.data_builders.probing.questions import select_questions, windows
+from reflectune.data_builders.probing.questions import count_free_form, select_questions, windows
 from reflectune.data_builders.probing.store import ProbeLog, seal, stream_probes
 from reflectune.data_builders.probing.work import Work
 from reflectune.metrics.bem import Bem
@@ -71,6 +71,8 @@ def run(config: ProbeConfig) -> None:
     if state.is_main_process:
         count = seal(config.output, about(config, dataset, loaded))
         print(f"{count:,} questions probed: {config.output}")
+        if free_form := count_free_form(dataset, config.split, visual=config.visual):
+            print(f"{free_form:,} free-form questions left out: whether a sentence is right, no metric can tell")
         print(probe_table(probe_statistics(stream_probes(config.output), Rule())))
     state.wait_for_everyone()
 

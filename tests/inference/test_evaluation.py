@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from reflectune.inference.evaluation import evaluate
-from reflectune.inference.ranking import RANKINGS
+from reflectune.inference.ranking import RANKINGS, standing
 from reflectune.inference.scores import Measure
 from reflectune.inference.trace import Trace
 
@@ -178,7 +178,11 @@ def test_rankings_choose_among_the_same_candidates(make) -> None:
         "full": 1.0,
     }
     assert list(values) == list(RANKINGS)
-    assert metrics["full_product_best"] == {"unseen_entity": True}
+    leads = metrics["full_product_leads"]["unseen_entity"]
+    assert list(leads) == [name for name in RANKINGS if name != "full"]
+    assert [leads[name]["value"] for name in ("random", "ans", "rel")] == [pytest.approx(2 / 3), 1.0, 0.0]
+    assert standing([leads]).ties == ("rel", "ret*ans", "rel*ans", "ret*rel")  # as right as they: no lead
+    assert metrics["paper_ranks"]["overall"]["full"] == 1
 
 
 def test_where_nothing_is_ranked_all_rankings_agree(make) -> None:
