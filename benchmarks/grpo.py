@@ -30,6 +30,7 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.gate_outcomes import GateOutcome
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.probing.correctness import find_metric
 from reflectune.inference.both_ways import BothWays
 from reflectune.inference.charts import Line, line_chart
 from reflectune.models.loading import load
@@ -172,7 +173,14 @@ def answered(work: Path, model: Path, folder: Path) -> Answered:
     (config,) = parse_config(GrpoConfig, argv=["--config", str(CONFIG), *settings(work, model, folder)])
     dataset = Dataset(work / "world")
     questions = [question for splits in QUESTIONS.values() for name in splits for question in dataset.questions(name)]
-    both = BothWays(config, load(str(model), scheme=config.scheme), dataset, questions, folder=folder)
+    both = BothWays(
+        config,
+        load(str(model), scheme=config.scheme),
+        dataset,
+        questions,
+        folder=folder,
+        correctness=find_metric(dataset.metric),
+    )
     return Answered.of(questions, both(0))
 
 

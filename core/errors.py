@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import functools
 import gc
-import os
 import sys
 from collections.abc import Callable
-from importlib import import_module
+from types import FunctionType
 
 from reflectune.core.progress import quiet_libraries
 
@@ -18,14 +17,6 @@ class UserError(Exception):
 
     An entry point prints it as `error: …` and exits with status 2, without a traceback.
     """
-
-
-_DEFAULT_TO_THE_GROUP = (
-    "torch.distributed.fsdp.sharded_grad_scaler",
-    "torch.distributed.nn.functional",
-    "torch.distributed.optim.zero_redundancy_optimizer",
-)
-"""Modules of torch (2.13) with functions whose default argument is the process group that is open on import."""
 
 
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
@@ -42,8 +33,6 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     def run() -> None:
         quiet_libraries()
         try:
-            if "WORLD_SIZE" in os.environ:  # a launcher started this process
-                _forestall_references()
             main()
             _close_connections()
         except UserError as error:
@@ -62,26 +51,30 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def _forestall_references() -> None:
-    """Import the modules that would refer to the process group for good if they were imported while it is open."""
-    if import_module("torch.distributed").is_available():
-        for name in _DEFAULT_TO_THE_GROUP:
-            import_module(name)
-
-
 def _close_connections() -> None:
     """Close the process group and join its threads.
 
     gloo's threads take Python's lock to let go of a finished collective's tensors. One that is waiting for the lock
     when the interpreter begins to end is killed within a destructor, and the process aborts: "terminate called without
-    an active exception" (https://github.com/pytorch/pytorch/issues/190489; what is done about it here can go once that
+    an active exception" (https://github.com/pytorch/pytorch/issues/190489; all but the last line here can go once that
     is closed). Only the group's destructor joins them, so nothing may refer to the group any more, neither a trainer
     that lies in a reference cycle nor a default argument.
     """
     distributed = sys.modules.get("torch.distributed")  # not imported: nothing was opened
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        _drop_from_defaults(distributed.group.WORLD)
         gc.collect()
         distributed.destroy_process_group()
+
+
+def _drop_from_defaults(group: object) -> None:
+    """Put None, which means the same, for a process group that is a function's default argument.
+
+    torch 2.13 and DeepSpeed 0.19 have such functions, in modules that are often imported while the group is open.
+    """
+    for function in gc.get_objects():
+        if type(function) is FunctionType and any(value is group for value in function.__defaults__ or ()):
+            function.__defaults__ = tuple(None if value is group else value for value in function.__defaults__ or ())
 
 
 def _say(message: str, status: int) -> int:

@@ -34,14 +34,14 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
         needed_by: Who asked, for the message, e.g. `question infoseek_val_00000012`.
 
     Raises:
-        BadImage: The file leads out of `root`, is missing, truncated, no image, or so large that decoding it would
-            exhaust memory.
+        BadImage: The file is missing, truncated, no image, or so large that decoding it would exhaust memory.
+        UserError: The file leads out of `root`.
     """
     asked = f" (needed by {needed_by})" if needed_by else ""
     try:
         full = Path(path) if root is None else resolve_below(path, root)
     except OutsideRoot as error:
-        raise BadImage(f"image refused{asked}: {error}", "mend the path, or leave the row out") from error
+        raise UserError(f"image refused{asked}: {error}") from error
     if not full.is_file():
         raise BadImage(f"image not found: {full}{asked}", "check the path, or re-create the data set", is_missing=True)
     try:

@@ -7,13 +7,14 @@ from pathlib import Path
 from accelerate import PartialState
 
 from reflectune.core.errors import UserError
-from reflectune.inference.config import ReadingConfig
+from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.prompted_reader import PromptedReader
 from reflectune.inference.reader import Reader
 from reflectune.models.engine import PrefixEngine
 from reflectune.models.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.loading import Loaded, load
 from reflectune.models.pretrained import load_processor
+from reflectune.models.scheme import PLAIN
 from reflectune.retrieval.encoders import load_encoder
 from reflectune.retrieval.index import load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
@@ -34,6 +35,23 @@ def open_tuned(config: ReadingConfig) -> Loaded:
         raise UserError(
             f"`model`: {config.model} is not fine-tuned: its reflection tokens would mean nothing; give a folder "
             "that train/sft.py wrote"
+        )
+    return loaded
+
+
+def open_model(config: ReadingConfig, role: ModelRole) -> Loaded:
+    """Load the model of a role, checked for it.
+
+    Raises:
+        UserError: It was not fine-tuned with the scheme that the role needs.
+    """
+    if role == "model":
+        return open_tuned(config)
+    loaded = open_plain(config, getattr(config, role))
+    if role == "plain_model" and (loaded.scheme is None or loaded.scheme.name != PLAIN.name):
+        raise UserError(
+            f"`plain_model`: {config.plain_model} was not fine-tuned with scheme plain; the untuned model is "
+            "`base_model`, and one that reflects is `model`"
         )
     return loaded
 

@@ -40,11 +40,24 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
         bem: The answer-equivalence model, for `evqa`. An answer that is too long for it is wrong.
 
     Returns:
-        A function that raises ValueError or UserError for a question that lacks what the metric compares with.
+        A function that raises ValueError or UserError for a question that lacks what the metric compares with, or
+        whose answer is free-form: of the metrics only `rouge_l` compares sentences.
 
     Raises:
         UserError: The metric is `evqa`, and there is no `bem`.
     """
+    worth = _worth(metric, mode, bem)
+    if metric == "rouge_l":
+        return worth
+
+    def of_short_answers(answer: str, question: Question) -> float:
+        infoseek.refuse_free_form(question, metric)
+        return worth(answer, question)
+
+    return of_short_answers
+
+
+def _worth(metric: Metric, mode: Mode, bem: evqa.BemLogits | None) -> Worth:
     if metric == "infoseek":
         return infoseek.score_one
     if metric == "evqa":
@@ -64,6 +77,8 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
 
 def has_truth(question: Question, metric: Metric) -> bool:
     """Whether the data set gives what the metric compares an answer with."""
+    if question.answer_type == "free_form" and metric != "rouge_l":
+        return False
     if question.answer_type == "numerical" and metric in ("infoseek", "cover_match"):
         return question.range is not None
     if question.answer_type == "numerical" and metric == "exact_match" and question.range is not None:
@@ -132,6 +147,7 @@ def evqa_candidate(answer: str, question: Question) -> str:
 
 def evqa_score(answer: str, question: Question, logits: evqa.BemLogits) -> float:
     """E-VQA's official score of an answer, BEM's logits given."""
+    infoseek.refuse_free_form(question, "evqa")
     candidate = evqa_candidate(answer, question)
     return evqa.evaluate_example(question.text, references(question), candidate, evqa_type(question), logits)
 

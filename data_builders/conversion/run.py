@@ -217,6 +217,7 @@ def _numbers(
             coverage[kind] = rejected.images[kind]
     numbers: dict[str, Any] = {
         "name": _name(config),
+        **({"metric": metric} if (metric := config.scored_by()) else {}),
         "seed": config.seed,
         "counts": {split: dict(sorted(counts.items())) for split, counts in sorted(questions.counts.items())},
         "images": {kind: coverage.get(kind, 0) for kind in ("found", "missing", "unreadable", "unverified")},

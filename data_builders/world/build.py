@@ -77,6 +77,7 @@ def build_world(folder: Path, *, size: str, seed: int, traffic: int = 0, quiet: 
     _write_contact_sheet(folder, articles, seed)
     manifest = {
         "name": f"miniature world ({size}, seed {seed})",
+        "metric": "infoseek",
         "seed": seed,
         "settings": key,
         "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet")))[:8]

@@ -11,7 +11,7 @@ from reflectune.core.types import Question
 from reflectune.inference.analysis.comparisons import Answers, Comparison, answers, compare, verdict_of
 from reflectune.inference.analysis.outcomes import Results
 from reflectune.inference.paper_numbers import ranks
-from reflectune.inference.scores import official, visual
+from reflectune.inference.scores import Measure
 
 Cell = tuple[str, str]
 """Which model (by the name of its training) at which point."""
@@ -20,7 +20,10 @@ Scope = Literal["official", "visual"]
 Found = Mapping[str, Sequence[Results]]
 """By model, one item a seed."""
 
-SCOPES: Mapping[Scope, Callable[[Sequence[Question]], list[Question]]] = {"official": official, "visual": visual}
+SCOPES: Mapping[Scope, Callable[[Measure, Sequence[Question]], list[Question]]] = {
+    "official": Measure.official,
+    "visual": Measure.visual,
+}
 
 
 @dataclass(frozen=True)
@@ -136,19 +139,20 @@ def _answers(cell: Cell, found: Found, scope: Scope) -> list[Answers]:
     model, point = cell
     made = []
     for results in found[model]:
-        questions = SCOPES[scope](results.taken(point, results.questions))
+        questions = SCOPES[scope](results.measure, results.taken(point, results.questions))
         right = results.right(point, questions)
-        made.append(answers(questions, right, source=results.source, by_split=scope == "official"))
+        by_split = scope == "official" and results.measure.metric == "infoseek"
+        made.append(answers(questions, right, source=results.source, by_split=by_split))
     return made
 
 
 def _shares(results: Sequence[Results], point: str, name: str) -> list[float]:
-    found = [own.share(point, name, official(own.taken(point, own.questions))) for own in results]
+    found = [own.share(point, name, own.measure.official(own.taken(point, own.questions))) for own in results]
     return [value for value in found if value is not None]
 
 
 def _fallbacks(results: Sequence[Results], point: str) -> list[float]:
-    found = [own.troubled(point, official(own.taken(point, own.questions))) for own in results]
+    found = [own.troubled(point, own.measure.official(own.taken(point, own.questions))) for own in results]
     return [value for value in found if value is not None]
 
 

@@ -86,7 +86,7 @@ def test_threads_of_a_launch_end_with_the_entry_point() -> None:
 
     The process group is referred to as in training: by a reference cycle, and by modules that libraries import late.
     """
-    environment = {**os.environ, "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     ended = subprocess.run([sys.executable, "-c", LAUNCHED], capture_output=True, text=True, env=environment)
 

@@ -50,7 +50,7 @@ def write_world(
     write_knowledge_base(folder / "knowledge", entries, name="kb", image_root="..", shard_size=10)
     for split in {question.split for question in questions}:
         write_questions(folder, split, [question for question in questions if question.split == split])
-    record = {"name": "test", "seed": 0, "fingerprint": "f" * 16, "counts": {}, **manifest}
+    record = {"name": "test", "metric": "infoseek", "seed": 0, "fingerprint": "f" * 16, "counts": {}, **manifest}
     (folder / "dataset.json").write_text(json.dumps(record))
     build_index(KnowledgeBase(folder / "knowledge"), load_encoder(encoder), folder / "index")
 

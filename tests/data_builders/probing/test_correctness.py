@@ -6,7 +6,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.correctness import find_metric
 from reflectune.metrics.bem import TooLongError
-from reflectune.metrics.registry import METRICS
+from reflectune.metrics.registry import METRICS, has_truth
 
 OAK = Question("q", "i", "What?", ("oak", "oak wood"))
 TALL = Question("q", "i", "How tall?", ("50 m",), range=(45.0, 55.0), answer_type="numerical")
@@ -42,6 +42,16 @@ def test_an_empty_answer_is_wrong(metric: str, answer: str) -> None:
 def test_a_question_that_cannot_be_scored_is_named() -> None:
     with pytest.raises(UserError, match="question q is numerical but has no range"):
         find_metric("infoseek")("1", Question("q", "i", "How tall?", ("50 m",), answer_type="numerical"))
+
+
+@pytest.mark.parametrize("metric", [metric for metric in METRICS if metric not in ("evqa", "rouge_l")])
+def test_an_answer_in_sentences_is_no_wrong_answer(metric: str) -> None:
+    told = Question("q", "i", "What is it?", ("It is an oak.",), answer_type="free_form")
+    assert not has_truth(told, metric)
+    with pytest.raises(UserError, match=f"question q is free_form, and {metric} can't compare.*by rouge_l"):
+        find_metric(metric)("It is an oak.", told)
+    assert has_truth(told, "rouge_l")
+    assert find_metric("rouge_l")("It is an elm.", told) == pytest.approx(0.75)
 
 
 def test_an_unknown_metric_is_refused() -> None:

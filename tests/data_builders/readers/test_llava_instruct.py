@@ -63,7 +63,7 @@ def read(folder: Path, *rows: object, **options: Any) -> list[Question]:
 
 
 def question(name: str, image: str, asked: str, answer: str) -> Question:
-    return Question(name, image, asked, (answer,), split="train", requires_retrieval=False)
+    return Question(name, image, asked, (answer,), answer_type="free_form", split="train", requires_retrieval=False)
 
 
 COLOURS = question("000000033471#0", str(BUS["image"]), "What are the colors of the bus?", "The bus is white and red.")
