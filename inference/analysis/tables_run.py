@@ -99,7 +99,8 @@ def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
     measure.bem = config.open_bem(config.device)
     folder = Path(config.output, "answers", f"{own.model.replace(' ', '_')}-{own.seed}")
     desk = PointDesk(reading, dataset, config.paper, config.seed)
-    roles: list[ModelRole] = ["model", "base_model", *(["plain_model"] if own.plain else [])]
+    tuned_plainly: list[ModelRole] = ["plain_model"] if own.plain else []
+    roles: list[ModelRole] = ["model", "base_model", *tuned_plainly]
     key = {
         "settings": {name: str(value) for name, value in asdict(reading).items() if name not in ELSEWHERE},
         "points": [(point.name, repr(point.run_key), point.ranking) for point in own.points],

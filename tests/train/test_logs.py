@@ -14,8 +14,9 @@ from reflectune.core import progress
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.reflection_data import read_examples, write_examples
+from reflectune.models.loading import load
 from reflectune.train.config import SftConfig
-from reflectune.train.fine_tune import fine_tune
+from reflectune.train.fine_tune import encoded_examples, fine_tune
 from reflectune.train.logs import LOG_FILE
 
 CLOCK = ("tokens_per_second", "train_runtime", "train_samples_per_second", "train_steps_per_second")
@@ -51,6 +52,26 @@ def test_the_log_has_each_row_once_in_a_resumed_run_too(
     trained = [row for row in without_clock(rows(straight.output_dir)) if "train_loss" not in row]
     assert trained == [row for row in without_clock(found) if "train_loss" not in row]
     assert [list(row) for row in rows(straight.output_dir)] == [list(row) for row in found]  # and in the same order
+
+
+def test_the_tokens_that_were_read_are_counted_over_a_resumed_run_too(
+    config: Callable[..., SftConfig], data_folder: Path, interrupted: Callable[..., None]
+) -> None:
+    """Eight steps of four examples: all of them once, and eight of them twice."""
+    straight, resumed = config("straight"), config("resumed")
+    fine_tune(straight)
+    interrupted(resumed, 5)
+    fine_tune(resumed)
+
+    states = [json.loads(Path(run.output_dir, "trainer_state.json").read_text()) for run in (straight, resumed)]
+    assert states[0]["num_input_tokens_seen"] == states[1]["num_input_tokens_seen"]
+    loaded = load(straight.model, scheme="mr2ag", device="cpu")
+    examples = read_examples(data_folder / "train.parquet")
+    encoded = encoded_examples(examples, (data_folder / "images",), loaded, straight)
+    lengths = [sum(tree.length for tree in example.trees) for example in encoded]
+    assert len(lengths) == 24
+    once, most = sum(lengths), sum(sorted(lengths)[-8:])
+    assert once < states[0]["num_input_tokens_seen"] <= once + most
 
 
 def test_the_progress_line_shows_eta_and_tokens_per_second(
