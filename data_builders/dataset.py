@@ -20,7 +20,7 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.readers.registry import METRIC_OF
-from reflectune.metrics.registry import METRICS, Metric
+from reflectune.metrics.registry import METRICS, Metric, find_metric_name
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 MANIFEST = "dataset.json"
@@ -127,10 +127,10 @@ def metric_of(manifest: Mapping[str, Any], where: str | Path) -> Metric:
             f'{where} does not say what its data set is scored by{of}: add `"metric": "NAME"` to it, or set `metric`; '
             f"NAME is one of {', '.join(METRICS)}"
         )
-    if said not in METRICS:
-        raise UserError(f"{where}: `metric` is one of {', '.join(METRICS)}; found {said!r}")
-    found: Metric = said
-    return found
+    try:
+        return find_metric_name(said)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def write_questions(folder: str | Path, split: str, questions: Iterable[Question]) -> Path:
