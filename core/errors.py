@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import sys
 from collections.abc import Callable
+from types import FunctionType
+
+from reflectune.core.progress import quiet_libraries
 
 
 class UserError(Exception):
@@ -18,7 +22,8 @@ class UserError(Exception):
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap an entry script's `main` so that a user's mistake, a full disk or Ctrl-C ends in one clear line.
 
-    A `main` that ends well closes the connections to the other processes of its launch, if it had any.
+    A `main` that ends well closes the connections to the other processes of its launch, if it had any, and their
+    threads have ended before the interpreter does. In a log the libraries' progress bars are hidden.
 
     Exit status: 2 for a `UserError`, 28 for a full disk, 130 for Ctrl-C. Anything else is our own bug and keeps its
     traceback.
@@ -26,6 +31,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
+        quiet_libraries()
         try:
             main()
             _close_connections()
@@ -46,9 +52,29 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 
 
 def _close_connections() -> None:
+    """Close the process group and join its threads.
+
+    gloo's threads take Python's lock to let go of a finished collective's tensors. One that is waiting for the lock
+    when the interpreter begins to end is killed within a destructor, and the process aborts: "terminate called without
+    an active exception" (https://github.com/pytorch/pytorch/issues/190489; all but the last line here can go once that
+    is closed). Only the group's destructor joins them, so nothing may refer to the group any more, neither a trainer
+    that lies in a reference cycle nor a default argument.
+    """
     distributed = sys.modules.get("torch.distributed")  # not imported: nothing was opened
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        _drop_from_defaults(distributed.group.WORLD)
+        gc.collect()
         distributed.destroy_process_group()
+
+
+def _drop_from_defaults(group: object) -> None:
+    """Put None, which means the same, for a process group that is a function's default argument.
+
+    torch 2.13 and DeepSpeed 0.19 have such functions, in modules that are often imported while the group is open.
+    """
+    for function in gc.get_objects():
+        if type(function) is FunctionType and any(value is group for value in function.__defaults__ or ()):
+            function.__defaults__ = tuple(None if value is group else value for value in function.__defaults__ or ())
 
 
 def _say(message: str, status: int) -> int:

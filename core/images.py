@@ -10,6 +10,20 @@ from reflectune.core.errors import UserError
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 
 
+class BadImage(UserError):
+    """An image that can't be used.
+
+    Attributes:
+        problem: What was found, with the file's path.
+        fix: What to do.
+        is_missing: Whether there is no such file.
+    """
+
+    def __init__(self, problem: str, fix: str, *, is_missing: bool = False) -> None:
+        self.problem, self.fix, self.is_missing = problem, fix, is_missing
+        super().__init__(f"{problem}; {fix}")
+
+
 def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = "") -> Image.Image:
     """Read an image whole, as RGB.
 
@@ -20,8 +34,8 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
         needed_by: Who asked, for the message, e.g. `question infoseek_val_00000012`.
 
     Raises:
-        UserError: The file leads out of `root`, is missing, truncated, no image, or so large that decoding it would
-            exhaust memory.
+        BadImage: The file is missing, truncated, no image, or so large that decoding it would exhaust memory.
+        UserError: The file leads out of `root`.
     """
     asked = f" (needed by {needed_by})" if needed_by else ""
     try:
@@ -29,14 +43,14 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
     except OutsideRoot as error:
         raise UserError(f"image refused{asked}: {error}") from error
     if not full.is_file():
-        raise UserError(f"image not found: {full}{asked}; check the path, or re-create the data set")
+        raise BadImage(f"image not found: {full}{asked}", "check the path, or re-create the data set", is_missing=True)
     try:
         with Image.open(full) as image:
             return to_rgb(image)
     except Image.DecompressionBombError as error:
-        raise UserError(f"image too large to decode safely: {full}{asked}: {error}; scale it down first") from error
+        raise BadImage(f"image too large to decode safely: {full}{asked}: {error}", "scale it down first") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"image unreadable: {full}{asked}: {error}; replace or remove the file") from error
+        raise BadImage(f"image unreadable: {full}{asked}: {error}", "replace or remove the file") from error
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

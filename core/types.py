@@ -43,7 +43,7 @@ class Question:
         answers: Every accepted answer; for `multi_answer` each is a list joined by `&&`.
         range: For `numerical`: lowest and highest accepted value.
         answer_type: Decides the official metric, and how the answer is asked for (`answer_style`). `free_form` is an
-            answer in sentences, as LLaVA-Instruct has them: no metric compares it.
+            answer in sentences, as LLaVA-Instruct has them: of the metrics only `rouge_l` compares it.
         split: E.g. `train`, `val_unseen_question`, `val_unseen_entity`.
         requires_retrieval: What the data set says: True for a knowledge-based question, False for a visual-dependent
             one, None if it says nothing. What a question counts as is `is_knowledge_based`.

@@ -10,9 +10,8 @@ from typing import Any
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.rejected import ROWS_LEFT_OUT
 from reflectune.data_builders.conversion.config import ConvertConfig
-
-ROWS_LEFT_OUT = 3
 
 
 @entry_point
@@ -39,7 +38,8 @@ def main() -> None:
 
 def table(numbers: dict[str, Any]) -> str:
     """What a data set holds and what was left out of it, as lines."""
-    lines = [f"{numbers['name']}:"]
+    scored_by = numbers.get("metric") or "nothing yet: set `metric`" if numbers["counts"] else ""
+    lines = [f"{numbers['name']}:" + (f" scored by {scored_by}" if scored_by else "")]
     for split, counts in numbers["counts"].items():
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
         lines.append(f"  {split:<24} {sum(counts.values()):>12,} questions ({kinds})")

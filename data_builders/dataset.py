@@ -7,7 +7,7 @@ manifest has an `image_root`, image paths start there, else at the folder itself
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, FollowUp, Question
+from reflectune.data_builders.readers.registry import METRIC_OF
+from reflectune.metrics.registry import METRICS, Metric, find_metric_name
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 MANIFEST = "dataset.json"
@@ -57,6 +59,11 @@ class Dataset:
     def image_roots(self) -> tuple[Path, ...]:
         """The folders that its image paths may lead into; relative ones start at the first."""
         return image_roots(self.root)
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that the data set is scored by; UserError if it can't be told."""
+        return metric_of(self.manifest, self.root / MANIFEST)
 
     @property
     def fingerprint(self) -> str:
@@ -100,6 +107,33 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
     if "fingerprint" not in manifest:
         raise UserError(f"{Path(folder) / MANIFEST} has no `fingerprint`; build the data set again")
     return manifest
+
+
+def metric_of(manifest: Mapping[str, Any], where: str | Path) -> Metric:
+    """The metric that a manifest says its data set is scored by.
+
+    One without the key `metric`, written before there was one, is known by the reader that its questions were converted
+    with, or as a drawn world (`looks`), which is scored as InfoSeek is.
+
+    Args:
+        manifest: The content of dataset.json.
+        where: What it is called in an error.
+
+    Raises:
+        UserError: The manifest names no metric, or an unknown one, and its data set is not known either.
+    """
+    reader = (manifest.get("made_with") or {}).get("questions", "")
+    said = manifest.get("metric") or METRIC_OF.get(reader) or ("infoseek" if manifest.get("looks") else None)
+    if said is None:
+        of = f"; the reader {reader} is of several sets" if reader else ""
+        raise UserError(
+            f'{where} does not say what its data set is scored by{of}: add `"metric": "NAME"` to it, or set `metric`; '
+            f"NAME is one of {', '.join(METRICS)}"
+        )
+    try:
+        return find_metric_name(said)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def write_questions(folder: str | Path, split: str, questions: Iterable[Question]) -> Path:

@@ -11,6 +11,7 @@ from reflectune.core.errors import UserError
 from reflectune.data_builders.label_sampling import Choice
 from reflectune.data_builders.labels import Rule, RuleName
 from reflectune.data_builders.mct_labels import Mixing, Noise
+from reflectune.metrics.registry import MetricChoice, metric_problems
 from reflectune.models.endpoint import RemoteConfig
 
 
@@ -29,7 +30,7 @@ class DeriveConfig(RemoteConfig):
         default="probes",
         metadata=_help("who labels documents: the model's own answers, or whether one states an accepted answer"),
     )
-    metric: Literal["", "infoseek", "evqa", "evqa_exact", "vqa", "judge"] = field(
+    metric: Literal[MetricChoice, "judge"] = field(
         default="",
         metadata=_help("judge the answers again: evqa needs `bem`, judge a remote model; the probes' own if unset"),
     )
@@ -73,9 +74,12 @@ class DeriveConfig(RemoteConfig):
                 issues.append(f"`{name}`: {folder} has no {marker}; give a folder that {maker} wrote to its end")
         if self.rel_scores and not Path(self.rel_scores).is_file():
             issues.append(f"`rel_scores`: {self.rel_scores} is not there")
-        if (self.metric == "evqa") != bool(self.bem):
-            issues.append("`bem` (a converted checkpoint) and `metric: evqa` need each other; without it: `evqa_exact`")
-        issues += self.llm_problems() if self.metric == "judge" else []
+        if self.metric == "judge":
+            issues += self.llm_problems()
+        elif self.metric:
+            issues += metric_problems(self.metric, self.bem)
+        elif self.bem:
+            issues.append("`bem` is read by `metric: evqa` alone: set it, or leave `bem` out")
         if self.proofread < 0:
             issues.append(f"`proofread` must be at least 0, found {self.proofread}")
         for make in (self.how, self.mixing, self.choices):

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from tqdm import tqdm
 
 from reflectune.core.durable import RowLog, read_json, read_rows, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.choice import opened
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator, conversation
@@ -150,7 +150,7 @@ def _build_logged(workshop: Workshop, questions: Sequence[Question], log_path: P
     """Build in chunks, each one row of a log: what is in the log is not built again."""
     with RowLog(log_path, key) as log:
         starts = range(0, len(questions), _CHUNK)
-        for start in tqdm(starts, desc="questions", unit=f"×{_CHUNK}", disable=None):
+        for start in progress_bar(starts, desc="questions", unit=f"×{_CHUNK}"):
             if str(start) not in log.done:
                 log.append(str(start), dataclasses.asdict(workshop.knowledge(questions[start : start + _CHUNK])))
     whole = Batch()

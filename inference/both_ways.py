@@ -14,7 +14,7 @@ from reflectune.core.gate_outcomes import GateOutcome, Held, HeldPassage, Passag
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import PromptedBranch, Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.probing.correctness import Correctness, find_metric
+from reflectune.data_builders.probing.correctness import Correctness
 from reflectune.inference.analysis.unjudging import UnjudgingReader
 from reflectune.inference.collaborators import (
     open_engine,
@@ -54,7 +54,7 @@ class BothWays:
         dataset: The data set.
         questions: Those to answer.
         folder: Where traces are kept.
-        metric: The official metric that says what an answer is worth; see `find_metric`.
+        correctness: What an answer is worth, by the data set's metric; see `find_metric`.
         batch_questions: Questions answered together.
         relevance: Whether to answer from every passage alone, too.
         run: Hash of what determines the weights in rounds after the first.
@@ -68,7 +68,7 @@ class BothWays:
         questions: Sequence[Question],
         *,
         folder: Path,
-        metric: str = "infoseek",
+        correctness: Correctness,
         batch_questions: int = 8,
         relevance: bool = False,
         run: str = "",
@@ -76,7 +76,7 @@ class BothWays:
         values = {item.name: getattr(config, item.name) for item in dataclasses.fields(ReadingConfig)}
         self._config, self._loaded, self._dataset = ReadingConfig(**values), loaded, dataset
         self._questions, self._folder, self._batch = questions, folder, batch_questions
-        self._correctness = find_metric(metric)
+        self._correctness = correctness
         self._names = (DIRECT, RETRIEVED, PASSAGES) if relevance else (DIRECT, RETRIEVED)
         self._run = run
         for question in questions:

@@ -7,13 +7,14 @@ from pathlib import Path
 from accelerate import PartialState
 
 from reflectune.core.errors import UserError
-from reflectune.inference.config import ReadingConfig
+from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.prompted_reader import PromptedReader
 from reflectune.inference.reader import Reader
 from reflectune.models.engine import PrefixEngine
 from reflectune.models.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.loading import Loaded, load
 from reflectune.models.pretrained import load_processor
+from reflectune.models.scheme import PLAIN
 from reflectune.retrieval.encoders import load_encoder
 from reflectune.retrieval.index import load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
@@ -38,6 +39,23 @@ def open_tuned(config: ReadingConfig) -> Loaded:
     return loaded
 
 
+def open_model(config: ReadingConfig, role: ModelRole) -> Loaded:
+    """Load the model of a role, checked for it.
+
+    Raises:
+        UserError: It was not fine-tuned with the scheme that the role needs.
+    """
+    if role == "model":
+        return open_tuned(config)
+    loaded = open_plain(config, getattr(config, role))
+    if role == "plain_model" and (loaded.scheme is None or loaded.scheme.name != PLAIN.name):
+        raise UserError(
+            f"`plain_model`: {config.plain_model} was not fine-tuned with scheme plain; the untuned model is "
+            "`base_model`, and one that reflects is `model`"
+        )
+    return loaded
+
+
 def open_plain(config: ReadingConfig, name: str) -> Loaded:
     """Load a model to be asked plainly, normally a base without reflection tokens.
 
@@ -45,7 +63,7 @@ def open_plain(config: ReadingConfig, name: str) -> Loaded:
         UserError: It would see other pictures than the config's checkpoint, which is of the same family.
     """
     loaded = load(name, dtype=config.dtype, device=_device(config), images=config.image_settings())
-    if Path(config.model).is_dir():
+    if config.model and Path(config.model).is_dir():
         _refuse_other_images(loaded, Path(config.model))
     return loaded
 

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.document_choice import Mct
 from reflectune.models.image_config import ImageKeys
 from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
 Fallback = Literal["best_product", "closed_book", "abstain"]
+ModelRole = Literal["model", "plain_model", "base_model"]
+"""The keys that name a model: tuned to reflect, tuned without reflection, not tuned."""
 
 FORMS: dict[str, tuple[str, ...]] = {
     "closed_book": ("closed_book",),
@@ -163,7 +166,7 @@ class ReadingConfig(RerankerConfig, ImageKeys):
 
 
 @dataclass
-class EvaluateConfig(ReadingConfig):
+class EvaluateConfig(MetricConfig, ReadingConfig):
     """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
 
     splits: list[str] = field(
@@ -184,7 +187,7 @@ class EvaluateConfig(ReadingConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = super().problems()
+        issues = super().problems() + self.metric_issues(self.dataset)
         known = {*FORMS, *(form for forms in FORMS.values() for form in forms)}
         unknown = [name for name in self.pipelines if name not in known]
         issues += [f"`pipelines`: unknown pipeline `{name}`; one of {', '.join(FORMS)}" for name in unknown]

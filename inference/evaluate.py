@@ -28,12 +28,17 @@ def main() -> None:
 
 
 def summary(metrics: dict[str, Any]) -> str:
-    """The official scores as a small table, in %."""
-    columns = ("overall", "unseen_question", "unseen_entity")
-    lines = ["".join(["pipeline".ljust(22), *(column.rjust(17) for column in columns)])]
+    """The scores of the data set's metric as a small table, in %."""
+    metric = metrics["metric"]
+    heads = metric["columns"]
+    names = max(22, *(len(name) + 2 for name in metrics["pipelines"]))
+    widths = [max(17, len(head) + 2) for head in heads.values()]
+    titles = (head.rjust(width) for head, width in zip(heads.values(), widths, strict=True))
+    lines = [f"{metric['caption']}, in %.", "".join(["pipeline".ljust(names), *titles])]
     for name, table in metrics["pipelines"].items():
-        cells = (f"{100 * table[c]['value']:.1f}" if table[c] else "–" for c in columns)
-        lines.append("".join([name.ljust(22), *(cell.rjust(17) for cell in cells)]))
+        found = (table.get(column) for column in heads)
+        cells = (f"{100 * score['value']:.1f}" if score else "–" for score in found)
+        lines.append("".join([name.ljust(names), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]))
     return "\n".join(lines)
 
 

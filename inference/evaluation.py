@@ -10,25 +10,14 @@ import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.inference.config import FORMS
+from reflectune.inference.paper_numbers import MR2AG_5
 from reflectune.inference.probes import SEVERAL, attribute_of
-from reflectune.inference.ranking import PAPER_TABLE_5, RANKINGS, order_agreement
+from reflectune.inference.ranking import FULL, RANKINGS, order_agreement
 from reflectune.inference.reflection_metrics import reflection
-from reflectune.inference.scores import (
-    Score,
-    Traces,
-    correct,
-    expected_correctness,
-    has_truth,
-    mean,
-    official,
-    overall,
-    score_rows,
-    split_scores,
-    two_hop,
-    visual,
-)
+from reflectune.inference.scores import Measure, Score, Traces, mean, score_rows
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.metrics import gates, infoseek
+from reflectune.metrics import gates
+from reflectune.metrics.breakdown import OVERALL, by_label
 from reflectune.metrics.retrieval import article_recall_at_k
 
 BASELINES = (
@@ -42,16 +31,22 @@ BEST_BASELINE = "best_baseline"
 TUNED = ("mr2ag", "mmkb_rag")
 """Pipelines of a fine-tuned model, which are compared with the baselines."""
 
+PAPER_COLUMNS = {"overall": "overall", "unseen_question": "unseen question", "unseen_entity": "unseen entity"}
+"""Heads of Table 5's columns in the paper, by ours."""
+
 STAGES = ("retrieval", "relevance", "reflection")
 """Traces that are measurements and not answers of a pipeline."""
 
 
-def evaluate(questions: Sequence[Question], traces: Traces, *, gamma: float, seed: int) -> dict[str, Any]:
+def evaluate(
+    questions: Sequence[Question], traces: Traces, *, measure: Measure, gamma: float, seed: int
+) -> dict[str, Any]:
     """All scores of a run.
 
     Args:
         questions: The questions asked.
         traces: By pipeline (or stage, see `STAGES`), then by question id.
+        measure: What an answer is worth, and which questions the scores are over.
         gamma: The gate's threshold.
         seed: Seed of the bootstrap.
 
@@ -59,10 +54,11 @@ def evaluate(questions: Sequence[Question], traces: Traces, *, gamma: float, see
         The content of metrics.json but for `minutes` and `peak_gib`. A score is `{"value", "low", "high", "n"}`, with
         its 95 % interval, a fraction of 1; it is None where the data cannot say.
     """
-    asked = official(questions)
+    asked = measure.official(questions)
+    measure.read(questions, traces.values())
     pipelines = {name: found for name, found in traces.items() if name not in STAGES}
-    tables = {name: _table(asked, found, seed) for name, found in pipelines.items()}
-    strongest = _strongest_baseline(tables)
+    tables = {name: _table(asked, found, measure, seed) for name, found in pipelines.items()}
+    strongest = _strongest_baseline(tables, measure.headline(asked))
     if strongest:
         tables[BEST_BASELINE] = tables[strongest]
         pipelines = {**pipelines, BEST_BASELINE: pipelines[strongest]}
@@ -70,49 +66,51 @@ def evaluate(questions: Sequence[Question], traces: Traces, *, gamma: float, see
     tuned = next((traces[name] for name in TUNED if name in traces), {})
     probed = traces.get("relevance", {})
     return {
+        "metric": measure.facts(asked),
         "pipelines": tables,
         "gate": _gate(questions, mr2ag, gamma, seed),
         "relevance": _relevance([probed[q.id] for q in asked if q.id in probed], seed),
         "answer": {
-            "gold_passage": mean(correct(asked, probed), seed),
-            "gold_article": mean(correct([q for q in asked if q.evidence], traces.get("oracle_article", {})), seed),
+            "gold_passage": mean(measure.correct(asked, probed), seed),
+            "gold_article": mean(
+                measure.correct([q for q in asked if q.evidence], traces.get("oracle_article", {})), seed
+            ),
         },
         "visual": {
-            "tuned": mean(correct(visual(questions), tuned), seed),
-            "base": mean(correct(visual(questions), base), seed),
+            "tuned": mean(measure.correct(measure.visual(questions), tuned), seed),
+            "base": mean(measure.correct(measure.visual(questions), base), seed),
         },
         "retrieval": _retrieval(asked, traces.get("retrieval", {}), seed),
-        "rankings": _rankings(asked, mr2ag, seed),
-        "reflection": reflection(questions, traces, gamma=gamma, seed=seed),
-        "comparisons": _comparisons(asked, pipelines, seed),
-        "famous": {name: _famous(asked, found, seed) for name, found in pipelines.items()},
-        "two_hop": {name: mean(correct(two_hop(questions), found), seed) for name, found in pipelines.items()},
-        "by_split": {name: _by_split(questions, found, seed) for name, found in pipelines.items()},
+        "rankings": _rankings(asked, mr2ag, measure, seed),
+        "reflection": reflection(questions, traces, measure=measure, gamma=gamma, seed=seed),
+        "comparisons": _comparisons(asked, pipelines, measure, seed),
+        "famous": {name: _famous(asked, found, measure, seed) for name, found in pipelines.items()},
+        "two_hop": {
+            name: mean(measure.correct(measure.two_hop(questions), found), seed) for name, found in pipelines.items()
+        },
+        "by_split": {name: _by_split(questions, found, measure, seed) for name, found in pipelines.items()},
         "coverage": {name: _coverage(questions, found) for name, found in pipelines.items()},
         BEST_BASELINE: strongest,
+        "too_long_for_bem": list(measure.too_long),
     }
 
 
-def _table(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Any]:
+def _table(questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int) -> dict[str, Any]:
     answered = [q for q in questions if q.id in traces]
-    values = correct(answered, traces)
-    types = sorted({q.answer_type for q in answered})
-    by_type = {
-        kind: mean([v for q, v in zip(answered, values, strict=True) if q.answer_type == kind], seed) for kind in types
-    }
-    return {**split_scores(answered, values, seed), "by_type": by_type}
+    values = np.array(measure.correct(answered, traces))
+    kinds = [measure.kind(q) for q in answered]
+    return {**measure.breakdown(answered, values, seed), "by_type": by_label(values, kinds, seed)}
 
 
-def _headline(table: Mapping[str, Any]) -> float:
-    """The overall score, or the one split's there is."""
-    found = table["overall"] or table["unseen_entity"] or table["unseen_question"]
-    return found["value"] if found else 0.0
+def _strongest_baseline(tables: Mapping[str, Any], headline: str) -> str | None:
+    """The baseline with the highest score on these very questions, which favours it.
 
-
-def _strongest_baseline(tables: Mapping[str, Any]) -> str | None:
-    """The baseline with the highest score on these very questions, which favours it."""
-    names = [name for name in BASELINES if name in tables]
-    return max(names, key=lambda name: _headline(tables[name])) if names else None
+    Args:
+        tables: Scores by pipeline.
+        headline: The column that decides: `overall`, or InfoSeek's one half that there is.
+    """
+    scores = {name: score["value"] for name in BASELINES if name in tables and (score := tables[name].get(headline))}
+    return max(scores, key=lambda name: scores[name]) if scores else None
 
 
 def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: float, seed: int) -> dict[str, Any]:
@@ -181,63 +179,80 @@ def _found(question: Question, trace: Trace, k: int) -> float:
     return article_recall_at_k([hit.entry_id for hit in trace.hits], question.entity_ids, k)
 
 
-def _rankings(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Any] | None:
+def _rankings(
+    questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int
+) -> dict[str, Any] | None:
     """Table 5: the answers that mr2ag's candidates would have given under each ranking; `random` in expectation."""
     answered = [q for q in questions if q.id in traces]
     if not answered:
         return None
-    table = {
-        name: split_scores(answered, [expected_correctness(q, traces[q.id], name) for q in answered], seed)
-        for name in RANKINGS
+    right = {
+        name: np.array([measure.expected_correctness(q, traces[q.id], name) for q in answered]) for name in RANKINGS
     }
+    table = {name: measure.breakdown(answered, values, seed) for name, values in right.items()}
     columns = {
         column: {name: found["value"] for name, scores in table.items() if (found := scores[column]) is not None}
-        for column in ("overall", "unseen_question", "unseen_entity")
+        for column in (OVERALL, *(own.name for own in measure.columns(answered)))
         if table["random"][column] is not None
     }
+    paper = PAPER_COLUMNS if measure.metric == "infoseek" else {}
     return {
         "scores": table,
-        "paper": PAPER_TABLE_5,
+        "paper_ranks": {column: MR2AG_5.ranks(head) for column, head in paper.items()},
         "pairs_ordered_as_in_paper": {
-            column: order_agreement(values, {name: row[column] for name, row in PAPER_TABLE_5.items()})
-            for column, values in columns.items()
+            column: order_agreement(columns[column], MR2AG_5.column(head))
+            for column, head in paper.items()
+            if column in columns
         },
-        "full_product_best": {column: values["full"] >= max(values.values()) for column, values in columns.items()},
+        "full_product_leads": {
+            column: {
+                name: measure.difference(answered, right[FULL], values, seed, column)
+                for name, values in right.items()
+                if name != FULL
+            }
+            for column in columns
+        },
     }
 
 
-def _comparisons(questions: Sequence[Question], pipelines: Traces, seed: int) -> dict[str, Score | None]:
-    """Each tuned pipeline less each baseline: the overall score (or the only split's), paired by question."""
+def _comparisons(
+    questions: Sequence[Question], pipelines: Traces, measure: Measure, seed: int
+) -> dict[str, dict[str, Any] | None]:
+    """Each tuned pipeline less each baseline by the metric's own headline score, paired by question."""
     every = itertools.product(TUNED, (BEST_BASELINE, *BASELINES))
     pairs = [(first, second) for first, second in every if {first, second} <= set(pipelines)]
-    return {f"{first} - {second}": _difference(questions, pipelines, first, second, seed) for first, second in pairs}
-
-
-def _difference(questions: Sequence[Question], pipelines: Traces, first: str, second: str, seed: int) -> Score | None:
-    both = [q for q in questions if q.id in pipelines[first] and q.id in pipelines[second]]
-    rows = np.column_stack(
-        [
-            [float(infoseek.is_unseen_question(q.split)) for q in both],
-            correct(both, pipelines[first]),
-            correct(both, pipelines[second]),
-        ]
-    )
-    if len(set(rows[:, 0])) == 2:
-        return score_rows(rows, seed, overall, strata=rows[:, 0])
-    return mean(rows[:, 1] - rows[:, 2], seed)
-
-
-def _famous(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
     return {
-        answer: mean(correct([q for q in questions if q.meta.get("famous") == answer], traces), seed)
+        f"{first} - {second}": _difference(questions, pipelines[first], pipelines[second], measure, seed)
+        for first, second in pairs
+    }
+
+
+def _difference(
+    questions: Sequence[Question],
+    first: Mapping[str, Trace],
+    second: Mapping[str, Trace],
+    measure: Measure,
+    seed: int,
+) -> dict[str, Any] | None:
+    both = [q for q in questions if q.id in first and q.id in second]
+    return measure.difference(both, measure.correct(both, first), measure.correct(both, second), seed)
+
+
+def _famous(
+    questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int
+) -> dict[str, Score | None]:
+    return {
+        answer: mean(measure.correct([q for q in questions if q.meta.get("famous") == answer], traces), seed)
         for answer in ("yes", "no")
     }
 
 
-def _by_split(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
-    known = [q for q in questions if q.is_knowledge_based is not False and has_truth(q)]
+def _by_split(
+    questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int
+) -> dict[str, Score | None]:
+    known = [q for q in questions if q.is_knowledge_based is not False and measure.has_truth(q)]
     splits = sorted({q.split for q in known})
-    return {split: mean(correct([q for q in known if q.split == split], traces), seed) for split in splits}
+    return {split: mean(measure.correct([q for q in known if q.split == split], traces), seed) for split in splits}
 
 
 def _coverage(questions: Sequence[Question], traces: Mapping[str, Trace]) -> float | None:

@@ -20,19 +20,17 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.collaborators import (
-    open_plain,
+    open_model,
     open_prompted_reader,
     open_reader,
     open_reranker,
     open_retriever,
-    open_tuned,
 )
-from reflectune.inference.config import EvaluateConfig
+from reflectune.inference.config import EvaluateConfig, ModelRole
 from reflectune.inference.evaluation import evaluate
 from reflectune.inference.notices import ModelFacts, notices
 from reflectune.inference.pipelines.build import (
     RECIPES,
-    ModelRole,
     Parts,
     answered_by_base,
     build_pipeline,
@@ -42,9 +40,8 @@ from reflectune.inference.pipelines.build import (
 from reflectune.inference.probes import ProbeBuilder
 from reflectune.inference.report import write_report
 from reflectune.inference.runner import run_pipeline
-from reflectune.inference.scores import Traces
+from reflectune.inference.scores import Measure, Traces
 from reflectune.inference.trace import Trace
-from reflectune.models.scheme import PLAIN
 
 Plan = dict[str, list[Question]]
 
@@ -53,11 +50,18 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     """Run all pipelines of a config, then write `metrics.json` and `report.html` into its output folder.
 
     Returns:
-        The content of metrics.json.
+        The content of metrics.json; of all processes only the first one scores the answers, the others return {}.
+
+    Raises:
+        UserError: A question can't be answered or can't be scored, or the folder holds traces of other settings.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
+    measure = Measure(config.scored_by(config.dataset))
+    measure.check(questions)
+    if state.is_main_process:
+        measure.bem = config.open_bem(str(state.device) if config.device == "auto" else config.device)
     planned = plan(config, questions)
     parts = Parts(
         config=config,
@@ -67,26 +71,28 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         reranker=open_reranker(config) if any(map(reranks, planned)) else None,
     )
     traces, models = _answer(config, dataset, parts, planned)
+    if not state.is_main_process:
+        return {}
     found = {
-        **evaluate(questions, traces, gamma=config.gamma, seed=config.seed),
+        **evaluate(questions, traces, measure=measure, gamma=config.gamma, seed=config.seed),
         "minutes": minutes(traces),
         "peak_gib": _peak_gib(Path(config.output)),
     }
-    if state.is_main_process:
-        write_json(Path(config.output, "metrics.json"), found)
-        write_report(
-            Path(config.output, "report.html"),
-            dataset=dataset,
-            questions=questions,
-            traces=traces,
-            metrics=found,
-            title=f"reflectune on {_name(dataset)}",
-            facts=_facts(config, dataset, models),
-            notices=notices(questions, traces, found, dataset.manifest, models),
-            gamma=config.gamma,
-            most=config.report_questions,
-            seed=config.seed,
-        )
+    write_json(Path(config.output, "metrics.json"), found)
+    write_report(
+        Path(config.output, "report.html"),
+        dataset=dataset,
+        questions=questions,
+        traces=traces,
+        metrics=found,
+        title=f"reflectune on {_name(dataset)}",
+        facts=_facts(config, dataset, models),
+        notices=notices(questions, traces, found, dataset.manifest, models, measure),
+        measure=measure,
+        gamma=config.gamma,
+        most=config.report_questions,
+        seed=config.seed,
+    )
     return found
 
 
@@ -117,7 +123,8 @@ def describe(config: EvaluateConfig) -> str:
     """What a run would do, for `--dry_run`: it reads the questions, and loads no model."""
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
-    lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}"]
+    lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}, scored by "]
+    lines[0] += config.scored_by(config.dataset)
     for name, own in plan(config, questions).items():
         role = RECIPES[name].model
         reader = f" with {role} {getattr(config, role)}" if role else ""
@@ -171,12 +178,7 @@ def _answer(
 
 def _with_model(config: EvaluateConfig, parts: Parts, role: ModelRole) -> tuple[Parts, ModelFacts]:
     """The parts with a reader over a newly loaded model, and what a report says of that model."""
-    loaded = open_tuned(config) if role == "model" else open_plain(config, getattr(config, role))
-    if role == "plain_model" and (loaded.scheme is None or loaded.scheme.name != PLAIN.name):
-        raise UserError(
-            f"`plain_model`: {config.plain_model} was not fine-tuned with scheme plain; the untuned model is "
-            "`base_model`, and one that reflects is `model`"
-        )
+    loaded = open_model(config, role)
     facts = ModelFacts(role, loaded.name, loaded.fingerprint, loaded.model.num_parameters())
     if role == "model" and loaded.scheme is not None and loaded.scheme.name == "mmkb_rag":
         return dataclasses.replace(parts, prompted=open_prompted_reader(config, loaded)), facts
@@ -221,6 +223,7 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
     index = {"index": f"{config.index}, manifest {_index_fingerprint(config)}", "encoder": config.encoder}
     return {
         "data set": f"{_name(dataset)}, {dataset.root}, fingerprint {dataset.fingerprint}",
+        "metric": config.scored_by(config.dataset) + (f", BEM {config.bem}" if config.bem else ""),
         "splits": ", ".join(config.splits) + (f", at most {config.limit} questions of each" if config.limit else ""),
         "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
         **(index if config.index else {}),

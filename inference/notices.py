@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reflectune.core.types import Question
-from reflectune.inference.scores import Traces, has_truth, official
+from reflectune.inference.scores import Measure, Traces
 
 MINIATURE_PARAMETERS = 50_000_000
 """A model with fewer parameters is a miniature."""
@@ -37,6 +37,7 @@ def notices(
     metrics: Mapping[str, Any],
     manifest: Mapping[str, Any],
     models: Sequence[ModelFacts],
+    measure: Measure,
 ) -> list[str]:
     """Sentences for the head of a report; none if everything could be measured.
 
@@ -46,6 +47,7 @@ def notices(
         metrics: The content of metrics.json.
         manifest: The data set's; a drawn world has `looks`.
         models: The models that were run.
+        measure: What an answer is worth, and which questions the scores are over.
     """
     told = []
     drawn = bool(manifest.get("looks"))
@@ -57,15 +59,15 @@ def notices(
             else "A miniature model was asked about data that it was not made for. Its answers here are not expected "
             "to be right; this run shows only that everything works on such data."
         )
-    told += _left_out(questions, traces, metrics)
+    told += _left_out(questions, traces, metrics, measure)
     told += _reflection(traces, metrics["reflection"])
     told += _failures(traces)
     return told
 
 
-def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[str, Any]) -> list[str]:
+def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[str, Any], measure: Measure) -> list[str]:
     told = []
-    asked = official(questions)
+    asked = measure.official(questions)
     if "mr2ag" in traces:
         if not any(q.evidence for q in asked):
             told.append(
@@ -76,12 +78,16 @@ def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[st
             told.append("The data set does not say which entries look alike: that relevance mark is left out.")
         if not any(q.is_knowledge_based is False for q in questions):
             told.append("No question is marked as visual-dependent: the gate is not measured on such questions.")
-    if not any(table["overall"] for table in metrics["pipelines"].values()):
+    if measure.metric == "infoseek" and not any(table["overall"] for table in metrics["pipelines"].values()):
         told.append(
             "The official overall score needs questions of both an unseen_question and an unseen_entity split; it is "
             "left out."
         )
-    unknown = sum(not has_truth(q) for q in questions)
+    if measure.metric == "evqa_exact":
+        told.append("E-VQA's score without BEM is a lower bound of the official one, and not to be set beside it.")
+    if metrics["too_long_for_bem"]:
+        told.append(f"{len(metrics['too_long_for_bem'])} questions had an answer too long for BEM, counted as wrong.")
+    unknown = sum(not measure.has_truth(q) for q in questions)
     if unknown:
         told.append(f"{unknown} questions have no known answer and are not scored.")
     return told

@@ -21,21 +21,6 @@ RANKINGS: Mapping[str, tuple[str, ...]] = {
 }
 """The scores that each ranking multiplies, in the order of Table 5's rows."""
 
-PAPER_TABLE_5: Mapping[str, Mapping[str, float]] = {
-    name: {"unseen_question": question, "unseen_entity": entity, "overall": overall}
-    for name, question, entity, overall in [
-        ("random", 0.327, 0.327, 0.327),
-        ("ans", 0.364, 0.370, 0.367),
-        ("ret", 0.376, 0.374, 0.375),
-        ("rel", 0.397, 0.387, 0.392),
-        ("ret*ans", 0.383, 0.387, 0.385),
-        ("rel*ans", 0.395, 0.390, 0.392),
-        ("ret*rel", 0.405, 0.393, 0.399),
-        (FULL, 0.406, 0.398, 0.402),
-    ]
-}
-"""Table 5 of the paper: LLaVA-7B on InfoSeek's validation split, as fractions of 1. For its order, not its values."""
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -81,6 +66,50 @@ def choice_weights(candidates: Sequence[Scores], ranking: str) -> list[float]:
     products = [product(scores, ranking) for scores in candidates]
     ties = [value == max(products) for value in products]
     return [tie / sum(ties) for tie in ties]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the full product stands against the other rankings, by the 95 % intervals of its leads over them.
+
+    Attributes:
+        behind: Rankings that are ahead of it: the interval is below 0.
+        ties: Rankings that it is neither ahead of nor behind: the interval holds 0.
+    """
+
+    behind: tuple[str, ...] = ()
+    ties: tuple[str, ...] = ()
+
+    @property
+    def is_best(self) -> bool:
+        """Whether it is ahead of every other ranking; a tie is no lead."""
+        return not self.behind and not self.ties
+
+    def __str__(self) -> str:
+        """In words: `best`, `ties with rel, rel*ans`, `behind ret*rel`."""
+        if self.behind:
+            return f"behind {', '.join(self.behind)}"
+        return f"ties with {', '.join(self.ties)}" if self.ties else "best"
+
+
+def standing(leads: Sequence[Mapping[str, Mapping[str, float]]]) -> Standing:
+    """How the full product stands in one run or several.
+
+    Args:
+        leads: One item a run: by ranking, how far the full product is ahead of it, with keys `low` and `high`, the
+            ends of its 95 % interval.
+
+    Returns:
+        It is ahead of a ranking if it is in every run, and behind if it is in every run; else they tie.
+
+    Raises:
+        ValueError: There is no run.
+    """
+    if not leads:
+        raise ValueError("expected the leads of at least one run")
+    ahead = {name for name in leads[0] if all(run[name]["low"] > 0 for run in leads)}
+    behind = tuple(name for name in leads[0] if all(run[name]["high"] < 0 for run in leads))
+    return Standing(behind, tuple(name for name in leads[0] if name not in ahead and name not in behind))
 
 
 def order_agreement(found: Mapping[str, float], reported: Mapping[str, float]) -> float:

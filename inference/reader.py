@@ -112,6 +112,8 @@ class Reader:
 
     def answer_directly(self, opened: Opened, rows: Sequence[int]) -> list[Answer]:
         """Answer these questions after [No Retrieval], equation 2, asked for a short answer as after a passage."""
+        if not rows:
+            return []
         wanted = set(rows)
         branches = [
             [self._renderer.direct_branch(question.answer_style)] if row in wanted else []

@@ -11,24 +11,24 @@ import numpy as np
 from reflectune.core.types import Question
 from reflectune.inference.document_choice import PROBLEMS, by_relevance
 from reflectune.inference.probes import STATING
-from reflectune.inference.scores import Score, Traces, correctness, mean, official, score_rows, visual
+from reflectune.inference.scores import Measure, Score, Traces, mean, score_rows
 from reflectune.inference.trace import Trace
-from reflectune.metrics import gates, infoseek
+from reflectune.metrics import gates
+from reflectune.metrics.breakdown import OVERALL
 
-SCOPES: Mapping[str, Callable[[Question], bool]] = {
-    "overall": lambda question: True,
-    "unseen_question": lambda question: infoseek.is_unseen_question(question.split),
-    "unseen_entity": lambda question: not infoseek.is_unseen_question(question.split),
-}
-"""Which questions a number is over; here `overall` is all of them together."""
+Scopes = Mapping[str, Callable[[Question], bool]]
+"""Which questions a number is over: `overall`, all of them together, and the columns of the metric's table."""
 
 
-def reflection(questions: Sequence[Question], traces: Traces, *, gamma: float, seed: int) -> dict[str, Any] | None:
+def reflection(
+    questions: Sequence[Question], traces: Traces, *, measure: Measure, gamma: float, seed: int
+) -> dict[str, Any] | None:
     """How well the tuned model reflects, or None if neither `mmkb_rag` nor its stage `reflection` was run.
 
     Args:
         questions: The questions asked.
         traces: By pipeline or stage, then by question id.
+        measure: What an answer is worth, and the columns of its tables, which are the scopes here.
         gamma: RET's threshold.
         seed: Seed of the bootstrap.
 
@@ -44,24 +44,26 @@ def reflection(questions: Sequence[Question], traces: Traces, *, gamma: float, s
     if not {"mmkb_rag", "reflection"} & set(traces):
         return None
     judged = {key: trace for key, trace in traces.get("reflection", {}).items() if not trace.error}
-    known = [q for q in official(questions) if q.id in judged]
-    every = [*known, *(q for q in visual(questions) if q.id in judged)]
+    known = [q for q in measure.official(questions) if q.id in judged]
+    every = [*known, *(q for q in measure.visual(questions) if q.id in judged)]
+    scopes: Scopes = {OVERALL: lambda question: True} | {own.name: own.holds for own in measure.columns(known)}
     answered = [trace for trace in traces.get("mmkb_rag", {}).values() if not trace.error]
     return {
-        "ret": _by_scope(every, lambda own: _ret(ret_rows(own, traces), gamma, seed)),
-        "ret_knowledge": _by_scope(known, lambda own: _ret(ret_rows(own, traces), gamma, seed)),
-        "srt": _by_scope(known, lambda own: _srt([judged[q.id] for q in own], seed)),
+        "ret": _by_scope(every, scopes, lambda own: _ret(ret_rows(own, traces, measure), gamma, seed)),
+        "ret_knowledge": _by_scope(known, scopes, lambda own: _ret(ret_rows(own, traces, measure), gamma, seed)),
+        "srt": _by_scope(known, scopes, lambda own: _srt([judged[q.id] for q in own], seed)),
         "retrieved": mean([float(trace.retrieved) for trace in answered], seed),
         "mct": _mct(answered),
     }
 
 
-def ret_rows(questions: Iterable[Question], traces: Traces) -> list[tuple[float, float]]:
+def ret_rows(questions: Iterable[Question], traces: Traces, measure: Measure) -> list[tuple[float, float]]:
     """(Score_RET, 1 if the base model's closed-book answer is wrong else 0) of questions for which both are known."""
     judged, base = traces.get("reflection", {}), traces.get("closed_book", {})
-    asked = [*official(questions), *visual(questions)]
+    every = list(questions)
+    asked = [*measure.official(every), *measure.visual(every)]
     both = [q for q in asked if q.id in judged and q.id in base]
-    found = [(judged[q.id].gate, 1.0 - correctness(q, base[q.id])) for q in both if not base[q.id].error]
+    found = [(judged[q.id].gate, 1.0 - measure.correctness(q, base[q.id])) for q in both if not base[q.id].error]
     return [(gate, wrong) for gate, wrong in found if gate is not None]
 
 
@@ -70,8 +72,10 @@ def srt_rows(traces: Iterable[Trace]) -> list[tuple[float, float]]:
     return [(p.s_rel, float(p.source == STATING)) for t in traces for p in t.passages if p.s_rel is not None]
 
 
-def _by_scope(questions: Sequence[Question], measure: Callable[[list[Question]], dict[str, Any]]) -> dict[str, Any]:
-    return {scope: measure([q for q in questions if belongs(q)]) for scope, belongs in SCOPES.items()}
+def _by_scope(
+    questions: Sequence[Question], scopes: Scopes, numbers: Callable[[list[Question]], dict[str, Any]]
+) -> dict[str, Any]:
+    return {scope: numbers([q for q in questions if belongs(q)]) for scope, belongs in scopes.items()}
 
 
 def _ret(found: Sequence[tuple[float, float]], gamma: float, seed: int) -> dict[str, Score | None]:

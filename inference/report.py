@@ -19,7 +19,7 @@ from reflectune.data_builders.dataset import Dataset
 from reflectune.inference import report_charts, report_tables
 from reflectune.inference.evaluation import STAGES
 from reflectune.inference.report_data import browser_data
-from reflectune.inference.scores import Traces
+from reflectune.inference.scores import Measure, Traces
 
 
 def write_report(
@@ -32,6 +32,7 @@ def write_report(
     title: str,
     facts: Mapping[str, str],
     notices: Sequence[str],
+    measure: Measure,
     gamma: float,
     most: int,
     seed: int,
@@ -47,6 +48,7 @@ def write_report(
         title: What was run, in a few words.
         facts: What was run, on what: name to value, shown as a table.
         notices: Sentences that a reader must see first.
+        measure: What an answer is worth.
         gamma: The gate's threshold.
         most: Questions to list; a random sample if there are more.
         seed: Seed of that sample.
@@ -65,10 +67,10 @@ def write_report(
         scores=report_tables.scores(metrics),
         parts=report_tables.parts(metrics),
         rankings=report_tables.rankings(metrics),
-        charts=report_charts.charts(questions, traces, gamma),
+        charts=report_charts.charts(questions, traces, gamma, measure),
         facts=report_tables.facts(facts),
         browse_note=f"{note} Click a question to see what was retrieved, how each passage was judged, and the answer.",
-        data=browser_data(dataset, listed, shown, gamma),
+        data=browser_data(dataset, listed, shown, gamma, measure),
     )
     write_atomically(path, page)
 

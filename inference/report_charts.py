@@ -14,21 +14,21 @@ from reflectune.inference.evaluation import gate_rows
 from reflectune.inference.probes import GOLD, SAME_ARTICLE, attribute_of
 from reflectune.inference.ranking import product
 from reflectune.inference.reflection_metrics import ret_rows, srt_rows
-from reflectune.inference.scores import Traces, correctness, official
+from reflectune.inference.scores import Measure, Traces
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics import gates
 
 
-def charts(questions: Sequence[Question], traces: Traces, gamma: float) -> str:
+def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure) -> str:
     """All charts that the traces allow, as HTML."""
-    gate, ret = gate_rows(questions, traces.get("mr2ag", {})), ret_rows(questions, traces)
+    gate, ret = gate_rows(questions, traces.get("mr2ag", {})), ret_rows(questions, traces, measure)
     return "".join(
         [
             _gate("The gate against its threshold γ", gate, ("knowledge-based", "visual"), gamma),
             _gate("RET against its threshold γ", ret, ("the base model is wrong", "it is right"), gamma),
             _relevance(list(traces.get("relevance", {}).values())),
-            _risk(official(questions), traces),
-            _calibration(questions, traces),
+            _risk(measure.official(questions), traces, measure),
+            _calibration(questions, traces, measure),
         ]
     )
 
@@ -80,10 +80,10 @@ def _relevance(traces: Sequence[Trace]) -> str:
     return line_chart("Relevance against a threshold on S_rel", "threshold on S_rel", "share of passages", lines)
 
 
-def _risk(questions: Sequence[Question], traces: Traces) -> str:
+def _risk(questions: Sequence[Question], traces: Traces, measure: Measure) -> str:
     lines = []
     for name in ("mr2ag", "mmkb_rag", *FORMS["naive_rag"], "oracle_article", "closed_book"):
-        points = _risk_points(questions, traces.get(name, {}))
+        points = _risk_points(questions, traces.get(name, {}), measure)
         if points:
             lines.append(Line(name, points))
     if not lines:
@@ -92,25 +92,27 @@ def _risk(questions: Sequence[Question], traces: Traces) -> str:
     return line_chart("Risk against coverage", "share of questions answered", "share of those wrong", lines, note=note)
 
 
-def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace]) -> curves.Points:
+def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace], measure: Measure) -> curves.Points:
     """An abstention or a failure counts as wrong, and is the last to be covered."""
-    found = [(confidence(traces[q.id]) or 0.0, correctness(q, traces[q.id])) for q in questions if q.id in traces]
+    found = [
+        (confidence(traces[q.id]) or 0.0, measure.correctness(q, traces[q.id])) for q in questions if q.id in traces
+    ]
     return curves.risk_coverage([value for value, _ in found], [right for _, right in found])
 
 
-def _calibration(questions: Sequence[Question], traces: Traces) -> str:
+def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure) -> str:
     tuned, probed = traces.get("mr2ag", {}), traces.get("relevance", {}).values()
     judged = [(p.s_rel, float(p.source == GOLD)) for t in probed for p in t.passages if p.s_rel is not None]
     answered = [
-        (p.s_ans, correctness(q, tuned[q.id]))
-        for q in official(questions)
+        (p.s_ans, measure.correctness(q, tuned[q.id]))
+        for q in measure.official(questions)
         if q.id in tuned and (p := _chosen(tuned[q.id])) is not None and p.s_ans is not None
     ]
     pairs = {
         "gate": gate_rows(questions, tuned),
         "S_rel": judged,
         "S_ans": answered,
-        "RET": ret_rows(questions, traces),
+        "RET": ret_rows(questions, traces, measure),
         "SRT": srt_rows(traces.get("reflection", {}).values()),
     }
     lines, errors = [], []

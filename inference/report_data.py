@@ -18,14 +18,16 @@ from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset, image_roots
 from reflectune.inference.evaluation import TUNED
 from reflectune.inference.ranking import product
-from reflectune.inference.scores import Traces, correctness, has_truth
+from reflectune.inference.scores import Measure, Traces
 from reflectune.inference.trace import PassageTrace, Trace
 
 LONGEST_SIDE = 288
 """Pixels: larger images are scaled down to this."""
 
 
-def browser_data(dataset: Dataset, questions: Sequence[Question], traces: Traces, gamma: float) -> dict[str, Any]:
+def browser_data(
+    dataset: Dataset, questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure
+) -> dict[str, Any]:
     """The JSON that `report.js` reads.
 
     Args:
@@ -33,6 +35,7 @@ def browser_data(dataset: Dataset, questions: Sequence[Question], traces: Traces
         questions: The questions to list.
         traces: By pipeline, then by question id.
         gamma: The gate's threshold.
+        measure: What an answer is worth.
 
     Returns:
         `images` (data URIs), `entries`, `passages` and `questions`; the latter refer to the former by position.
@@ -40,7 +43,12 @@ def browser_data(dataset: Dataset, questions: Sequence[Question], traces: Traces
     tables = _Tables(dataset)
     names = sorted(traces, key=lambda name: (name not in TUNED, name))
     rows = [
-        _question(question, {name: traces[name][question.id] for name in names if question.id in traces[name]}, tables)
+        _question(
+            question,
+            {name: traces[name][question.id] for name in names if question.id in traces[name]},
+            tables,
+            measure,
+        )
         for question in questions
     ]
     return {
@@ -110,7 +118,7 @@ def data_uri(image: Image.Image) -> str:
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables) -> dict[str, Any]:
+def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, measure: Measure) -> dict[str, Any]:
     return {
         "id": question.id,
         "split": question.split,
@@ -124,16 +132,19 @@ def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables) 
         "entities": list(question.entity_ids),
         "evidence": [f"{evidence.entry_id}#{evidence.section}" for evidence in question.evidence],
         "traces": {
-            name: {**_trace(question, trace, tables), "lookup": _should_look_up(name, question, traces)}
+            name: {
+                **_trace(question, trace, tables, measure),
+                "lookup": _should_look_up(name, question, traces, measure),
+            }
             for name, trace in traces.items()
         },
     }
 
 
-def _trace(question: Question, trace: Trace, tables: _Tables) -> dict[str, Any]:
+def _trace(question: Question, trace: Trace, tables: _Tables, measure: Measure) -> dict[str, Any]:
     return {
         "answer": trace.answer,
-        "correct": correctness(question, trace) if has_truth(question) else 0,
+        "correct": measure.correctness(question, trace) if measure.has_truth(question) else 0,
         "gate": _round(trace.gate),
         "retrieved": trace.retrieved,
         "hits": [[tables.entry(hit.entry_id), _round(hit.score)] for hit in trace.hits],
@@ -148,12 +159,16 @@ def _trace(question: Question, trace: Trace, tables: _Tables) -> dict[str, Any]:
     }
 
 
-def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace]) -> bool | None:
+def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], measure: Measure) -> bool | None:
     """What a gate should say: in MMKB-RAG whether the base model is wrong by itself; None if that is not known."""
     if name != "mmkb_rag":
         return question.is_knowledge_based
     base = traces.get("closed_book")
-    return None if base is None or base.error or not has_truth(question) else correctness(question, base) == 0
+    return (
+        None
+        if base is None or base.error or not measure.has_truth(question)
+        else measure.correctness(question, base) == 0
+    )
 
 
 def _passage(read: PassageTrace, tables: _Tables) -> dict[str, Any]:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
 from accelerate import PartialState
 from PIL import Image
-from tqdm import tqdm
 
 from reflectune.core.durable import RowLog, read_rows, write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import image_roots
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.trace import Trace, from_row, to_row
+
+Batch = Sequence[Question]
 
 
 def run_pipeline(
@@ -54,25 +56,58 @@ def run_pipeline(
         UserError: Two questions share an id, a question is bad (and `on_error` is "stop"), or `folder` holds traces
             of other settings.
     """
-    state = PartialState()
     ordered = sorted(questions, key=lambda question: question.id)
-    _check_unique(ordered)
+
+    def answer(batches: Sequence[Batch], log: RowLog, done: Collection[str], total: int) -> None:
+        _answer(build(), batches, log, done, image_root, on_error, name, total)
+
+    rows, _ = run_sharded(name, ordered, answer, folder, fingerprint, batch_questions)
+    return {question.id: from_row(rows[question.id]) for question in ordered}
+
+
+def run_sharded(
+    name: str,
+    questions: Sequence[Question],
+    answer: Callable[[Sequence[Batch], RowLog, Collection[str], int], None],
+    folder: Path,
+    fingerprint: str,
+    batch_questions: int,
+) -> tuple[dict[str, dict], int]:
+    """Have all processes answer the questions that have no row yet, each a share of the batches.
+
+    Args:
+        name: Names the files: `folder/<name>.jsonl`, and a process's part while there is something left to do.
+        questions: In order of their ids, which must be unique.
+        answer: Given this process's batches that lack a row, the log to append rows to, the ids that have one already,
+            and how many questions this process has in all; not called if nothing is left to do.
+        folder: Where rows are kept.
+        fingerprint: Hash of everything that determines a row.
+        batch_questions: Questions in a batch.
+
+    Returns:
+        All rows, by question id; and of how many questions all processes together had to run the batch.
+
+    Raises:
+        UserError: Two questions share an id, or `folder` holds rows of other settings.
+    """
+    state = PartialState()
+    _check_unique(questions)
     merged, parts = folder / f"{name}.jsonl", folder / "parts"
     done = {**_finished(merged, fingerprint), **_finished_parts(parts, name, fingerprint)}
     state.wait_for_everyone()  # all have read the parts before one of them writes
 
-    batches = [ordered[i : i + batch_questions] for i in range(0, len(ordered), batch_questions)]
-    mine = batches[state.process_index :: state.num_processes]
-    todo = [batch for batch in mine if any(question.id not in done for question in batch)]
+    batches = [questions[i : i + batch_questions] for i in range(0, len(questions), batch_questions)]
+    is_left = [any(question.id not in done for question in batch) for batch in batches]
+    places = range(state.process_index, len(batches), state.num_processes)
+    mine, todo = [batches[i] for i in places], [batches[i] for i in places if is_left[i]]
     if todo:
         with RowLog(parts / f"{name}.{state.process_index}.jsonl", fingerprint) as log:
-            _answer(build(), todo, log, done, image_root, on_error, name, sum(map(len, mine)))
+            answer(todo, log, done, sum(map(len, mine)))
     state.wait_for_everyone()
     if state.is_main_process:
-        _merge(merged, parts, name, fingerprint, ordered)
+        _merge(merged, parts, name, fingerprint, questions)
     state.wait_for_everyone()
-    rows = _finished(merged, fingerprint)
-    return {question.id: from_row(rows[question.id]) for question in ordered}
+    return _finished(merged, fingerprint), sum(len(batch) for batch, left in zip(batches, is_left, strict=True) if left)
 
 
 def open_questions(
@@ -109,16 +144,16 @@ def _open(question: Question, roots: Roots) -> Image.Image:
 
 def _answer(
     pipeline: Pipeline,
-    batches: Sequence[Sequence[Question]],
+    batches: Sequence[Batch],
     log: RowLog,
-    done: dict[str, dict],
+    done: Collection[str],
     image_root: Path,
     on_error: Literal["stop", "skip"],
     name: str,
     total: int,
 ) -> None:
-    left = sum(map(len, batches))
-    with tqdm(total=total, initial=total - left, desc=name, unit="question", disable=_is_hidden()) as progress:
+    left, hidden = sum(map(len, batches)), not PartialState().is_main_process
+    with progress_bar(total=total, initial=total - left, desc=name, unit="question", disable=hidden) as progress:
         for batch in batches:
             good, images, errors = open_questions(batch, image_root, on_error)
             traces = pipeline.run(good, images) if good else []
@@ -127,11 +162,6 @@ def _answer(
                 if trace.question_id not in done:
                     log.append(trace.question_id, to_row(trace))
             progress.update(len(batch))
-
-
-def _is_hidden() -> bool | None:
-    """tqdm's `disable`: None hides the bar where nobody watches, as in a log file."""
-    return None if PartialState().is_main_process else True
 
 
 def _check_unique(ordered: Sequence[Question]) -> None:

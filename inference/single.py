@@ -15,7 +15,7 @@ from reflectune.inference.collaborators import (
     open_retriever,
     open_tuned,
 )
-from reflectune.inference.config import AnswerConfig
+from reflectune.inference.config import TUNED, AnswerConfig
 from reflectune.inference.document_choice import by_relevance
 from reflectune.inference.pipelines import base
 from reflectune.inference.pipelines.build import Parts, answered_by_base, build_pipeline
@@ -33,6 +33,11 @@ def answer(config: AnswerConfig) -> Trace:
     knowledge = Dataset(Path(config.dataset)).knowledge
     tuned = open_tuned(config)
     name = tuned.renderer.scheme.name if tuned.renderer.scheme else ""  # a fine-tuned model has one
+    if name not in TUNED:
+        raise UserError(
+            f"`model`: {config.model} was fine-tuned with the scheme {name}, which doesn't reflect; `answer` shows how "
+            f"a model of {' or '.join(TUNED)} decides"
+        )
     with_base = answered_by_base(name, config)
     if with_base and not config.base_model:
         raise UserError(

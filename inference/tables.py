@@ -1,4 +1,4 @@
-"""Print a paper's ablation tables in miniature, with verdicts: `python -m reflectune.inference.tables --config …`."""
+"""Print a paper's ablation tables in miniature: `accelerate launch inference/tables.py --config …`, or `python -m`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from reflectune.inference.analysis.tables_config import TablesConfig
 def main() -> None:
     """Read the config, build and answer what isn't finished, and print the tables."""
     (config,) = parse_config(TablesConfig)
-    from reflectune.inference.analysis import tables_run  # slow to import, so only once the config is known to be right
+    from accelerate import PartialState  # slow to import, so only once the config is known to be right
+
+    from reflectune.inference.analysis import tables_run
 
     if config.dry_run:
         print(tables_run.describe(config))
         return
-    print(tables_run.show(tables_run.run(config)))
-    print(f"tables: {Path(config.output, 'tables.md')}")
+    record = tables_run.run(config)
+    if PartialState().is_main_process:
+        print(tables_run.show(record))
+        print(f"tables: {Path(config.output, 'tables.md')}")
 
 
 if __name__ == "__main__":

@@ -43,8 +43,9 @@ def score_one(prediction: str, question: Question) -> float:
     mR²AG's prompt asks for (arXiv 2411.15041, §7.3) has been read as a comma.
 
     Raises:
-        UserError: The question has no range (`numerical`) or no answers (all others).
+        UserError: The question has no range (`numerical`) or no answers (all others), or is `free_form`.
     """
+    refuse_free_form(question, "infoseek")
     if question.answer_type == "numerical":
         if question.range is None:
             raise UserError(f"question {question.id} is numerical but has no range; its data set must give one")
@@ -54,6 +55,15 @@ def score_one(prediction: str, question: Question) -> float:
     if question.answer_type == "multi_answer":
         return float(evqa.list_match(prediction, question.answers))
     return float(exact_match(prediction, question.answers))
+
+
+def refuse_free_form(question: Question, metric: str) -> None:
+    """Raise a `UserError` if a metric of short answers is to score an answer in sentences: a 0 would say nothing."""
+    if question.answer_style == "free":
+        raise UserError(
+            f"question {question.id} is free_form, and {metric} can't compare answers in sentences; score such "
+            "questions by rouge_l, or leave them out"
+        )
 
 
 def evaluate(
@@ -71,7 +81,7 @@ def evaluate(
         `overall` is the harmonic mean of the two halves; `coverage` is the share of questions that have a prediction.
 
     Raises:
-        UserError: Two questions share an id, or (strict) a prediction's id is unknown.
+        UserError: Two questions share an id, one is `free_form`, or (strict) a prediction's id is unknown.
     """
     asked = by_id(questions)
     unknown = sorted(set(predictions) - set(asked))

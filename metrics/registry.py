@@ -40,11 +40,24 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
         bem: The answer-equivalence model, for `evqa`. An answer that is too long for it is wrong.
 
     Returns:
-        A function that raises ValueError or UserError for a question that lacks what the metric compares with.
+        A function that raises ValueError or UserError for a question that lacks what the metric compares with, or
+        whose answer is free-form: of the metrics only `rouge_l` compares sentences.
 
     Raises:
         UserError: The metric is `evqa`, and there is no `bem`.
     """
+    worth = _worth(metric, mode, bem)
+    if metric == "rouge_l":
+        return worth
+
+    def of_short_answers(answer: str, question: Question) -> float:
+        infoseek.refuse_free_form(question, metric)
+        return worth(answer, question)
+
+    return of_short_answers
+
+
+def _worth(metric: Metric, mode: Mode, bem: evqa.BemLogits | None) -> Worth:
     if metric == "infoseek":
         return infoseek.score_one
     if metric == "evqa":
@@ -64,6 +77,8 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
 
 def has_truth(question: Question, metric: Metric) -> bool:
     """Whether the data set gives what the metric compares an answer with."""
+    if question.answer_type == "free_form" and metric != "rouge_l":
+        return False
     if question.answer_type == "numerical" and metric in ("infoseek", "cover_match"):
         return question.range is not None
     if question.answer_type == "numerical" and metric == "exact_match" and question.range is not None:
@@ -78,8 +93,10 @@ def metric_problems(metric: str, bem: str) -> list[str]:
         metric: A metric's name.
         bem: The config's `bem`.
     """
-    if metric not in METRICS:
-        return [f"`metric` is one of {', '.join(METRICS)}; found `{metric}`"]
+    try:
+        find_metric_name(metric)
+    except UserError as error:
+        return [str(error)]
     issues = []
     if metric == "evqa" and not bem:
         issues.append(NEEDS_BEM)
@@ -92,6 +109,14 @@ def metric_problems(metric: str, bem: str) -> list[str]:
     if metric == "rouge_l" and importlib.util.find_spec("rouge_score") is None:
         issues.append("the metric `rouge_l` needs the library rouge-score: pip install 'reflectune[rouge]'")
     return issues
+
+
+def find_metric_name(name: str) -> Metric:
+    """The metric that has this name; UserError if there is none."""
+    if name not in METRICS:
+        raise UserError(f"`metric` is one of {', '.join(METRICS)}; found `{name}`")
+    found: Metric = name
+    return found
 
 
 NEEDS_BEM = (
@@ -132,6 +157,7 @@ def evqa_candidate(answer: str, question: Question) -> str:
 
 def evqa_score(answer: str, question: Question, logits: evqa.BemLogits) -> float:
     """E-VQA's official score of an answer, BEM's logits given."""
+    infoseek.refuse_free_form(question, "evqa")
     candidate = evqa_candidate(answer, question)
     return evqa.evaluate_example(question.text, references(question), candidate, evqa_type(question), logits)
 

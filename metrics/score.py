@@ -13,7 +13,8 @@ from typing import Literal
 
 from reflectune.core.config import parse_config
 from reflectune.core.durable import write_json
-from reflectune.core.errors import entry_point
+from reflectune.core.errors import UserError, entry_point
+from reflectune.metrics.registry import Metric, MetricChoice, metric_problems
 from reflectune.models.endpoint import RemoteConfig
 
 
@@ -24,8 +25,9 @@ class ScoreConfig(RemoteConfig):
     predictions: str = field(default="", metadata={"help": "prediction file, or ReflectiVA's folder of split_*.json"})
     dataset: str = field(default="", metadata={"help": "data set folder"})
     against: str = field(default="", metadata={"help": "a second prediction file, compared by a paired test"})
-    metric: Literal["infoseek", "evqa", "evqa_exact", "vqa", "exact_match", "cover_match", "rouge_l"] = field(
-        default="infoseek", metadata={"help": "evqa needs `bem`; evqa_exact is its exact match and list overlap alone"}
+    metric: MetricChoice = field(
+        default="",
+        metadata={"help": "the data set's own if unset; evqa needs `bem`, evqa_exact is what of it needs no model"},
     )
     mode: Literal["official", "strict"] = field(
         default="official", metadata={"help": "strict: a missing answer is wrong, a doubled one an error"}
@@ -48,14 +50,28 @@ class ScoreConfig(RemoteConfig):
         found = [f"`{key}` is needed" for key, value in needed.items() if not value]
         paths = [path for path in (*needed.values(), self.against) if path]
         found += [f"not found: {path}" for path in paths if not Path(path).exists()]
-        if (self.metric == "evqa") != bool(self.bem):
-            found.append("`bem` (a converted checkpoint) and `metric: evqa` need each other; without it: `evqa_exact`")
+        found += self.metric_issues()
         found += self.llm_problems() if self.judge else []
         if self.judge and not self.judge_cache:
             found.append("`output` or `llm_cache` is needed: it says where the judge's replies are kept")
         if self.judge and "temperature" in self.llm_options:
             found.append("`llm_options` can't set the temperature of a judge: it is 0")
         return found
+
+    def metric_issues(self) -> list[str]:
+        """What is wrong with the metric, or lacks for it; a missing data set is said elsewhere."""
+        if not self.metric and not Path(self.dataset or "", "dataset.json").is_file():
+            return []
+        try:
+            return metric_problems(self.scored_by(), self.bem)
+        except UserError as error:
+            return [str(error)]
+
+    def scored_by(self) -> Metric:
+        """The metric: the config's, else the data set's own."""
+        from reflectune.data_builders.dataset import Dataset  # slow to import, and above this floor
+
+        return self.metric or Dataset(Path(self.dataset)).metric
 
     @property
     def judge_cache(self) -> str:
@@ -68,7 +84,7 @@ def main() -> None:
     """Parse the config, score, print, and write the JSON file."""
     (config,) = parse_config(ScoreConfig)
     if config.dry_run:
-        print(f"would score {config.predictions} by {config.metric} ({config.mode}) on {config.dataset}")
+        print(f"would score {config.predictions} by {config.scored_by()} ({config.mode}) on {config.dataset}")
         return
     from reflectune.data_builders import dataset  # slow to import: after the config is right
     from reflectune.metrics.bem import load_bem
@@ -85,7 +101,7 @@ def main() -> None:
         if config.judge:
             model = stack.enter_context(RemoteModel(config.endpoint(), config.judge_cache))
             judging = Judging(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, what="judge"))
-        settings = (config.metric, config.mode, bem, judging)
+        settings = (config.scored_by(), config.mode, bem, judging)
         found = score_files(files, questions, *settings, touched=not config.splits, seed=config.seed)
     found["dataset"] = {"folder": config.dataset, "fingerprint": dataset.Dataset(Path(config.dataset)).fingerprint}
     if config.output:

@@ -115,8 +115,10 @@ def _judge_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _score_lines(scores: Mapping[str, Any]) -> Iterator[str]:
-    rows = [(name, scores[name]) for name in ("overall", "single_hop") if name in scores]
-    rows += list(scores.get("by_split", {}).items()) + list(scores.get("by_type", {}).items())
+    rows = [("overall", scores["overall"])] if "overall" in scores else []
+    rows += [(title, scores[name]) for name, title in scores.get("columns", {}).items()]
+    parts = {**scores.get("by_split", {}), **scores.get("by_type", {})}
+    rows += [(name, value) for name, value in parts.items() if name not in scores["columns"].values()]
     for name, value in rows:
         yield f"  {name:<28}{_interval(value)}"
     if (report := scores.get("official_report")) is not None:
@@ -141,14 +143,15 @@ def _difference_line(found: Mapping[str, Any]) -> str:
         return "difference: no question was answered by both"
     points = ", ".join(f"{100 * found[key]:+.2f}" for key in ("low", "high"))
     return (
-        f"difference, first less second: {100 * found['value']:+.2f} points (95 % interval {points}), paired test "
-        f"p = {found['p']:.4f}; on {found['n']} questions, better on {found['better']}, worse on {found['worse']}"
+        f"difference, first less second: {100 * found['value']:+.2f} points, {found['of'].replace('_', ' ')} (95 % "
+        f"interval {points}), paired test p = {found['p']:.4f}; on {found['n']} questions, "
+        f"better on {found['better']}, worse on {found['worse']}"
     )
 
 
 def _interval(value: Mapping[str, Any] | None) -> str:
     if value is None:
-        return "–  (needs questions of both halves)"
+        return "–  (no such questions, or of InfoSeek's halves only one)"
     return f"{_percent(value['value'])}  [{_percent(value['low'])}, {_percent(value['high'])}]  n = {value['n']}"
 
 

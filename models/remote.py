@@ -14,10 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tqdm import tqdm
-
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
+from reflectune.core.progress import progress_bar
 from reflectune.models.endpoint import Endpoint
 from reflectune.models.replies import ReplyFile
 from reflectune.models.transport import Refused, Transport
@@ -173,7 +172,7 @@ class RemoteModel:
         if not bodies:
             return refused
         transport = Transport(self.endpoint)
-        bar = tqdm(total=len(bodies), desc=what, unit="req", leave=False, disable=None if what else True)
+        bar = progress_bar(total=len(bodies), desc=what, unit="req", leave=False, disable=not what)
         with bar, ThreadPoolExecutor(min(self.endpoint.concurrency, len(bodies))) as pool:
             futures = {pool.submit(self._ask, transport, key, body): key for key, body in bodies.items()}
             try:

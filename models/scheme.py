@@ -60,7 +60,7 @@ def load_scheme(folder: str | Path) -> Scheme:
     """Read a checkpoint's scheme.
 
     Raises:
-        UserError: There is none, it lacks a field or a role, or it was changed by hand since it was written.
+        UserError: There is none, it lacks a field, a role or a prompt, or it was changed by hand since it was written.
     """
     path = Path(folder) / SCHEME_FILE
     found = read_json(path, "the checkpoint's scheme")
@@ -78,6 +78,12 @@ def load_scheme(folder: str | Path) -> Scheme:
         raise UserError(
             f"{path} was changed after it was saved (its fingerprint is {found.get('fingerprint')}, its content's "
             f"{scheme.fingerprint}); the weights were trained with the saved one: restore it"
+        )
+    missing_prompts = [prompt for prompt in find_scheme(scheme.name).prompts if prompt not in scheme.prompts]
+    if missing_prompts:
+        raise UserError(
+            f"{path} has no prompt {', '.join(missing_prompts)}: the checkpoint was trained by an earlier version, "
+            "which asked otherwise; train it again"
         )
     return scheme
 

@@ -1,7 +1,7 @@
 """Index a knowledge base: `python -m reflectune.retrieval.build_index --knowledge DIR --output DIR [--dry_run]`.
 
 Encodes every entry's images and title. A run that was cut off goes on where it stopped when the same command is given
-again.
+again. Exit status: 0 if every image was good, 3 if some were left out (`on_error: skip`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError, entry_point
+from reflectune.core.rejected import REJECTED, ROWS_LEFT_OUT
 
 
 def _help(text: str) -> dict[str, str]:
@@ -24,12 +26,17 @@ class IndexConfig:
 
     knowledge: str = field(default="", metadata=_help("knowledge base folder, e.g. DATASET/knowledge"))
     output: str = field(default="", metadata=_help("folder for the index"))
-    encoder: str = field(default="miniature/clip", metadata=_help("miniature/clip, a hub id or a folder"))
+    encoder: str = field(
+        default="miniature/clip", metadata=_help("miniature/clip, a folder, or a hub id, owner/name[@COMMIT]")
+    )
     batch_size: int = field(default=64, metadata=_help("entries encoded together"))
     shard_rows: int = field(
         default=4096, metadata=_help("entries put on the disk together; what a crash costs at most")
     )
     device: str = field(default="auto", metadata=_help("cpu, cuda, cuda:1, or auto"))
+    on_error: Literal["stop", "skip"] = field(
+        default="stop", metadata=_help("what to do about a bad image: stop, or leave it out, list and count it")
+    )
     dry_run: bool = field(default=False, metadata=_help("check the encoder and every image's path, and stop"))
 
     def problems(self) -> list[str]:
@@ -47,14 +54,17 @@ class IndexConfig:
         return issues
 
 
-def run(config: IndexConfig) -> None:
+def run(config: IndexConfig) -> int:
     """Build the index, or with `dry_run` say what would be built.
+
+    Returns:
+        How many images, or entries without a title, are left out.
 
     Raises:
         UserError: See `reflectune.retrieval.index.build_index`.
     """
     from reflectune.retrieval.encoders import load_encoder  # slow to import: after the config is right
-    from reflectune.retrieval.index import build_index
+    from reflectune.retrieval.index import build_index, left_out
     from reflectune.retrieval.knowledge_base import KnowledgeBase
 
     kb = KnowledgeBase(config.knowledge)
@@ -63,29 +73,37 @@ def run(config: IndexConfig) -> None:
         paths = [(entry.id, path) for entry in kb for path in kb.image_paths(entry)]
         missing = [f"{path} of entry {entry_id}" for entry_id, path in paths if not path.is_file()]
         if missing:
-            raise UserError(f"{len(missing):,} of {len(paths):,} images are missing, e.g. {'; '.join(missing[:3])}")
+            told = f"{len(missing):,} of {len(paths):,} images are missing, e.g. {'; '.join(missing[:3])}"
+            if config.on_error == "stop":
+                raise UserError(f"{told}; mend them, or leave them out with `on_error: skip`")
+            print(f"{told}; they would be left out")
         print(
             f"would index {len(kb):,} entries with {len(paths):,} images of {kb.folder} (fingerprint {kb.fingerprint})"
         )
         print(f"with {encoder.name}: {encoder.dimensions} dimensions, fingerprint {encoder.fingerprint}")
         print(f"into {config.output}; nothing was written")
-        return
+        return len(missing)
     index = build_index(
         kb,
         encoder,
         config.output,
         batch_size=config.batch_size,
         shard_rows=config.shard_rows,
+        on_error=config.on_error,
         progress=sys.stderr.isatty(),
     )
     print(f"{config.output}: {len(index.title):,} titles and {len(index.image):,} images of {kb.name}")
+    for reason, count in index.manifest.get("left_out", {}).items():
+        print(f"  left out: {count:,} × {reason}, listed in {config.output}/{REJECTED}")
+    return left_out(index)
 
 
 @entry_point
 def main() -> None:
     """Parse the config, then index."""
     (config,) = parse_config(IndexConfig)
-    run(config)
+    if run(config):
+        sys.exit(ROWS_LEFT_OUT)
 
 
 if __name__ == "__main__":

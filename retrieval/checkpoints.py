@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
+from reflectune.retrieval.catalogue import CATALOGUE
 
 _MINIATURE = "miniature/"
 _FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
@@ -64,6 +65,8 @@ def find_checkpoint(name: str) -> Checkpoint:
             raise UserError(f"{name} holds no model: there is no config.json")
         return _checked(name, Path(name), "")
     repository, pinned, revision = name.partition("@")
+    if (known := CATALOGUE.get(repository)) and known.weights == "own code":
+        raise UserError(f"{repository} is not loaded: {known.note}")
     if repository.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"no model at {name}: there is no such folder")
     if pinned and not _COMMIT.fullmatch(revision):
@@ -137,6 +140,21 @@ def _without_load_report() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
+def load_config(checkpoint: Checkpoint) -> PretrainedConfig:
+    """Read a model's configuration.
+
+    Raises:
+        UserError: It is damaged, of a kind that transformers doesn't know, or needs code of its authors'.
+    """
+    try:
+        return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"the config.json of {checkpoint.name} in {checkpoint.folder} cannot be used: {_short(error)}; models that "
+            "bring code of their own are not loaded"
+        ) from error
+
+
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer.
 
@@ -194,9 +212,11 @@ def _download(name: str, repository: str, revision: str, patterns: tuple[str, ..
 
 
 def _advice(repository: str, commit: str) -> str:
+    known = CATALOGUE.get(repository)
+    commit = (known.commit if known else "") or commit or "COMMIT"
     return (
         f"{repository} has no weights in safetensors format; if it has a pytorch_model.bin, name the commit that is to "
-        f"be trusted, `{repository}@{commit or 'COMMIT'}`: nothing but its tensors is read then"
+        f"be trusted, `{repository}@{commit}`: nothing but its tensors is read then"
     )
 
 

@@ -10,16 +10,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import faiss
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from tqdm import tqdm
 
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.images import load_image
+from reflectune.core.images import BadImage, load_image
+from reflectune.core.rejected import (
+    REJECTED,
+    BadRow,
+    MissingImage,
+    Reject,
+    Rejected,
+    UnreadableImage,
+    as_json,
+    from_json,
+    stop,
+)
 from reflectune.core.types import Entry
 from reflectune.retrieval.encoders import ImageTextEncoder, Vectors
 from reflectune.retrieval.knowledge_base import KnowledgeBase
@@ -30,7 +42,10 @@ KINDS = ("image", "title")
 _ROWS = "rows.json"
 _UNFINISHED = "unfinished"
 _SETTINGS = "settings.json"
-_PARTS = ("image", "title", "owner")
+_PARTS = ("image", "title", "owner", "titled", "rejected")
+_ADVICE = "; `on_error: skip` leaves it out"
+
+OnError = Literal["stop", "skip"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +53,8 @@ class Index:
     """A loaded index.
 
     Attributes:
-        manifest: What it was built from.
-        entry_ids: Every entry, in the knowledge base's order.
+        manifest: What it was built from, and how many images were left out of it.
+        entry_ids: Every entry that has a title, in the knowledge base's order.
         image: Vectors of all images, shape (images, d), those of one entry side by side.
         owner: For each row of `image`, the position of its entry in `entry_ids`; never decreasing.
         title: Vectors of titles, shape (entries, d), one per entry in order.
@@ -59,6 +74,7 @@ def build_index(
     *,
     batch_size: int = 64,
     shard_rows: int = 4096,
+    on_error: OnError = "stop",
     progress: bool = False,
 ) -> Index:
     """Build an index, or go on with one that was cut off; a finished one is taken as it is.
@@ -69,20 +85,34 @@ def build_index(
         folder: Where to.
         batch_size: Entries that are encoded together.
         shard_rows: Entries whose vectors are put on the disk together: what a crash costs at most.
+        on_error: `stop` ends at the first bad image. `skip` leaves bad images out, and entries without a title, lists
+            them in `rejected.jsonl` and counts them in the manifest; an entry whose images are all bad is found by its
+            title, as one that never had any.
         progress: Show a progress bar.
 
     Raises:
-        UserError: The folder holds an index of something else, an image is missing or bad, or an entry has no title.
+        UserError: The folder holds an index of something else; or `on_error` is `stop` and an image is missing or bad,
+            an entry has no title, or the folder's index was built with `skip` and lacks some.
     """
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         if not len(kb):
             raise UserError(f"the knowledge base {kb.folder} has no entries: there is nothing to index")
-        _encode_shards(kb, encoder, folder / _UNFINISHED, batch_size, shard_rows, progress)
+        _encode_shards(kb, encoder, folder / _UNFINISHED, batch_size, shard_rows, on_error, progress)
         _assemble(kb, encoder, folder)
     index = load_index(folder, kb, encoder)
+    if on_error == "stop" and left_out(index):
+        raise UserError(
+            f"the index {folder} was built with `on_error: skip` and lacks {left_out(index):,} images or entries, "
+            f"listed in {REJECTED}; mend them and delete the folder to build it again, or set `on_error: skip`"
+        )
     shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
     return index
+
+
+def left_out(index: Index) -> int:
+    """How many images and entries without a title were left out when it was built."""
+    return sum(index.manifest.get("left_out", {}).values())
 
 
 def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder) -> Index:
@@ -113,6 +143,7 @@ def _origin(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
         "kb": kb.name,
         "kb_fingerprint": kb.fingerprint,
         "encoder": encoder.name,
+        "encoder_revision": encoder.revision,
         "encoder_fingerprint": encoder.fingerprint,
     }
 
@@ -129,10 +160,23 @@ def _check_origin(folder: Path, found: dict[str, Any], expected: dict[str, Any])
 
 
 def _encode_shards(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path, batch_size: int, shard_rows: int, progress: bool
+    kb: KnowledgeBase,
+    encoder: ImageTextEncoder,
+    folder: Path,
+    batch_size: int,
+    shard_rows: int,
+    on_error: OnError,
+    progress: bool,
 ) -> None:
-    """Encode every shard that is not on the disk yet; the progress bar's rate counts only these."""
+    """Encode every shard that is not on the disk yet; the progress bar's rate counts only these.
+
+    A shard that was encoded under `stop` has nothing left out, so `skip` goes on with it; `stop` refuses to go on with
+    one that has.
+    """
     _claim(folder, _origin(kb, encoder), batch_size, shard_rows)
+    if on_error == "stop":
+        for error in _rejected_rows(folder):
+            stop(error)
     entries = iter(kb)
     shards = {first: _shard_paths(folder, first // shard_rows) for first in range(0, len(kb), shard_rows)}
     finished = {first for first, paths in shards.items() if all(path.is_file() for path in paths.values())}
@@ -141,13 +185,22 @@ def _encode_shards(
         for first, paths in shards.items():
             shard = list(islice(entries, shard_rows))
             if first not in finished:
-                found = _encode_shard(kb, encoder, shard, first, batch_size, bar)
-                for part, path in paths.items():
-                    _write_array(path, found[part])
+                rejected: list[BadRow] = []
+                reject = stop if on_error == "stop" else rejected.append
+                arrays = _encode_shard(kb, encoder, shard, first, batch_size, reject, bar)
+                for part, array in arrays.items():
+                    _write_array(paths[part], array)
+                write_json(paths["rejected"], [as_json(error) for error in rejected])
 
 
 def _shard_paths(folder: Path, number: int) -> dict[str, Path]:
-    return {part: folder / f"{part}-{number:05d}.npy" for part in _PARTS}
+    return {part: folder / f"{part}-{number:05d}.{'json' if part == 'rejected' else 'npy'}" for part in _PARTS}
+
+
+def _rejected_rows(folder: Path) -> list[BadRow]:
+    """What the finished shards of a folder left out, in the knowledge base's order."""
+    files = sorted(folder.glob("rejected-*.json"))
+    return [from_json(row) for path in files for row in read_json(path, "what an unfinished index left out")]
 
 
 def _claim(folder: Path, origin: dict[str, Any], batch_size: int, shard_rows: int) -> None:
@@ -167,42 +220,82 @@ def _claim(folder: Path, origin: dict[str, Any], batch_size: int, shard_rows: in
 
 
 def _encode_shard(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, entries: Sequence[Entry], first: int, batch_size: int, bar: tqdm
+    kb: KnowledgeBase,
+    encoder: ImageTextEncoder,
+    entries: Sequence[Entry],
+    first: int,
+    batch_size: int,
+    reject: Reject,
+    bar: tqdm,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Vectors of a shard's images and titles, and which entry (counted from `first`) owns each image."""
+    """Vectors of a shard's images and titles, and which entries they are of, as positions in the knowledge base."""
     images, titles = [], []
     owner: list[int] = []
+    titled: list[int] = []
     for start in range(0, len(entries), batch_size):
-        batch = entries[start : start + batch_size]
-        titles.append(encoder.encode_texts([_title(entry) for entry in batch]))
-        images.append(_encode_images(kb, encoder, batch, batch_size))
-        owner += [first + start + i for i, entry in enumerate(batch) for _ in entry.images]
+        batch = list(enumerate(entries[start : start + batch_size], start=first + start))
+        named = [(position, entry) for position, entry in batch if _has_title(kb, position, entry, reject)]
+        titles.append(encoder.encode_texts([entry.title for _, entry in named]))
+        titled += [position for position, _ in named]
+        vectors, owners = _encode_images(kb, encoder, named, batch_size, reject)
+        images.append(vectors)
+        owner += owners
         bar.update(len(batch))
-    return {"image": np.concatenate(images), "title": np.concatenate(titles), "owner": np.array(owner, dtype=np.int64)}
+    return {
+        "image": np.concatenate(images),
+        "title": np.concatenate(titles),
+        "owner": np.array(owner, dtype=np.int64),
+        "titled": np.array(titled, dtype=np.int64),
+    }
 
 
-def _encode_images(kb: KnowledgeBase, encoder: ImageTextEncoder, entries: Sequence[Entry], batch_size: int) -> Vectors:
-    """Vectors of all images of some entries, in order; only `batch_size` images are open at a time."""
-    places = [(path, entry) for entry in entries for path in kb.image_paths(entry)]
-    found = [np.zeros((0, encoder.dimensions), dtype=np.float32)]
+def _encode_images(
+    kb: KnowledgeBase, encoder: ImageTextEncoder, named: Sequence[tuple[int, Entry]], batch_size: int, reject: Reject
+) -> tuple[Vectors, list[int]]:
+    """Vectors of all good images of some entries, and each one's entry; `batch_size` images are open at a time."""
+    places = [(path, position, entry) for position, entry in named for path in kb.image_paths(entry)]
+    vectors = [np.zeros((0, encoder.dimensions), dtype=np.float32)]
+    owners: list[int] = []
     for start in range(0, len(places), batch_size):
-        opened = [
-            load_image(path, needed_by=f"entry {entry.id}, {entry.title}")
-            for path, entry in places[start : start + batch_size]
-        ]
-        found.append(encoder.encode_images(opened))
-    return np.concatenate(found)
+        opened = []
+        for path, position, entry in places[start : start + batch_size]:
+            image = _open_image(kb, path, position, entry, reject)
+            if image is not None:
+                opened.append(image)
+                owners.append(position)
+        vectors.append(encoder.encode_images(opened))
+    return np.concatenate(vectors), owners
 
 
-def _title(entry: Entry) -> str:
-    if not entry.title.strip():
-        raise UserError(f"entry {entry.id} has no title, which equation 3 compares images with; give it one")
-    return entry.title
+def _open_image(kb: KnowledgeBase, path: Path, position: int, entry: Entry, reject: Reject) -> Image.Image | None:
+    """An entry's image, or None where it is bad and `reject` takes that."""
+    try:
+        return load_image(path, root=(kb.image_root, kb.folder.parent))
+    except BadImage as error:
+        kind = MissingImage if error.is_missing else UnreadableImage
+        reject(kind(*kb.place(position), entry.id, "images", error.problem, error.fix + _ADVICE))
+        return None
+
+
+def _has_title(kb: KnowledgeBase, position: int, entry: Entry, reject: Reject) -> bool:
+    """Whether an entry has the title that equation 3 compares images with; one without is left out."""
+    if entry.title.strip():
+        return True
+    fix = "give it one: equation 3 compares images with titles" + _ADVICE
+    reject(BadRow(*kb.place(position), entry.id, "title", "has no title", fix))
+    return False
 
 
 def _assemble(kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path) -> None:
-    """Join the shards into one index; the manifest comes last."""
+    """Join the shards into one index; the manifest comes last.
+
+    Raises:
+        UserError: No entry has a title.
+    """
     shards = folder / _UNFINISHED
+    rejected = Rejected(folder)
+    rejected.note(_rejected_rows(shards))
+    rejected.close()
     counts = {}
     for kind in KINDS:
         index = faiss.IndexFlatIP(encoder.dimensions)
@@ -211,10 +304,21 @@ def _assemble(kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path) -> Non
         counts[kind] = index.ntotal
         _write_faiss(folder / f"{kind}.faiss", index)
     ids = list(kb.ids)
-    owners = np.concatenate([np.load(path) for path in sorted(shards.glob("owner-*.npy"))])
-    rows = {"image": [ids[owner] for owner in owners], "title": ids}
+    positions = {
+        part: np.concatenate([np.load(path) for path in sorted(shards.glob(f"{part}-*.npy"))])
+        for part in ("owner", "titled")
+    }
+    if not len(positions["titled"]):
+        raise UserError(f"no entry of {kb.folder} has a title: there is nothing to index; see {folder / REJECTED}")
+    rows = {"image": [ids[one] for one in positions["owner"]], "title": [ids[one] for one in positions["titled"]]}
     write_atomically(folder / _ROWS, json.dumps(rows, ensure_ascii=False))
-    manifest = {**_origin(kb, encoder), "dimensions": encoder.dimensions, "dtype": "float32", "vectors": counts}
+    manifest = {
+        **_origin(kb, encoder),
+        "dimensions": encoder.dimensions,
+        "dtype": "float32",
+        "vectors": counts,
+        "left_out": dict(rejected.reasons.most_common()),
+    }
     write_json(folder / MANIFEST, manifest)
 
 

@@ -206,6 +206,14 @@ class KnowledgeBase:
         shard, group, row = self._places[entry_id]
         return _entry(self._group(shard, group).slice(row, 1).to_pylist()[0])
 
+    def place(self, position: int) -> tuple[Path, int]:
+        """The shard of the entry at a position (from 0), in the knowledge base's order, and its record (from 1)."""
+        for shard in self.manifest["shards"]:
+            if position < shard["entries"]:
+                return self.folder / shard["file"], position + 1
+            position -= shard["entries"]
+        raise IndexError(f"{self.folder} has {len(self):,} entries")
+
     def image_path(self, entry: Entry, position: int = 0) -> Path:
         """Where one of an entry's images is; the first is the infobox image.
 

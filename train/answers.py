@@ -7,7 +7,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
@@ -27,7 +26,7 @@ class Asked:
 
     Attributes:
         prefix: Image and question.
-        branch: What is read on top: the prompt with the passage; [] to answer from the prefix.
+        branch: What is read on top: the prompt, with the passage if there is one.
         role: The reflection token that the answer follows, or "".
         answer: The answer that is trained on.
     """
@@ -41,8 +40,9 @@ class Asked:
 class AnswerReader:
     """Scores greedy answers with the model that is being trained, sharing the work among processes.
 
-    Every reading takes the same sample, and reads image and question once. In mR²AG an answer follows [No Retrieval],
-    or the first passage that is relevant and [Relevant]; in MMKB-RAG the first prompt for an answer (`vqa`).
+    Every reading takes the same sample, and reads image and question once. In mR²AG an answer follows [No Retrieval]
+    and how to answer, or the first passage that is relevant and [Relevant]; in MMKB-RAG and in plain fine-tuning the
+    first prompt for an answer (`vqa`). Answers in sentences (style `free`) are not compared.
 
     Args:
         loaded: The model, with or without adapters.
@@ -85,13 +85,12 @@ class AnswerReader:
     def _read_batch(self, engine: PrefixEngine, examples: Sequence[TrainingExample]) -> list[bool]:
         asked = [self._ask(example) for example in examples]
         prefixes = engine.read([each.prefix for each in asked])
-        branches = engine.branch(prefixes, [[each.branch] if each.branch else [] for each in asked])
+        branches = engine.branch(prefixes, [[each.branch] for each in asked])
         right = [False] * len(asked)
         for role in sorted({each.role for each in asked}):
             rows = [i for i, each in enumerate(asked) if each.role == role]
             forced = [engine.renderer.token_id(role)] if role else []
-            state: Any = branches if asked[rows[0]].branch else prefixes
-            found = engine.generate(state, [(i, 0) for i in rows], forced, _MAX_NEW_TOKENS)
+            found = engine.generate(branches, [(i, 0) for i in rows], forced, _MAX_NEW_TOKENS)
             for i, generation in zip(rows, found, strict=True):
                 right[i] = is_right(engine.renderer, generation, asked[i].answer)
         return right
@@ -111,7 +110,9 @@ class AnswerReader:
 
 
 def has_answer(example: TrainingExample) -> bool:
-    """Whether an example has an answer in words to compare with."""
+    """Whether an example has an answer in words to compare with; one in sentences can't be compared."""
+    if example.style == "free":
+        return False
     if isinstance(example, PromptedExample):
         return any(branch.prompt == "vqa" for branch in example.branches)
     return not example.retrieve or any(branch.relevant for branch in example.branches)
@@ -121,8 +122,8 @@ def check_answers(examples: Sequence[TrainingExample], path: Path) -> None:
     """Raise a `UserError` if validation data has no answer."""
     if not any(map(has_answer, examples)):
         raise UserError(
-            f"`eval_answers`: {path} has no answer to compare with; leave it out, or derive labels with "
-            "`answer_model: shared`"
+            f"`eval_answers`: {path} has no answer to compare with (those in sentences can't be compared); leave it "
+            "out, or derive labels with `answer_model: shared`"
         )
 
 

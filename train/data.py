@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from PIL import Image
 from torch.utils.data import Dataset
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
-from reflectune.core.types import PromptedExample, ReflectionExample, TrainingExample
+from reflectune.core.types import AnswerStyle, PromptedExample, ReflectionExample, TrainingExample
 from reflectune.data_builders.reflection_data import image_roots, read_examples, read_manifest, read_prompted
 from reflectune.models.rendering import Renderer
 from reflectune.models.scheme import find_scheme
@@ -200,6 +200,8 @@ def _image_problem(image: str, roots: Roots) -> str:
 
 
 def _problem(example: TrainingExample) -> str:
+    if example.style not in get_args(AnswerStyle):
+        return f"`style` should be one of {', '.join(get_args(AnswerStyle))}; found `{example.style}`"
     if not example.question.strip():
         return "the question is empty"
     if not example.image.strip():

@@ -28,7 +28,7 @@ class GrpoConfig(GateConfig, ReadingConfig):  # type: ignore[misc]  # training k
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = [*GateConfig.problems(self), *ReadingConfig.problems(self)]
+        issues = [*GateConfig.problems(self), *ReadingConfig.problems(self), *self.metric_issues(self.dataset)]
         if not self.index:
             issues.append("`index` is needed: rewards are measured with retrieval")
         if self.scheme == "mmkb_rag" and self.answer_model == "base" and not self.base_model:
@@ -50,20 +50,24 @@ def run(config: GrpoConfig) -> None:
     # slow to import: after the config is right
     from reflectune.core.hashing import file_fingerprint, fingerprint
     from reflectune.data_builders.dataset import Dataset
+    from reflectune.data_builders.probing.correctness import find_metric
     from reflectune.inference.both_ways import BothWays
     from reflectune.train.refining.refine import refine
 
+    config.metric = config.scored_by(config.dataset)
+    bem = config.open_bem(config.device)
     measuring = functools.partial(
         BothWays,
         config,
         folder=config.rewards_folder(),
-        metric=config.metric,
+        correctness=find_metric(config.metric, bem),
         batch_questions=config.batch_questions,
         relevance="relevance" in config.gates,
         run=fingerprint(config.run_settings()),
     )
     index = file_fingerprint(Path(config.index, "manifest.json"))
-    refine(config, Dataset(Path(config.dataset)), {"index_fingerprint": index}, measuring)
+    hashes = {"index_fingerprint": index, **({"bem_fingerprint": bem.fingerprint} if bem else {})}
+    refine(config, Dataset(Path(config.dataset)), hashes, measuring)
 
 
 if __name__ == "__main__":

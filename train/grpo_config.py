@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reflectune.metrics.registry import METRICS
+from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.train.config import SftConfig
 from reflectune.train.mixture import Mixture
 from reflectune.train.refining.gate_policy import PolicyLoss
@@ -19,7 +19,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class GateConfig(SftConfig):
+class GateConfig(MetricConfig, SftConfig):
     """Refine the gates of a fine-tuned checkpoint by the reward of what follows from them."""
 
     model: str = field(default="", metadata=_help("fine-tuned checkpoint to start from: a full one or an adapter"))
@@ -28,7 +28,6 @@ class GateConfig(SftConfig):
     visual_limit: int | None = field(
         default=None, metadata=_help("most of them that are visual-dependent, drawn by seed; all if unset")
     )
-    metric: str = field(default="infoseek", metadata=_help("what an answer is worth: infoseek, evqa_exact or vqa"))
     gates: list[str] = field(
         default_factory=lambda: ["retrieve"], metadata=_help("gates to refine: retrieve, or retrieve and relevance")
     )
@@ -79,8 +78,6 @@ class GateConfig(SftConfig):
         issues = []
         if "retrieve" not in self.gates or set(self.gates) - set(GATES):
             issues.append(f"`gates` is [retrieve] or [retrieve, relevance], found {self.gates}")
-        if self.metric not in METRICS:
-            issues.append(f"`metric` is one of {', '.join(METRICS)}; found `{self.metric}`")
         for name in ("retrieval_cost", "keeping_cost", "beta", "hold", "refresh_steps", "visual_limit"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -102,5 +99,5 @@ class GateConfig(SftConfig):
         return {name: value for name, value in super().run_settings().items() if name not in _HASHED}
 
 
-_HASHED = ("dataset", "index", "rewards")
+_HASHED = ("dataset", "index", "rewards", "bem")
 """Settings whose content decides, and not where it is kept."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from reflectune.core.durable import write_atomically
+from reflectune.core.progress import progress_bar
 
 LOG_FILE = "log.jsonl"
 """The file in `output_dir` with one logged row a line: step, loss, learning rate, tokens/s, what validation found."""
@@ -24,7 +24,7 @@ class Progress(ProgressCallback):
     ) -> None:
         """Begin where the run does."""
         if state.is_world_process_zero:
-            self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
+            self.training_bar = progress_bar(total=state.max_steps, initial=state.global_step, dynamic_ncols=True)
         self.current_step = state.global_step
 
     def on_log(

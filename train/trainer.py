@@ -90,7 +90,10 @@ class ReflectionTrainer(Trainer):
         """The batches of one optimiser step, and the weight of their supervised tokens over all processes."""
         with plain_worker_errors():
             batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._tokens += sum(batch.pop("tokens") for batch in batches)
+        tokens = sum(batch.pop("tokens") for batch in batches)
+        self._tokens += tokens
+        read = self.accelerator.gather(torch.tensor(tokens, device=device)).sum()
+        self.state.num_input_tokens_seen += int(read)  # kept in trainer_state.json, so a resumed run goes on counting
         weight = torch.stack([supervised_weight(batch) for batch in batches]).sum()
         return batches, self.accelerator.gather(weight.to(device)).sum()
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from reflectune.data_builders.readers.registry import KNOWLEDGE, QUESTIONS, option_problems
+from reflectune.data_builders.readers.registry import KNOWLEDGE, METRIC_OF, QUESTIONS, option_problems
+from reflectune.metrics.registry import MetricChoice
 
 
 def _help(text: str) -> dict[str, str]:
@@ -25,6 +26,9 @@ class ConvertConfig:
         default_factory=dict, metadata=_help("for each split its file, or a mapping of what a file is to the file")
     )
     options: dict[str, Any] = field(default_factory=dict, metadata=_help("the reader's own options"))
+    metric: MetricChoice = field(
+        default="", metadata=_help("what answers are scored by, for dataset.json; the reader's own if unset")
+    )
     images: str = field(default="", metadata=_help("folder of the questions' images; unset: no images are wanted"))
     knowledge: str = field(default="", metadata=_help("reader of the knowledge base, e.g. wiki6m, evqa, own"))
     knowledge_source: str = field(default="", metadata=_help("the knowledge base's file or folder"))
@@ -95,7 +99,12 @@ class ConvertConfig:
         """The settings that the output depends on."""
         names = "root questions splits options images knowledge knowledge_source knowledge_images split limit sample"
         kept = {name: getattr(self, name) for name in (*names.split(), "sample_knowledge", "on_error", "verify_images")}
-        return {**kept, "seed": self.seed if self.sample or self.sample_knowledge >= 0 else 0}
+        seed = self.seed if self.sample or self.sample_knowledge >= 0 else 0
+        return {**kept, **({"metric": self.metric} if self.metric else {}), "seed": seed}
+
+    def scored_by(self) -> str:
+        """The metric for dataset.json; "" if neither the config nor the reader says one."""
+        return self.metric or METRIC_OF.get(self.questions, "")
 
     def _question_problems(self) -> list[str]:
         if not self.questions:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
+from reflectune.core.progress import progress_bar
 from reflectune.data_builders.readers.base import Meter, count_bytes
 
 
@@ -33,7 +34,7 @@ def progress(step: str, total_bytes: int) -> Iterator[Progress]:
     """A bar for one step, whose sources have `total_bytes` on the disk (0 if nobody knows)."""
     with (
         count_bytes() as meter,
-        tqdm(
+        progress_bar(
             desc=step, total=total_bytes or None, unit="B", unit_scale=True, unit_divisor=1024, mininterval=0.5
         ) as bar,
     ):

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.durable import RowLog, read_rows
+from reflectune.core.rejected import Rejected, as_json, from_json
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import SeenIds, hash_ids, sample_bound
 from reflectune.data_builders.conversion.progress import progress
-from reflectune.data_builders.conversion.rejected import Rejected, as_json, from_json
 from reflectune.data_builders.conversion.sources import list_files
 from reflectune.data_builders.conversion.work import Place, QuestionBatch, QuestionsDone, write_question_batch
 from reflectune.data_builders.conversion.workers import Workers

@@ -14,10 +14,10 @@ from typing import Any
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
+from reflectune.core.rejected import Rejected
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.knowledge import KnowledgeRun, KnowledgeTotals
 from reflectune.data_builders.conversion.questions import QuestionRun, QuestionTotals
-from reflectune.data_builders.conversion.rejected import Rejected
 from reflectune.data_builders.conversion.sources import check_unchanged, list_files, stat_files, with_fingerprints
 from reflectune.data_builders.conversion.workers import Workers
 from reflectune.data_builders.dataset import MANIFEST
@@ -217,6 +217,7 @@ def _numbers(
             coverage[kind] = rejected.images[kind]
     numbers: dict[str, Any] = {
         "name": _name(config),
+        **({"metric": metric} if (metric := config.scored_by()) else {}),
         "seed": config.seed,
         "counts": {split: dict(sorted(counts.items())) for split, counts in sorted(questions.counts.items())},
         "images": {kind: coverage.get(kind, 0) for kind in ("found", "missing", "unreadable", "unverified")},

@@ -26,7 +26,8 @@ class ExportConfig:
     from_format: Literal["", "trl"] = field(default="", metadata=_help("whose layout to read; written as `--from`"))
     split: str = field(default="train", metadata=_help("which split; it names the files"))
     scheme: str = field(
-        default="", metadata=_help("mr2ag or mmkb_rag; the one in the data's manifest if unset, and mr2ag with `from`")
+        default="",
+        metadata=_help("mr2ag, mmkb_rag or plain; the one in the data's manifest if unset, and mr2ag with `from`"),
     )
     image_root: str = field(
         default="", metadata=_help("folder of the images; the manifest's, or the data's own folder, if unset")

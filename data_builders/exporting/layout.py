@@ -84,6 +84,12 @@ PY
 ```
 """
 
+_PLAIN_BASE: Final = """\
+## First: the base model
+
+There is no token to add. The command trains `base_with_tokens`: give it the name or folder of your base model instead.
+"""
+
 _AFTERWARDS: Final = """\
 ## Afterwards
 
@@ -111,10 +117,16 @@ def readme(title: str, exported: Exported, loss: str, run: str, *, prepares_base
     """
     parts = [run]
     if prepares_base:
-        tokens = ", ".join(f"`{token}`" for token in exported.scheme.tokens.values())
-        prepared = _PREPARE_BASE.format(tokens=tokens, scheme=exported.scheme.name, model="Qwen/Qwen2-VL-7B-Instruct")
-        parts = [prepared, run, _AFTERWARDS]
+        parts = [_base(exported.scheme), run, _AFTERWARDS]
     return "\n".join([title, _contents(exported), "", _about(exported, loss), "", *parts, _SAFETY])
+
+
+def _base(scheme: Scheme) -> str:
+    """How to make the base model that is trained."""
+    if not scheme.tokens:
+        return _PLAIN_BASE
+    tokens = ", ".join(f"`{token}`" for token in scheme.tokens.values())
+    return _PREPARE_BASE.format(tokens=tokens, scheme=scheme.name, model="Qwen/Qwen2-VL-7B-Instruct")
 
 
 def _contents(exported: Exported) -> str:

@@ -123,7 +123,8 @@ def _task(turns: Sequence[str], scheme: Scheme, question: str) -> Piece:
     text, reply = turns
     role = next((role for role, token in scheme.tokens.items() if token == reply), "")
     if not reply or (not role and any(token in reply for token in scheme.tokens.values())):
-        raise UserError(f"the reply should be one of {', '.join(scheme.tokens.values())}, or words; found {reply!r}")
+        expected = ", or ".join(filter(None, (", ".join(scheme.tokens.values()), "words")))
+        raise UserError(f"the reply should be {expected}; found {reply!r}")
     if role:
         name: Literal["ret", "srt"] = "ret" if "retrieve" in role else "srt"
         if match := _asked(text, scheme.prompts[name], question):

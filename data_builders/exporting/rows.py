@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle, PromptedBranch, PromptedExample, ReflectionExample, TrainingExample
@@ -65,6 +65,8 @@ def rows_of(example: TrainingExample, scheme: Scheme, masking: Masking, clean: C
         raise UserError("the question is empty")
     if not example.image.strip():
         raise UserError("the question has no image")
+    if example.style not in get_args(AnswerStyle):
+        raise UserError(f"`style` should be one of {', '.join(get_args(AnswerStyle))}; found `{example.style}`")
     if isinstance(example, PromptedExample):
         yield from (_row(example, turns, fill, "per_turn", clean) for turns, fill in _prompted(example, scheme))
     elif not example.retrieve:

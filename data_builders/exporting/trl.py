@@ -69,7 +69,8 @@ _RUN = """\
 In this folder, on eight GPUs:
 
 ```bash
-accelerate launch --num_processes 8 -m trl.scripts.sft --config sft.yaml --dataset_train_split {split}
+accelerate launch --multi_gpu --num_processes 8 --num_machines 1 --mixed_precision no --dynamo_backend no \\
+    -m trl.scripts.sft --config sft.yaml --dataset_train_split {split}
 ```
 
 `max_length` is off in `sft.yaml`: TRL's 1024 would cut images. For LoRA add `--use_peft --lora_target_modules q_proj

@@ -68,7 +68,8 @@ def run(config: PlainConfig) -> None:
                 log.append(str(start), {"examples": [dataclasses.asdict(example) for example in made]})
     plain = [prompted_from_row(row) for chunk in read_rows(log_path) for row in chunk["examples"]]
     write_prompted(target, plain)
-    write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, source.image_folders))
+    folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # a black image may be in the latter
+    write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))
     log_path.unlink()
     print(f"{target}: {len(plain):,} questions, {sum(len(example.branches) for example in plain):,} prompts")
 

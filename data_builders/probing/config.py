@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.data_builders.probing.asking import Asking
-from reflectune.metrics.registry import METRICS
 from reflectune.models.image_config import ImageKeys
 from reflectune.retrieval.passages import Lead
 
@@ -19,7 +19,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class ProbeConfig(ImageKeys):
+class ProbeConfig(MetricConfig, ImageKeys):
     """Ask a model a split's questions, without and with each retrieved document, and keep what it answers."""
 
     dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
@@ -33,7 +33,6 @@ class ProbeConfig(ImageKeys):
     lead: Lead = field(
         default="first_sentence", metadata=_help("what stands before each passage: nothing, or what the entry is")
     )
-    metric: str = field(default="infoseek", metadata=_help("what is right: infoseek, evqa_exact or vqa"))
     max_new_tokens: int = field(default=32, metadata=_help("longest answer, in tokens"))
     samples: int = field(default=0, metadata=_help("answers drawn beside the greedy one, for `rule: rate`"))
     temperature: float = field(default=1.0, metadata=_help("that they are drawn with"))
@@ -75,8 +74,7 @@ class ProbeConfig(ImageKeys):
             value = getattr(self, name)
             if value is not None and value < lowest:
                 issues.append(f"`{name}` must be at least {lowest}, found {value}")
-        if self.metric not in METRICS:
-            issues.append(f"`metric` is one of {', '.join(METRICS)}; found `{self.metric}`")
+        issues += self.metric_issues(self.dataset)
         if not self.temperature > 0:
             issues.append(f"`temperature` must be above 0, found {self.temperature}")
         if self.summary == "sentences" and not self.gold:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from reflectune.core.errors import UserError
@@ -20,6 +20,7 @@ def select_questions(
 ) -> list[Question]:
     """A split's questions in an order drawn by seed; memory holds those that are taken, and the ids of the others.
 
+    Free-form questions are left out (`count_free_form`): whether an answer in sentences is right, no metric can tell.
     The first questions of a long list are those of a short one, so that a higher `limit` adds to what is there.
 
     Args:
@@ -32,21 +33,38 @@ def select_questions(
     Raises:
         UserError: There is no such question, or two have the same id.
     """
-    ids = [q.id for q in dataset.stream(split) if visual or q.is_knowledge_based is not False]
+    ids = [q.id for q in _candidates(dataset, split, visual) if not _is_free_form(q)]
     if not ids:
-        raise UserError(f"{dataset.root}: nothing to probe in {split}; name another `split`, or set `visual: true`")
+        count = count_free_form(dataset, split, visual=visual)
+        free = f" but {count:,} free-form questions, whose answers no metric can judge" if count else ""
+        raise UserError(
+            f"{dataset.root}: nothing to probe in {split}{free}; name another `split`, or set `visual: true`"
+        )
     again = [own for own, count in Counter(ids).items() if count > 1]
     if again:
         raise UserError(f"{dataset.root}: two questions of {split} have the id {again[0]}; ids must be unique")
     order = heapq.nsmallest(limit if limit is not None else len(ids), ids, key=lambda own: _drawn(seed, own))
     places = {own: place for place, own in enumerate(order)}
-    taken = [question for question in dataset.stream(split) if question.id in places]
+    taken = [q for q in dataset.stream(split) if q.id in places and not _is_free_form(q)]
     return sorted(taken, key=lambda question: places[question.id])
+
+
+def count_free_form(dataset: Dataset, split: str, *, visual: bool = True) -> int:
+    """How many free-form questions `select_questions` leaves out of a split."""
+    return sum(map(_is_free_form, _candidates(dataset, split, visual)))
 
 
 def windows(questions: Sequence[Item], size: int) -> list[Sequence[Item]]:
     """Runs of `size` questions, the last one with what is left."""
     return [questions[start : start + size] for start in range(0, len(questions), size)]
+
+
+def _candidates(dataset: Dataset, split: str, visual: bool) -> Iterator[Question]:
+    return (q for q in dataset.stream(split) if visual or q.is_knowledge_based is not False)
+
+
+def _is_free_form(question: Question) -> bool:
+    return question.answer_style == "free"
 
 
 def _drawn(seed: int, question_id: str) -> tuple[str, str]:

@@ -9,17 +9,18 @@ from typing import Any, Final
 
 import torch
 from accelerate import PartialState
-from tqdm import tqdm
 
 from reflectune.core.hashing import file_fingerprint
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.label_statistics import probe_statistics, probe_table
 from reflectune.data_builders.labels import Rule
 from reflectune.data_builders.probing.config import SCHEME, ProbeConfig
-from reflectune.data_builders.probing.questions import select_questions, windows
+from reflectune.data_builders.probing.questions import count_free_form, select_questions, windows
 from reflectune.data_builders.probing.store import ProbeLog, seal, stream_probes
 from reflectune.data_builders.probing.work import Work
+from reflectune.metrics.bem import Bem
 from reflectune.models.loading import Loaded, load
 from reflectune.retrieval.encoders import load_encoder
 from reflectune.retrieval.index import load_index
@@ -49,32 +50,36 @@ def run(config: ProbeConfig) -> None:
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=_PATIENCE)
     device = str(state.device) if config.device == "auto" else config.device
     dataset = Dataset(Path(config.dataset))
+    bem = config.open_bem(device)
+    config.metric = config.scored_by(config.dataset)
     questions = select_questions(dataset, config.split, visual=config.visual, limit=config.limit, seed=config.seed)
     loaded = load(config.model, scheme=SCHEME, dtype=config.dtype, device=device, images=config.image_settings())
     encoder = load_encoder(config.encoder, device=device)
     retriever = EntryRetriever(load_index(Path(config.index), dataset.knowledge, encoder), encoder)
-    work = Work(dataset, retriever, loaded, config)
+    work = Work(dataset, retriever, loaded, config, bem)
     if config.dry_run:
         if state.is_main_process:
             print(describe(work, questions, config))
         return
-    with ProbeLog(config.output, settings(config, dataset, loaded), state.process_index) as log:
+    with ProbeLog(config.output, settings(config, dataset, loaded, bem), state.process_index) as log:
         state.wait_for_everyone()  # all have read the logs before one of them writes
         every = windows(questions, config.window)
         todo = [window for window in every if any(question.id not in log.done for question in window)]
         mine = todo[state.process_index :: state.num_processes]
-        answer(work, mine, log, hidden=None if state.is_main_process else True)
+        answer(work, mine, log, hidden=not state.is_main_process)
     state.wait_for_everyone()
     if state.is_main_process:
         count = seal(config.output, about(config, dataset, loaded))
         print(f"{count:,} questions probed: {config.output}")
+        if free_form := count_free_form(dataset, config.split, visual=config.visual):
+            print(f"{free_form:,} free-form questions left out: whether a sentence is right, no metric can tell")
         print(probe_table(probe_statistics(stream_probes(config.output), Rule())))
     state.wait_for_everyone()
 
 
-def answer(work: Work, mine: Sequence[Sequence[Question]], log: ProbeLog, hidden: bool | None = None) -> None:
+def answer(work: Work, mine: Sequence[Sequence[Question]], log: ProbeLog, hidden: bool = False) -> None:
     """Probe those batches of some windows that are not in the log yet, and put them there; `hidden` hides the bar."""
-    with tqdm(total=sum(map(len, mine)), desc="probing", unit="question", disable=hidden) as progress:
+    with progress_bar(total=sum(map(len, mine)), desc="probing", unit="question", disable=hidden) as progress:
         for window in mine:
             ready, bad = work.prepare(window)
             log.append_new(bad)
@@ -85,8 +90,8 @@ def answer(work: Work, mine: Sequence[Sequence[Question]], log: ProbeLog, hidden
                 progress.update(len(batch))
 
 
-def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded) -> dict[str, Any]:
-    """Everything that determines a probe, by name."""
+def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded, bem: Bem | None = None) -> dict[str, Any]:
+    """Everything that determines a probe, by name; the config's metric is settled."""
     return {
         "model": loaded.fingerprint,
         "prompts": loaded.renderer.fingerprint,
@@ -94,6 +99,7 @@ def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded) -> dict[str,
         "knowledge": dataset.knowledge.fingerprint,
         "index": file_fingerprint(Path(config.index, "manifest.json")),
         **{name: getattr(config, name) for name in _DECIDES},
+        **({"metric": f"{config.metric} (BEM {bem.fingerprint})"} if bem else {}),
     }
 
 
@@ -108,7 +114,7 @@ def describe(work: Work, questions: Sequence[Question], config: ProbeConfig) -> 
     ready, bad = work.prepare(questions[:1])
     lines = [
         f"{len(questions):,} questions of {config.split} in {config.dataset}, each alone and with up to "
-        f"{config.documents} documents",
+        f"{config.documents} documents, scored by {config.metric}",
         *(f"{probe.question_id} can't be asked: {probe.problem}" for probe in bad),
         *(text for own in ready for text in [f"{own.question.id}:", *work.shown(own)]),
     ]

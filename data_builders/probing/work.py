@@ -19,6 +19,7 @@ from reflectune.data_builders.probing.documents import find_documents
 from reflectune.data_builders.probing.memory import Halving
 from reflectune.data_builders.probing.probe import Prober, Ready
 from reflectune.data_builders.probing.records import Probe
+from reflectune.metrics.bem import Bem
 from reflectune.models.budget import find_budget
 from reflectune.models.engine import PrefixEngine
 from reflectune.models.forward import Forward
@@ -37,13 +38,16 @@ class Work:
         dataset: Images and knowledge base.
         retriever: Finds entries.
         loaded: The target model.
-        config: How to ask.
+        config: How to ask; its metric is settled.
+        bem: For the metric `evqa`.
     """
 
-    def __init__(self, dataset: Dataset, retriever: Retriever, loaded: Loaded, config: ProbeConfig) -> None:
+    def __init__(
+        self, dataset: Dataset, retriever: Retriever, loaded: Loaded, config: ProbeConfig, bem: Bem | None = None
+    ) -> None:
         self._dataset, self._retriever, self._loaded, self._config = dataset, retriever, loaded, config
         self._passages: Callable[[str], list[Passage]] = lru_cache(maxsize=8192)(self._split)
-        correctness, asking = find_metric(config.metric), config.asking()
+        correctness, asking = find_metric(config.metric, bem), config.asking()
         self._probers = Halving(
             lambda budget: Prober(PrefixEngine(loaded, budget), correctness, asking),
             config.token_budget or find_budget(Forward(loaded.model)),

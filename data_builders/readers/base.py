@@ -1,5 +1,6 @@
 """What every reader is written with: rows and their errors, files as streams, and images found by id."""
 
+from reflectune.core.rejected import BadRow, MissingImage, Reject, UnreadableImage, stop
 from reflectune.data_builders.readers.files import (
     LineBlock,
     Meter,
@@ -14,10 +15,8 @@ from reflectune.data_builders.readers.files import (
     read_parquet,
     source_files,
 )
-from reflectune.data_builders.readers.images import Images, MissingImage, UnreadableImage
+from reflectune.data_builders.readers.images import Images
 from reflectune.data_builders.readers.rows import (
-    BadRow,
-    Reject,
     Row,
     each,
     flag,
@@ -27,7 +26,6 @@ from reflectune.data_builders.readers.rows import (
     number,
     one_of,
     rows,
-    stop,
     text,
     texts,
 )

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
 from reflectune.core.paths import resolve_below
-from reflectune.data_builders.readers.rows import BadRow, Reject, Row, stop
+from reflectune.core.rejected import BadRow, Reject, stop
+from reflectune.data_builders.readers.rows import Row
 
 RowSource = Callable[[Path, Reject], Iterator[tuple[int, Row]]]
 """One of the `read_*` functions, or one with its own options bound."""

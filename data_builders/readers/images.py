@@ -16,7 +16,8 @@ from PIL import Image
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.paths import OutsideRoot, resolve_below
-from reflectune.data_builders.readers.rows import BadRow, Row
+from reflectune.core.rejected import MissingImage, UnreadableImage
+from reflectune.data_builders.readers.rows import Row
 
 EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif", ".bmp")
 """As found in the public sets; OVEN's images have three of them."""
@@ -24,14 +25,6 @@ EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif",
 _MANY_FOLDERS = 64
 _MOST_KEPT = 4096
 _NUMBER = re.compile(r"\d{3,}")
-
-
-class MissingImage(BadRow):
-    """A row whose image is not there; told apart so that image coverage can be counted."""
-
-
-class UnreadableImage(BadRow):
-    """A row whose image is damaged, or too large to decode safely."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ def questions(
     counts them. The most frequent one comes first, as `answers[0]` is what a model is trained on. In OK-VQA `answer` is
     stemmed ("race" for "racing"), and that is what the metric compares with.
 
-    The annotations are held in memory while the questions are read.
+    `Question.meta` has the kind of question (`question_type`) and VQA's kind of answer (`answer_type`: `yes/no`,
+    `number`, `other`), by which its scores are broken down. The annotations are held in memory while the questions are
+    read.
 
     Args:
         source: The two files, `{questions, annotations}`.
@@ -94,7 +96,8 @@ def _annotations(path: Path, reject: Reject, field: str) -> dict[int, _Annotatio
             raise row.bad("question_id", "has two annotations", "keep one of them")
         try:
             kind = text(row, "question_type", default="")
-            found[question_id] = _answers(row, field), {"question_type": str(names.get(kind, kind))} if kind else {}
+            meta = {"question_type": str(names.get(kind, kind)), "answer_type": text(row, "answer_type", default="")}
+            found[question_id] = _answers(row, field), {name: value for name, value in meta.items() if value}
         except BadRow as error:
             found[question_id] = error
 

@@ -50,8 +50,9 @@ def questions(
     """The user's questions.
 
     In a CSV file a list (`answers`, `range`, `entity_ids`) is written with `|` between its items. The answer type,
-    where no column says it, is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`. Ids
-    and answers may be numbers. A column that is nearly called like a field that is missing is an error.
+    where no column says it, is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`;
+    `time` and `free_form` (an answer in sentences) must be said. Ids and answers may be numbers. A column that is
+    nearly called like a field that is missing is an error.
 
     Args:
         source: A file `*.jsonl`, `*.csv`, `*.parquet` or `*.json` (`.gz` too), a folder of Parquet files, or

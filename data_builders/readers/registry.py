@@ -13,6 +13,7 @@ from typing import Any
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.readers.base import Images, Row, RowSource
+from reflectune.metrics.registry import Metric
 
 QUESTIONS: Mapping[str, str] = {
     "aokvqa": "aokvqa",
@@ -32,6 +33,27 @@ QUESTIONS: Mapping[str, str] = {
     "viquae": "viquae",
 }
 """Sets of questions and the modules that read them: `questions(source, *, split, images, reject, **options)`."""
+
+METRIC_OF: Mapping[str, Metric] = {
+    "aokvqa": "vqa",
+    "evqa": "evqa",
+    "fvqa": "exact_match",
+    "hotpotqa": "exact_match",
+    "infoseek": "infoseek",
+    "infoseek_human": "exact_match",
+    "livevqa": "cover_match",
+    "llava_instruct": "rouge_l",
+    "mmsearch": "cover_match",
+    "nq": "exact_match",
+    "okvqa": "vqa",
+    "own": "exact_match",
+    "viquae": "exact_match",
+}
+"""The metric that each set is scored by, unless a config says another.
+
+`m2kr` and `reflectiva` are layouts of several sets, and have none: `metric` says it. LiveVQA and MMSearch are published
+with a language model as the judge; cover match is what needs none. A-OKVQA's own program leaves no annotator out.
+"""
 
 KNOWLEDGE: Mapping[str, str] = {
     "echosight_100k": "evqa_kb",

@@ -8,51 +8,12 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-from reflectune.core.errors import UserError
+from reflectune.core.rejected import BadRow, Reject
 
 Made = TypeVar("Made")
 
 ID_FIELDS = ("data_id", "question_id", "wikidata_id", "id", "_id", "qid", "unique_id", "__key__", "passage_id", "url")
 """Fields that a row is called by in an error, the first that it has; public sets have no common name for it."""
-
-
-class BadRow(Exception):
-    """What is wrong with one row.
-
-    `str(error)` is one line: "FILE:LINE: id X: field `f`: what was found; the fix".
-
-    Args:
-        file: The source file.
-        line: Line from 1; in a file without lines (a JSON array or dict, Parquet) the record's number from 1.
-        row_id: The row's id, "" if it has none.
-        field: The field, "" if the row as a whole is wrong.
-        problem: What was found.
-        fix: What to do.
-    """
-
-    def __init__(self, file: str | Path, line: int, row_id: str, field: str, problem: str, fix: str) -> None:
-        self.file, self.line, self.row_id = str(file), line, row_id
-        self.field, self.problem, self.fix = field, problem, fix
-        super().__init__(file, line, row_id, field, problem, fix)
-
-    def __str__(self) -> str:
-        parts = [f"{self.file}:{self.line}"]
-        parts += [f"id {self.row_id}"] if self.row_id else []
-        parts += [f"field `{self.field}`"] if self.field else []
-        return " ".join(f"{': '.join(parts)}: {self.problem}; {self.fix}".split())
-
-
-Reject = Callable[[BadRow], None]
-"""What to do with a bad row: raise it as a `UserError`, or note it; if it returns, the reader takes the next row."""
-
-
-def stop(error: BadRow) -> None:
-    """The default `Reject`: the first bad row ends the run.
-
-    Raises:
-        UserError: Always.
-    """
-    raise UserError(str(error)) from error
 
 
 class Row(dict[str, Any]):

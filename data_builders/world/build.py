@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from tqdm import tqdm
 
 from reflectune.core.durable import write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.dataset import MANIFEST, load_manifest, write_questions
 from reflectune.data_builders.world.drawing import draw
@@ -77,6 +77,7 @@ def build_world(folder: Path, *, size: str, seed: int, traffic: int = 0, quiet: 
     _write_contact_sheet(folder, articles, seed)
     manifest = {
         "name": f"miniature world ({size}, seed {seed})",
+        "metric": "infoseek",
         "seed": seed,
         "settings": key,
         "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet")))[:8]
@@ -100,7 +101,7 @@ class _Painter:
 
     def __init__(self, folder: Path, seed: int, quiet: bool) -> None:
         self._folder, self._seed = folder, seed
-        self._progress = tqdm(desc="drawing", unit="picture", disable=quiet or None, mininterval=1.0)
+        self._progress = progress_bar(desc="drawing", unit="picture", disable=quiet, mininterval=1.0)
 
     def photograph(self, one: Article, balloons: int, number: int) -> str:
         """Draw an entity's picture; `number` 0 is the encyclopedia's own. Returns its path in the data set."""

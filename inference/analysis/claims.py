@@ -10,7 +10,8 @@ from typing import Any, Literal
 from reflectune.core.types import Question
 from reflectune.inference.analysis.comparisons import Answers, Comparison, answers, compare, verdict_of
 from reflectune.inference.analysis.outcomes import Results
-from reflectune.inference.scores import official, visual
+from reflectune.inference.paper_numbers import ranks
+from reflectune.inference.scores import Measure
 
 Cell = tuple[str, str]
 """Which model (by the name of its training) at which point."""
@@ -19,7 +20,10 @@ Scope = Literal["official", "visual"]
 Found = Mapping[str, Sequence[Results]]
 """By model, one item a seed."""
 
-SCOPES: Mapping[Scope, Callable[[Sequence[Question]], list[Question]]] = {"official": official, "visual": visual}
+SCOPES: Mapping[Scope, Callable[[Measure, Sequence[Question]], list[Question]]] = {
+    "official": Measure.official,
+    "visual": Measure.visual,
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Row:
     Attributes:
         name: What it is called.
         cell: What was measured.
-        paper: The paper's number, in per cent; None if it has none.
+        paper: The paper's number, which decides its rank and is not shown; None if it has none.
     """
 
     name: str
@@ -61,14 +65,14 @@ class Table:
         title: Its title, with the paper's number of it.
         rows: Its rows.
         claims: What the paper concludes from it.
-        note: What the reader must know.
+        note: What the reader must know; a function where it can be told only when everything is built.
         visual: Whether it has a column for visual-dependent questions.
     """
 
     title: str
     rows: Sequence[Row]
     claims: Sequence[Claim] = ()
-    note: str = ""
+    note: str | Callable[[], str] = ""
     visual: bool = field(default=False)
 
 
@@ -81,9 +85,9 @@ def measure(table: Table, found: Found, seed: int) -> dict[str, Any]:
     """A table's numbers and verdicts, as JSON."""
     return {
         "title": table.title,
-        "note": table.note,
+        "note": table.note() if callable(table.note) else table.note,
         "visual": table.visual,
-        "rows": [_row(row, found) for row in table.rows],
+        "rows": _ranked(table.rows, [_row(row, found) for row in table.rows]),
         "claims": [_claim(claim, found, seed) for claim in table.claims],
     }
 
@@ -92,13 +96,22 @@ def _row(row: Row, found: Found) -> dict[str, Any]:
     model, point = row.cell
     return {
         "name": row.name,
-        "paper": row.paper,
         "accuracy": _spread([own.score for own in _answers(row.cell, found, "official") if own.ids]),
         "visual": _spread([own.score for own in _answers(row.cell, found, "visual") if own.ids]),
         "retrieval_rate": _spread(_shares(found[model], point, "retrieved")),
         "passages_read": _spread(_shares(found[model], point, "read")),
         "fell_back": _spread(_fallbacks(found[model], point)),
     }
+
+
+def _ranked(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records with the paper's rank of each row, and ours among the rows that the paper has."""
+    paper = ranks({place: row.paper for place, row in enumerate(rows) if row.paper is not None})
+    accuracies = {place: records[place]["accuracy"] for place in paper}
+    measured = ranks({place: round(100 * own["mean"], 1) for place, own in accuracies.items() if own is not None})
+    return [
+        {**record, "paper_rank": paper.get(place), "rank": measured.get(place)} for place, record in enumerate(records)
+    ]
 
 
 def _claim(claim: Claim, found: Found, seed: int) -> dict[str, Any]:
@@ -126,19 +139,20 @@ def _answers(cell: Cell, found: Found, scope: Scope) -> list[Answers]:
     model, point = cell
     made = []
     for results in found[model]:
-        questions = SCOPES[scope](results.taken(point, results.questions))
+        questions = SCOPES[scope](results.measure, results.taken(point, results.questions))
         right = results.right(point, questions)
-        made.append(answers(questions, right, source=results.source, by_split=scope == "official"))
+        by_split = scope == "official" and results.measure.metric == "infoseek"
+        made.append(answers(questions, right, source=results.source, by_split=by_split))
     return made
 
 
 def _shares(results: Sequence[Results], point: str, name: str) -> list[float]:
-    found = [own.share(point, name, official(own.taken(point, own.questions))) for own in results]
+    found = [own.share(point, name, own.measure.official(own.taken(point, own.questions))) for own in results]
     return [value for value in found if value is not None]
 
 
 def _fallbacks(results: Sequence[Results], point: str) -> list[float]:
-    found = [own.troubled(point, official(own.taken(point, own.questions))) for own in results]
+    found = [own.troubled(point, own.measure.official(own.taken(point, own.questions))) for own in results]
     return [value for value in found if value is not None]
 
 

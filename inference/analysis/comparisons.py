@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from reflectune.core.types import Question
-from reflectune.inference.scores import overall
 from reflectune.metrics import infoseek
+from reflectune.metrics.breakdown import harmonic
 
 Verdict = Literal["holds", "within noise", "does not hold", "not measured"]
 Draws = tuple[np.ndarray, np.ndarray]
@@ -25,7 +25,7 @@ class Answers:
 
     Attributes:
         ids: Ids of the questions.
-        unseen: Whether each is of an unseen_question split, shape (questions,).
+        unseen: Whether each is of an unseen_question split, shape (questions,); all False where the score is the mean.
         right: Correctness, shape (questions,).
     """
 
@@ -35,10 +35,10 @@ class Answers:
 
     @property
     def score(self) -> float:
-        """InfoSeek's overall score, the harmonic mean of two splits' means; the mean if there is one split alone."""
+        """InfoSeek's overall score, the harmonic mean of two splits' means; else, or of one split alone, the mean."""
         if self.unseen.all() or not self.unseen.any():
             return float(self.right.mean())
-        return overall(np.column_stack([self.unseen, self.right]))
+        return harmonic(np.column_stack([self.unseen, self.right]))
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from reflectune.inference.analysis.memory import Ledger, RememberingEngine
 from reflectune.inference.analysis.points import Point
 from reflectune.inference.analysis.retrieval import RememberingRetriever
 from reflectune.inference.analysis.unjudging import UnjudgingReader
-from reflectune.inference.collaborators import open_engine, open_plain, open_reranker, open_retriever, open_tuned
-from reflectune.inference.config import ReadingConfig
+from reflectune.inference.collaborators import open_engine, open_model, open_reranker, open_retriever
+from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_pipeline, reranks
 from reflectune.inference.pipelines.oracle import GoldRetriever
@@ -24,7 +24,6 @@ from reflectune.inference.probes import ProbeBuilder
 from reflectune.inference.prompted_reader import PromptedReader
 from reflectune.inference.reader import Reader
 from reflectune.inference.trace import Trace
-from reflectune.models.loading import Loaded
 from reflectune.retrieval.rerankers.base import Reranker
 
 
@@ -61,6 +60,9 @@ class PointDesk:
         own, pictures = [q for q, _ in taken], [image for _, image in taken]
         self._gold.expect(own, pictures)
         traces = self._pipelines[point.run_key].run(own, pictures)
+        role = RECIPES[self._name(point)].model
+        if self._pipeline == "mr2ag" and role not in (None, "model"):
+            self._engine(role).forget()  # a baseline's context, which may be long, is read at no other point
         return {trace.question_id: trace for trace in traces}
 
     def ledger(self) -> Ledger:
@@ -68,11 +70,12 @@ class PointDesk:
         ledgers = [engine.ledger for engine in self._engines.values()]
         return Ledger(sum(each.asked for each in ledgers), sum(each.done for each in ledgers))
 
-    def fingerprints(self, roles: Sequence[str]) -> dict[str, str]:
-        """What the models of these roles (`model`, `base_model`) hash to."""
+    def fingerprints(self, roles: Sequence[ModelRole], points: Sequence[Point] = ()) -> dict[str, str]:
+        """What the models of these roles hash to; if a point has passages picked, the reranker too."""
         for role in roles:
             self._engine(role)
-        return {role: self._hashes[role] for role in roles}
+        reranker = {"reranker": self._reranker.fingerprint} if any(reranks(self._name(p)) for p in points) else {}
+        return {**{role: self._hashes[role] for role in roles}, **reranker}
 
     def forget(self) -> None:
         """Drop what was read, said and found."""
@@ -111,11 +114,9 @@ class PointDesk:
     def _reranker(self) -> Reranker:
         return open_reranker(self._config)
 
-    def _engine(self, role: str) -> RememberingEngine:
+    def _engine(self, role: ModelRole) -> RememberingEngine:
         if role not in self._engines:
-            loaded: Loaded = (
-                open_tuned(self._config) if role == "model" else open_plain(self._config, getattr(self._config, role))
-            )
+            loaded = open_model(self._config, role)
             self._hashes[role] = loaded.fingerprint
             self._engines[role] = RememberingEngine(open_engine(self._config, loaded))
         return self._engines[role]

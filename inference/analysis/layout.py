@@ -10,7 +10,7 @@ Record = Mapping[str, Any]
 
 def markdown(record: Record) -> str:
     """The content of tables.json as Markdown."""
-    parts = [f"# {record['title']}", "", record["lead"], ""]
+    parts = [f"# {record['title']}", "", f"`{record['command']}`", "", record["lead"], ""]
     for table in record["tables"]:
         parts += [f"## {table['title']}", "", *([table["note"], ""] if table["note"] else []), *rows(table), ""]
         parts += [*claims(table["claims"]), ""] if table["claims"] else []
@@ -18,16 +18,17 @@ def markdown(record: Record) -> str:
 
 
 def rows(table: Record) -> list[str]:
-    """A table: mean ± standard deviation over seeds in per cent, and the paper's number where there is one.
+    """A table: mean ± standard deviation over seeds in per cent.
 
+    Where the paper has such rows: their order in the paper and here, 1 for the highest; equal ones share a rank.
     `fell back`: the share of questions where nothing was relevant, or MCT's reply was malformed.
     """
-    paper = any(row["paper"] is not None for row in table["rows"])
+    has_ranks = any(row["paper_rank"] is not None for row in table["rows"])
     columns = ["accuracy", *(["visual"] if table["visual"] else []), "retrieved", "passages", "fell back"]
-    head = ["", *(["paper"] if paper else []), *columns]
+    head = ["", *(["paper's rank", "rank"] if has_ranks else []), *columns]
     lines = [_line(head), _line(["---", *["--:"] * (len(head) - 1)])]
     for row in table["rows"]:
-        cells = [row["name"], *([f"{row['paper']:.1f}" if row["paper"] is not None else ""] if paper else [])]
+        cells = [row["name"], *([_rank(row["paper_rank"]), _rank(row["rank"])] if has_ranks else [])]
         cells.append(_percent(row["accuracy"]))
         cells += [_percent(row["visual"])] if table["visual"] else []
         cells += [_percent(row["retrieval_rate"]), _number(row["passages_read"]), _percent(row["fell_back"])]
@@ -67,6 +68,10 @@ def _sum(terms: Sequence[Sequence[Any]]) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _rank(place: int | None) -> str:
+    return "" if place is None else str(place)
 
 
 def _percent(found: Record | None) -> str:

@@ -63,7 +63,13 @@ def preparation(config: TablesConfig) -> Prepared:
         "probe": (
             "data_builders.probe",
             "probe.yaml",
-            {**shared, "model": config.base_model, "limit": config.probe_limit, "output": probes},
+            {
+                **shared,
+                "model": config.base_model,
+                "limit": config.probe_limit,
+                "dtype": None if config.dtype == "float32" else config.dtype,  # the recipe's own
+                "output": probes,
+            },
             probes,
         ),
     }

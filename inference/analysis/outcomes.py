@@ -9,17 +9,9 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.types import Question
-from reflectune.inference.scores import (
-    Score,
-    correctness,
-    expected_correctness,
-    has_truth,
-    mean,
-    official,
-    split_scores,
-    visual,
-)
+from reflectune.inference.scores import Measure, Score, mean
 from reflectune.inference.trace import Trace
+from reflectune.metrics.breakdown import OVERALL
 
 Row = dict[str, Any]
 
@@ -29,8 +21,9 @@ class Outcome:
     """One question at one grid point.
 
     Attributes:
-        right: Expected official correctness in [0, 1]; between 0 and 1 only where a ranking ties. 0 where the data set
-            does not know the answer; such questions are in no score.
+        right: Expected correctness by the data set's metric, in [0, 1]; of a metric that says right or wrong, between 0
+            and 1 only where a ranking ties. 0 where the data set does not know the answer; such questions are in no
+            score.
         retrieved: Whether entries were looked up.
         read: Passages that the model read, judged or answered from.
         answer: The answer.
@@ -59,11 +52,14 @@ class Judgement:
     true: bool
 
 
-def outcome(question: Question, trace: Trace, ranking: str = "") -> Outcome:
-    """What a trace comes to; with a ranking, if its candidates were chosen among by that one."""
-    right = expected_correctness(question, trace, ranking) if ranking else correctness(question, trace)
+def outcome(question: Question, trace: Trace, measure: Measure, ranking: str = "") -> Outcome:
+    """What a trace comes to by a metric; with a ranking, if its candidates were chosen among by that one."""
+    right = 0.0
+    if measure.has_truth(question):
+        ranked = measure.expected_correctness(question, trace, ranking) if ranking else None
+        right = measure.correctness(question, trace) if ranked is None else ranked
     return Outcome(
-        right=right if has_truth(question) else 0.0,
+        right=right,
         retrieved=trace.retrieved,
         read=trace.tokens.get("passages_read", len(trace.passages)),
         answer=trace.answer,
@@ -86,17 +82,19 @@ class Results:
     Attributes:
         questions: Those that were asked, in order of id.
         rows: What `to_row` wrote, by question id.
+        measure: The metric that rows were scored by.
         source: The data set's fingerprint: two data sets may use the same ids.
     """
 
     questions: Sequence[Question]
     rows: Mapping[str, Row]
+    measure: Measure
     source: str = ""
 
     @property
     def official(self) -> list[Question]:
         """The questions that the official score is over."""
-        return official(self.questions)
+        return self.measure.official(self.questions)
 
     def taken(self, point: str, questions: Sequence[Question]) -> list[Question]:
         """Those of the questions that the point's pipeline takes."""
@@ -122,17 +120,18 @@ class Results:
 
 
 def point_scores(results: Results, point: str, seed: int) -> dict[str, Score | float | None]:
-    """A point's official scores with 95 % intervals, its retrieval rates, and the passages read per question.
+    """A point's scores with 95 % intervals, its retrieval rates, and the passages read per question.
 
-    `accuracy` is the official overall score, or the score of the one split that there is.
+    `accuracy` is the metric's overall score, or the score of InfoSeek's one half that there is; the columns of the
+    metric's table follow.
     """
+    measure = results.measure
     every = results.taken(point, results.questions)
-    asked, looked_at = official(every), visual(every)
-    splits = split_scores(asked, results.right(point, asked).tolist(), seed)
+    asked, looked_at = measure.official(every), measure.visual(every)
+    table = measure.breakdown(asked, results.right(point, asked).tolist(), seed)
     return {
-        "accuracy": splits["overall"] or splits["unseen_entity"] or splits["unseen_question"],
-        "unseen_question": splits["unseen_question"],
-        "unseen_entity": splits["unseen_entity"],
+        "accuracy": table[measure.headline(asked)],
+        **{name: score for name, score in table.items() if name != OVERALL},
         "visual": mean(results.right(point, looked_at), seed),
         "retrieval_rate": results.share(point, "retrieved", every),
         "retrieval_rate_official": results.share(point, "retrieved", asked),

@@ -21,6 +21,7 @@ class Answering:
         world: The data set.
         index: The index over its knowledge base.
         checkpoint: The tuned model.
+        plain: The model that was tuned without reflection; None if no point needs one.
         points: The grid points.
         estimate: Minutes expected.
     """
@@ -32,6 +33,7 @@ class Answering:
     checkpoint: Path
     points: Sequence[Point]
     estimate: float
+    plain: Path | None = None
 
 
 @dataclass(frozen=True)

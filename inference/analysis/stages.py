@@ -80,7 +80,7 @@ def run_stage(stage: Stage) -> Spent:
         return Spent(stage.name, stage.estimate, float(found["minutes"]), reused=True)
     print(f"\n== {stage.name}: about {stage.estimate:g} min\n$ {' '.join(command)}", flush=True)
     start = time.monotonic()
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**alone(os.environ), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     status = subprocess.run(command, env=environment, check=False).returncode
     if status:
         raise UserError(f"stage {stage.name} ended with status {status}; its own message is above: {' '.join(command)}")
@@ -88,6 +88,24 @@ def run_stage(stage: Stage) -> Spent:
     write_json(mark, {"command": command, "minutes": spent.real})
     print(f"== {stage.name}: {spent.real:.1f} min", flush=True)
     return spent
+
+
+def alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what a launcher told this process of the others, which a command of its own is not one of.
+
+    A training that were started with it would wait for processes that run something else.
+    """
+    return {
+        name: value for name, value in environment.items() if name not in _LAUNCHED and not name.startswith(_LAUNCHERS)
+    }
+
+
+_LAUNCHED = frozenset(
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE "
+    "MASTER_ADDR MASTER_PORT".split()
+)
+_LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "OMPI_", "PMI_", "MV2_")
+"""What accelerate, torchrun and MPI call the variables that say which process this is, and of how many."""
 
 
 def describe(stages: Sequence[Stage]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.analysis.points import ELSEWHERE, Point, expand, problems
 from reflectune.inference.config import ReadingConfig
 
@@ -36,7 +37,7 @@ class Grid(dict[str, Any]):
 
 
 @dataclass
-class SweepConfig(ReadingConfig):
+class SweepConfig(MetricConfig, ReadingConfig):
     """Answer questions at every point of a grid of settings, from one set of forward passes."""
 
     pipeline: Literal["mr2ag", "mmkb_rag"] = field(default="mmkb_rag", metadata=_help("whose settings to vary"))
@@ -63,7 +64,7 @@ class SweepConfig(ReadingConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = super().problems()
+        issues = super().problems() + self.metric_issues(self.dataset)
         if not self.grid:
             issues.append("`grid` is empty; give at least one setting with a list of values, e.g. gamma: [0, 0.5, 1]")
         idle = [name for name in self.grid if name not in VARIED[self.pipeline]]

@@ -19,6 +19,7 @@ from reflectune.inference.analysis.points import show
 from reflectune.inference.analysis.sweep_config import SweepConfig
 from reflectune.inference.charts import UNIT_TICKS, Line, line_chart
 from reflectune.metrics import gates
+from reflectune.metrics.breakdown import OVERALL
 
 Record = Mapping[str, Any]
 
@@ -40,7 +41,7 @@ def write_page(folder: Path, config: SweepConfig, results: Results, found: Recor
     body = f"<h1>Sweep</h1><p class='lead'>{html.escape(lead)}</p><div class='charts'>{''.join(plots.values())}</div>"
     page = (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Sweep</title><style>{style}</style>"
-        f"<main>{body}<h2>All points</h2><div class='scroll'>{_table(found['points'])}</div></main></html>"
+        f"<main>{body}<h2>All points</h2><div class='scroll'>{_table(found)}</div></main></html>"
     )
     write_atomically(folder / "sweep.html", page)
 
@@ -76,7 +77,7 @@ def axis_chart(axis: str, start: Mapping[str, Any], points: Sequence[Record]) ->
             Line("retrieval rate (right)", [(x, p["retrieval_rate"]) for x, p in found], dots=True, joined=scale),
             Line("accuracy, 95 % interval", [*low, *reversed(high), *low[:1]], dots=not scale, joined=scale),
         ],
-        note=f"Official score; the others fixed: {fixed}." if fixed else "Official score.",
+        note=f"The data set's metric; the others fixed: {fixed}." if fixed else "The data set's metric.",
         x_ticks=UNIT_TICKS if axis in UNIT else [(x, show(point["settings"][axis])) for x, point in found],
         right_label="retrieval rate",
     )
@@ -132,11 +133,13 @@ def _style() -> str:
     return importlib.resources.files("reflectune.inference").joinpath("report.css").read_text(encoding="utf-8")
 
 
-def _table(points: Sequence[Record]) -> str:
-    columns = ("accuracy", "unseen_question", "unseen_entity", "visual", "retrieval_rate", "passages_read")
-    head = "".join(f"<th>{column.replace('_', ' ')}</th>" for column in columns)
+def _table(found: Record) -> str:
+    points, titles = found["points"], found["metric"]["columns"]
+    own = [column for column in titles if column != OVERALL]
+    columns = ("accuracy", *own, "visual", "retrieval_rate", "passages_read")
+    head = "".join(f"<th>{html.escape(titles.get(column, column.replace('_', ' ')))}</th>" for column in columns)
     rows = "".join(
-        f"<tr><th>{html.escape(point['name'])}</th>{''.join(f'<td>{_cell(point[c])}</td>' for c in columns)}</tr>"
+        f"<tr><th>{html.escape(point['name'])}</th>{''.join(f'<td>{_cell(point.get(c))}</td>' for c in columns)}</tr>"
         for point in points
     )
     return f"<table><thead><tr><th>point</th>{head}</tr></thead><tbody>{rows}</tbody></table>"

@@ -17,9 +17,10 @@ from reflectune.inference.analysis.sweep_config import SweepConfig
 from reflectune.inference.analysis.sweep_page import write_page
 from reflectune.inference.analysis.walk import Walk, walk
 from reflectune.inference.experiment import select
+from reflectune.inference.scores import Measure
 
 ELSEWHERE = frozenset(
-    "dataset index model base_model output device dry_run limit on_error splits grid product seed".split()
+    "dataset index model base_model bem output device dry_run limit on_error splits grid product seed".split()
 )
 """Settings that do not decide a question's row, or whose content is hashed."""
 
@@ -33,14 +34,19 @@ def run(config: SweepConfig) -> dict[str, Any]:
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
     points = config.points()
+    config.metric = config.scored_by(config.dataset)
+    measure = Measure(config.metric)
+    measure.check(questions)
+    measure.bem = config.open_bem(config.device)
     desk = PointDesk(config.reading(), dataset, config.pipeline, config.seed)
     walked = walk(
         Walk(
             points=[*points, *MEASURES[config.pipeline]],
+            measure=measure,
             judge=JUDGES[config.pipeline],
             image_root=dataset.root,
             path=config.log(),
-            fingerprint=_fingerprint(config, dataset, points, desk),
+            fingerprint=_fingerprint(config, dataset, points, desk, measure),
             batch_questions=config.batch_questions,
             on_error=config.on_error,
         ),
@@ -52,6 +58,7 @@ def run(config: SweepConfig) -> dict[str, Any]:
         "pipeline": config.pipeline,
         "model": config.model,
         "data_set": {"folder": config.dataset, "fingerprint": dataset.fingerprint},
+        "metric": measure.facts(measure.official(questions)),
         "questions": len(questions),
         "seed": config.seed,
         "start": {name: _plain(value) for name, value in config.start().items()},
@@ -83,13 +90,14 @@ def _record(results: Results, point: Point, seed: int) -> dict[str, Any]:
     return {"name": point.name, "settings": settings, **point_scores(results, point.name, seed)}
 
 
-def _fingerprint(config: SweepConfig, dataset: Dataset, points: list[Point], desk: PointDesk) -> str:
+def _fingerprint(config: SweepConfig, dataset: Dataset, points: list[Point], desk: PointDesk, measure: Measure) -> str:
     settings = dataclasses.asdict(config)
     return fingerprint(
         {
             "settings": {name: str(value) for name, value in settings.items() if name not in ELSEWHERE},
             "points": [(point.name, repr(point.run_key), point.ranking) for point in points],
             "dataset": dataset.fingerprint,
+            **({"bem": measure.bem.fingerprint} if measure.bem is not None else {}),
             "index": file_fingerprint(Path(config.index, "manifest.json")),
             "models": desk.fingerprints(["model", "base_model"] if config.pipeline == "mmkb_rag" else ["model"]),
         }

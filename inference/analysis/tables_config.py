@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ReadingConfig
+from reflectune.retrieval.rerankers.config import RerankerConfig
+
+REFLECTION = "reflection/reflection.json"
+"""The manifest of a quick start's mR²AG-IT."""
 
 
 def _help(text: str) -> dict[str, str]:
@@ -14,7 +20,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class TablesConfig:
+class TablesConfig(MetricConfig, RerankerConfig):
     """Print a paper's ablation tables in miniature, over several seeds, with a verdict on each of its claims."""
 
     paper: Literal["mr2ag", "mmkb_rag"] = field(default="mr2ag", metadata=_help("whose tables"))
@@ -25,7 +31,10 @@ class TablesConfig:
     output: str = field(default="", metadata=_help("folder for everything that is built, tables.json and tables.md"))
     runs: list[str] = field(
         default_factory=list,
-        metadata=_help("mr2ag: finished quick starts (world, index, checkpoint), one per seed; others are made"),
+        metadata=_help(
+            "mr2ag: finished quick starts (world, index, checkpoint, plain_checkpoint), one per seed; others are made, "
+            "and so is a plain_checkpoint that one lacks"
+        ),
     )
     world: str = field(default="", metadata=_help("mmkb_rag: a finished world; made if unset"))
     index: str = field(default="", metadata=_help("mmkb_rag: its finished index; made if unset"))
@@ -49,6 +58,7 @@ class TablesConfig:
     limit: int | None = field(default=None, metadata=_help("questions per split, drawn by seed; all if unset"))
     encoder: str = field(default="miniature/clip", metadata=_help("the index's encoder"))
     top_n: int = field(default=5, metadata=_help("entries to retrieve for a question"))
+    passages: int = field(default=5, metadata=_help("mr2ag: of their passages, those that the reranker picks"))
     documents: int = field(default=20, metadata=_help("mmkb_rag: passages of the entries to take"))
     k: list[int] = field(
         default_factory=lambda: [1, 5, 10, 15, 20], metadata=_help("mmkb_rag: documents to keep, beside `auto`")
@@ -64,7 +74,8 @@ class TablesConfig:
         default=None, metadata=_help("most tokens in one forward pass; what the memory has room for if unset")
     )
     batch_questions: int = field(default=8, metadata=_help("questions kept in memory together"))
-    device: str = field(default="cpu", metadata=_help("cpu, cuda or auto"))
+    dtype: str = field(default="float32", metadata=_help("of answering and probing: float32, bfloat16 or float16"))
+    device: str = field(default="cpu", metadata=_help("cpu, cuda, or auto: each process's own"))
     seed: int = field(default=0, metadata=_help("seed of mmkb_rag's world, of drawing questions, and of intervals"))
     dry_run: bool = field(default=False, metadata=_help("say what would be done, and stop"))
 
@@ -78,15 +89,25 @@ class TablesConfig:
         for folder in self.runs:
             if not Path(folder, "checkpoint", "scheme.json").is_file():
                 issues.append(f"`runs`: {folder} has no finished checkpoint (checkpoint/scheme.json)")
+            elif not any(Path(folder, name).is_file() for name in ("plain_checkpoint/scheme.json", REFLECTION)):
+                issues.append(
+                    f"`runs`: {folder} has neither a plain_checkpoint nor the data to train one on ({REFLECTION})"
+                )
         if bool(self.index or self.probes) and not self.world:
             issues.append("`world` is needed beside `index` and `probes`: they belong to it")
+        issues += self.metric_issues(self.world)
         if self.paper == "mmkb_rag":
             issues += self._mmkb_problems()
         if self.limit is not None and self.limit < 1:
             issues.append(f"`limit` must be at least 1, or unset for all questions; found {self.limit}")
-        return issues
+        for name in ("top_n", "passages", "batch_questions"):
+            if getattr(self, name) < 1:
+                issues.append(f"`{name}` must be at least 1, found {getattr(self, name)}")
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            issues.append(f"`dtype` is one of float32, bfloat16, float16; found `{self.dtype}`")
+        return issues + self.reranker_problems()
 
-    def reading(self, world: Path, index: Path, checkpoint: Path) -> ReadingConfig:
+    def reading(self, world: Path, index: Path, checkpoint: Path, plain: Path | None = None) -> ReadingConfig:
         """The settings that points start from."""
         return ReadingConfig(
             dataset=str(world),
@@ -94,15 +115,19 @@ class TablesConfig:
             encoder=self.encoder,
             model=str(checkpoint),
             base_model=self.base_model,
+            plain_model=str(plain or ""),
             scheme=self.paper,
             top_n=self.top_n,
+            passages=self.passages,
             gamma=self.gamma,
             documents=self.documents,
             answer_model=self.answer_model,
             max_new_tokens=self.max_new_tokens,
             max_reply_tokens=self.max_reply_tokens,
             token_budget=self.token_budget,
+            dtype=self.dtype,
             device=self.device,
+            **{item.name: getattr(self, item.name) for item in dataclasses.fields(RerankerConfig)},
         )
 
     def _mmkb_problems(self) -> list[str]:

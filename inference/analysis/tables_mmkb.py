@@ -18,29 +18,20 @@ from reflectune.inference.analysis.plan import Answering, Plan
 from reflectune.inference.analysis.points import Point
 from reflectune.inference.analysis.stages import Stage
 from reflectune.inference.analysis.tables_config import TablesConfig
+from reflectune.inference.paper_numbers import MMKB_2, MMKB_3, MMKB_4, MMKB_5
 
 TOKENS = {
-    "none": (False, False, False, 23.57),
-    "RET": (True, False, False, 24.57),
-    "SRT": (False, True, False, 33.81),
-    "RET + SRT": (True, True, False, 33.81),
-    "SRT + MCT": (False, True, True, 36.37),
-    "RET + SRT + MCT": (True, True, True, 36.37),
+    "none": (False, False, False),
+    "RET": (True, False, False),
+    "SRT": (False, True, False),
+    "RET + SRT": (True, True, False),
+    "SRT + MCT": (False, True, True),
+    "RET + SRT + MCT": (True, True, True),
 }
-"""Table 2: which of the three are on, and the paper's InfoSeek score."""
+"""Table 2: which of the three are on."""
 
-BY_K = {"auto": 33.81, "1": 32.03, "5": 34.98, "10": 33.43, "15": 29.99, "20": 25.09}
-"""Table 3: the paper's InfoSeek scores by k."""
-
-BY_MCT = {
-    "merge": {"auto": 36.37, "5": 36.00, "10": 34.43, "15": 35.78, "20": 35.32},
-    "rerank": {"auto": 34.74, "5": 35.07, "10": 32.89, "15": 29.99, "20": 25.18},
-    "filter": {"auto": 35.43, "5": 34.44, "10": 33.14, "15": 34.54, "20": 34.01},
-}
-"""Table 4: the paper's InfoSeek scores by MCT type and k."""
-
-BY_SIZE = {1.0: 33.81, 0.5: 34.49, 0.1: 33.83, 0.02: 35.92}
-"""Table 5: the paper's InfoSeek scores by the share of 100,000 own labels; GPT-4o's 2,000 came to 33.12."""
+MCT = ("merge", "rerank", "filter")
+"""Table 4: the kinds of MCT."""
 
 SRT_ALONE = Point("SRT", {"ret": False, "srt": True, "k": "auto", "mct": "none"})
 
@@ -70,11 +61,11 @@ def tables(config: TablesConfig) -> list[Table]:
 def _points(config: TablesConfig) -> list[Point]:
     """Every setting of Tables 2 to 4, once."""
     points = [Point("closed book", {"pipeline": "closed_book"})]
-    for name, (ret, srt, mct, _) in TOKENS.items():
+    for name, (ret, srt, mct) in TOKENS.items():
         settings: dict[str, Any] = {"ret": ret, "srt": srt, "k": "auto", "mct": config.mct if mct else "none"}
         points.append(Point(name, settings))
     for k in _ks(config):
-        points += [_at(how, k) for how in ("none", *BY_MCT)]
+        points += [_at(how, k) for how in ("none", *MCT)]
     return points
 
 
@@ -93,7 +84,7 @@ def _tokens(config: TablesConfig) -> Table:
         "Table 2: the three tokens",
         [
             Row("closed book", (MODEL, "closed book")),
-            *(Row(name, cells[name], paper) for name, (_, _, _, paper) in TOKENS.items()),
+            *(Row(name, cell, MMKB_2.column()[name]) for name, cell in cells.items()),
         ],
         [
             Claim("RET improves the answers", ahead(cells["RET"], cells["none"])),
@@ -126,18 +117,18 @@ def _by_k(config: TablesConfig) -> Table:
         claims.append(Claim("One document is not enough: auto is ahead of k = 1", ahead(cells["auto"], cells["1"])))
     return Table(
         "Table 3: number of documents after SRT",
-        [Row(f"k = {k}", cell, BY_K.get(k)) for k, cell in cells.items()],
+        [Row(f"k = {k}", cell, MMKB_3.column().get(k)) for k, cell in cells.items()],
         claims,
         "RET and MCT off.",
     )
 
 
 def _by_mct(config: TablesConfig) -> Table:
-    cells: dict[tuple[str, str], Cell] = {(how, k): (MODEL, f"{how} k={k}") for k in _ks(config) for how in BY_MCT}
+    cells: dict[tuple[str, str], Cell] = {(how, k): (MODEL, f"{how} k={k}") for k in _ks(config) for how in MCT}
     several = [k for k in _ks(config) if k != "1"]  # MCT needs two documents
     return Table(
         "Table 4: kind of MCT and number of documents",
-        [Row(f"{how}, k = {k}", cells[how, k], BY_MCT[how].get(k)) for k in several for how in BY_MCT],
+        [Row(f"{how}, k = {k}", cells[how, k], MMKB_4.column().get(f"{how}, {k}")) for k in several for how in MCT],
         [
             Claim(
                 "merge is the best at every k (InfoSeek)",
@@ -159,7 +150,7 @@ def _by_mct(config: TablesConfig) -> Table:
 
 def _by_labels(config: TablesConfig) -> Table:
     cells: dict[float, Cell] = {size: (own_labels(size), SRT_ALONE.name) for size in config.sizes}
-    smallest = min(config.sizes)
+    smallest, paper = min(config.sizes), MMKB_5.column()
     string: Cell = (STRING, SRT_ALONE.name)
     claims = [
         Claim(
@@ -174,8 +165,8 @@ def _by_labels(config: TablesConfig) -> Table:
     return Table(
         "Table 5: who labels SRT's documents, and how many labels there are",
         [
-            Row(f"string search, as many as {own_labels(config.equal_at)}", string, 33.12),
-            *(Row(own_labels(size), cells[size], BY_SIZE.get(size)) for size in config.sizes),
+            Row(f"string search, as many as {own_labels(config.equal_at)}", string, paper["GPT-4o, 2,000 labels"]),
+            *(Row(own_labels(size), cells[size], paper.get(f"own, {100 * size:g} %")) for size in config.sizes),
         ],
         claims,
         "Trained on SRT alone; RET and MCT off, `k: auto`. The paper's external labeller is GPT-4o with 2,000 labels; "

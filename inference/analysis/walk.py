@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from accelerate import PartialState
 from PIL import Image
-from tqdm import tqdm
 
-from reflectune.core.durable import RowLog, read_rows
+from reflectune.core.durable import RowLog
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.inference.analysis.memory import Ledger
 from reflectune.inference.analysis.outcomes import Judgement, Outcome, Results, Row, outcome, to_row
 from reflectune.inference.analysis.points import Point
-from reflectune.inference.runner import open_questions
+from reflectune.inference.runner import Batch, open_questions, run_sharded
+from reflectune.inference.scores import Measure
 from reflectune.inference.trace import Trace
 
 Traces = Mapping[str, Mapping[str, Trace]]
@@ -44,6 +46,7 @@ class Walk:
 
     Attributes:
         points: The grid points.
+        measure: What an answer is worth.
         judge: Which probabilities a question's traces (by point) hold, and whether what they speak of is so.
         image_root: Folder that image paths are relative to.
         path: The log of finished questions.
@@ -54,7 +57,8 @@ class Walk:
     """
 
     points: Sequence[Point]
-    judge: Callable[[Question, Mapping[str, Trace]], Sequence[Judgement]]
+    measure: Measure
+    judge: Callable[[Question, Mapping[str, Trace], Measure], Sequence[Judgement]]
     image_root: Path
     path: Path
     fingerprint: str
@@ -79,9 +83,10 @@ class Walked:
 
 
 def walk(own: Walk, questions: Sequence[Question], desk: Desk) -> Walked:
-    """Take all questions that are not finished through all points.
+    """Take all questions that are not finished through all points, shared out among the processes.
 
-    A batch is always run whole and in the same company, so that an interrupted walk ends with the same rows.
+    A batch is always run whole and in the same company, so that an interrupted walk, or one on another number of
+    processes, ends with the same rows (see `run_sharded`).
 
     Args:
         own: What is asked.
@@ -92,22 +97,22 @@ def walk(own: Walk, questions: Sequence[Question], desk: Desk) -> Walked:
         UserError: A question is bad (and `on_error` is "stop"), or the log is of other settings.
     """
     ordered = sorted(questions, key=lambda question: question.id)
-    batches = [ordered[i : i + own.batch_questions] for i in range(0, len(ordered), own.batch_questions)]
-    with RowLog(own.path, own.fingerprint) as log:
-        todo = [batch for batch in batches if any(question.id not in log.done for question in batch)]
-        left = sum(map(len, todo))
-        if todo:
-            with tqdm(total=len(ordered), initial=len(ordered) - left, desc=own.path.stem, unit="question") as bar:
-                for batch in todo:
-                    for question_id, row in _rows(own, batch, desk).items():
-                        if question_id not in log.done:
-                            log.append(question_id, row)
-                    bar.update(len(batch))
-    asked = {question.id for question in ordered}
-    rows = {row["id"]: row for row in read_rows(own.path) if row["id"] in asked}
+    name, folder = own.path.stem, own.path.parent
+
+    def answer(batches: Sequence[Batch], log: RowLog, done: Collection[str], total: int) -> None:
+        left, hidden = sum(map(len, batches)), not PartialState().is_main_process
+        with progress_bar(total=total, initial=total - left, desc=name, unit="question", disable=hidden) as bar:
+            for batch in batches:
+                for question_id, row in _rows(own, batch, desk).items():
+                    if question_id not in done:
+                        log.append(question_id, row)
+                bar.update(len(batch))
+
+    rows, answered = run_sharded(name, ordered, answer, folder, own.fingerprint, own.batch_questions)
     counted = [rows[question.id]["passes"] for question in ordered]
     ledger = Ledger(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))
-    return Walked(Results(ordered, rows, own.source), ledger, left)
+    asked = {question.id: rows[question.id] for question in ordered}
+    return Walked(Results(ordered, asked, own.measure, own.source), ledger, answered)
 
 
 def _rows(own: Walk, batch: Sequence[Question], desk: Desk) -> dict[str, Row]:
@@ -119,6 +124,7 @@ def _rows(own: Walk, batch: Sequence[Question], desk: Desk) -> dict[str, Row]:
         if good and point.run_key not in runs:
             runs[point.run_key] = desk.run(point, good, images)
     desk.forget()
+    own.measure.read(good, runs.values())
     after = desk.ledger()
     passes = {"asked": after.asked - before.asked, "done": after.done - before.done}
     rows: dict[str, Row] = {}
@@ -128,7 +134,12 @@ def _rows(own: Walk, batch: Sequence[Question], desk: Desk) -> dict[str, Row]:
             rows[question.id] = to_row({point.name: failed for point in own.points}, [])
         else:
             traces = {p.name: runs[p.run_key][question.id] for p in own.points if question.id in runs[p.run_key]}
-            made = {p.name: outcome(question, traces[p.name], p.ranking) for p in own.points if p.name in traces}
-            rows[question.id] = to_row(made, own.judge(question, traces))
+            made = {
+                p.name: outcome(question, traces[p.name], own.measure, p.ranking)
+                for p in own.points
+                if p.name in traces
+            }
+            rows[question.id] = to_row(made, own.judge(question, traces, own.measure))
         rows[question.id]["passes"] = passes if len(rows) == 1 else {"asked": 0, "done": 0}
+    own.measure.forget()
     return rows

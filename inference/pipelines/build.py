@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from reflectune.core.types import Question
-from reflectune.inference.config import ReadingConfig
+from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.closed_book import ClosedBook
 from reflectune.inference.pipelines.documents import DocumentFinder
@@ -25,7 +25,6 @@ from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retriever import Retriever
 
 Part = TypeVar("Part")
-ModelRole = Literal["model", "plain_model", "base_model"]
 
 RECALL_DEPTH = 5
 """Entries that the retrieval stage records at least, so that recall@5 can be told."""

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    BertConfig,
+    BertModel,
     CLIPConfig,
     CLIPModel,
     CLIPProcessor,
@@ -185,6 +187,25 @@ def build_clip(tokenizer: PreTrainedTokenizerFast, *, size: Size = "base", seed:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return CLIPModel._from_config(config, attn_implementation="sdpa").eval()
+
+
+def build_text_encoder(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> BertModel:
+    """A randomly initialised miniature text retriever: a BERT of about 0.16 M parameters whose states are averaged."""
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=160,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        initializer_range=0.05,  # a narrow model starts too close to zero with BERT's 0.02
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return BertModel(config, add_pooling_layer=False).eval()
 
 
 def build_clip_processor(tokenizer: PreTrainedTokenizerFast) -> CLIPProcessor:

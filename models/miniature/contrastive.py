@@ -1,12 +1,35 @@
-"""Contrastive pre-training of the miniature CLIP: a picture against its caption, as the original was trained."""
+"""Contrastive pre-training of the retrievers: a picture against its caption, a question against its passage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from transformers import CLIPModel, PreTrainedTokenizerBase
+from transformers import BertModel, CLIPModel, PreTrainedTokenizerBase
+
+_SCALE = 20.0
+"""What cosines are multiplied by before the softmax over passages: a temperature of 0.05."""
+
+
+@dataclass(frozen=True)
+class PassageLesson:
+    """Questions and the passages among which each has to find its own.
+
+    Attributes:
+        questions: Texts.
+        passages: Texts, of several articles.
+        gold: For each question, the index of its passage.
+        neutral: For each question, indices of passages that are neither right nor wrong: the same kind of fact of
+            something of the same category, which no text can tell from what the picture shows.
+    """
+
+    questions: Sequence[str]
+    passages: Sequence[str]
+    gold: Sequence[int]
+    neutral: Sequence[Sequence[int]]
 
 
 def train_contrastively(
@@ -47,6 +70,64 @@ def train_contrastively(
         if (step + 1) % 100 == 0:
             log(f"clip step {step + 1}/{steps}: loss {sum(losses[-50:]) / len(losses[-50:]):.3f}")
     model.eval()
+
+
+def train_text_retriever(
+    model: BertModel,
+    tokenizer: PreTrainedTokenizerBase,
+    draw: Callable[[], PassageLesson],
+    *,
+    steps: int,
+    learning_rate: float,
+    log: Callable[[str], None],
+) -> None:
+    """Train a bi-encoder: a question's passage against all others of the lesson that are not neutral to it.
+
+    Args:
+        model: Trained in place. Its states are averaged into one vector a text.
+        tokenizer: Its tokenizer.
+        draw: Gives the next lesson.
+        steps: Optimiser steps, of one lesson each.
+        learning_rate: Its peak.
+        log: Called with a line of progress.
+    """
+    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.02, fused=True)
+    model.train()
+    losses: list[float] = []
+    hits: list[float] = []
+    for step in range(steps):
+        optimiser.param_groups[0]["lr"] = learning_rate * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / steps)
+        lesson = draw()
+        logits, gold = passage_logits(model, tokenizer, lesson), torch.tensor(lesson.gold)
+        loss = F.cross_entropy(logits, gold)
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        losses.append(loss.item())
+        hits.append((logits.argmax(1) == gold).float().mean().item())
+        if (step + 1) % 100 == 0:
+            right = sum(hits[-50:]) / len(hits[-50:])
+            log(f"text step {step + 1}/{steps}: loss {sum(losses[-50:]) / len(losses[-50:]):.3f}, first {right:.3f}")
+    model.eval()
+
+
+def passage_logits(model: BertModel, tokenizer: PreTrainedTokenizerBase, lesson: PassageLesson) -> Tensor:
+    """Scaled cosines of a lesson's questions and passages, (questions, passages); -inf where neutral."""
+    questions, passages = (embed_texts(model, tokenizer, texts) for texts in (lesson.questions, lesson.passages))
+    logits = _SCALE * questions @ passages.T
+    mask = torch.zeros(logits.shape, dtype=torch.bool)
+    for row, indices in enumerate(lesson.neutral):
+        mask[row, list(indices)] = True
+    return logits.masked_fill(mask, float("-inf"))
+
+
+def embed_texts(model: BertModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tensor:
+    """The mean of each text's token states at length 1, of shape (texts, d)."""
+    inputs = _tokenize(tokenizer, texts)
+    states = model(**inputs).last_hidden_state  # (texts, tokens, d)
+    weights = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
+    return F.normalize((states * weights).sum(1) / weights.sum(1), dim=-1)
 
 
 def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> dict[str, Tensor]:

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage
 from reflectune.models.pretrained import as_dtype
 from reflectune.models.scheme import passage_text
-from reflectune.retrieval.checkpoints import Checkpoint, load_tokenizer, load_weights
+from reflectune.retrieval.checkpoints import Checkpoint, load_config, load_tokenizer, load_weights
 from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
 from reflectune.retrieval.rerankers.batching import longest_input, scatter, token_batches
 from reflectune.retrieval.rerankers.config import RerankerSettings
@@ -34,7 +34,7 @@ class CrossEncoderReranker:
     def __init__(self, checkpoint: Checkpoint, settings: RerankerSettings, device: torch.device) -> None:
         self.name = f"cross_encoder {checkpoint.name}"
         self._settings = settings
-        labels = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False).num_labels
+        labels = load_config(checkpoint).num_labels
         if labels != 1:
             raise UserError(
                 f"{checkpoint.name} is a classifier of {labels} labels; a cross-encoder for ranking has one, "

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -38,3 +41,53 @@ def test_a_users_mistake_is_one_line_and_a_status(
 def test_a_bug_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):
         run(error)
+
+
+LAUNCHED = """
+import sys
+import time
+from importlib import import_module
+
+import torch
+from torch.distributed import HashStore, all_gather, all_reduce, group, init_process_group
+
+from reflectune.core.errors import entry_point
+
+
+class SlowToEnd:
+    def __del__(self, sleep=time.sleep):
+        sleep(1)
+
+
+@entry_point
+def main():
+    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    trainer = [group.WORLD]
+    trainer.append(trainer)
+    for name in ("nn.functional", "fsdp.sharded_grad_scaler", "optim.zero_redundancy_optimizer"):
+        import_module(f"torch.distributed.{name}")
+    sent, received = torch.ones(4_000_000), [torch.empty(4_000_000)]
+    for _ in range(20):
+        all_gather(received, sent, async_op=True)
+        all_reduce(torch.ones(1), async_op=True)
+
+
+main()
+interpreter = SlowToEnd()
+sys.setswitchinterval(1000)
+end = time.monotonic() + 1
+while time.monotonic() < end:  # holds Python's lock until the interpreter ends
+    pass
+"""
+
+
+def test_threads_of_a_launch_end_with_the_entry_point() -> None:
+    """One that still waits for Python's lock when the interpreter begins to end is killed, and the process aborts.
+
+    The process group is referred to as in training: by a reference cycle, and by modules that libraries import late.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    ended = subprocess.run([sys.executable, "-c", LAUNCHED], capture_output=True, text=True, env=environment)
+
+    assert ended.returncode == 0, ended.stderr[-2000:]

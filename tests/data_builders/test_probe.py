@@ -13,7 +13,7 @@ from reflectune.data_builders.probing.config import ProbeConfig
 def folders(tmp_path: Path) -> list[str]:
     for name, marker in (("world", "dataset.json"), ("index", "manifest.json")):
         (tmp_path / name).mkdir()
-        (tmp_path / name / marker).write_text("{}")
+        (tmp_path / name / marker).write_text('{"fingerprint": "f", "metric": "infoseek"}')
     return ["--dataset", f"{tmp_path}/world", "--index", f"{tmp_path}/index", "--output", "o", "--model", "m"]
 
 
@@ -26,7 +26,7 @@ def test_a_config_says_how_to_ask(tmp_path: Path) -> None:
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
-    argv = ["--dataset", str(tmp_path), "--documents", "0", "--samples", "-1", "--temperature", "0", "--metric", "bleu"]
+    argv = ["--dataset", str(tmp_path), "--documents", "0", "--samples", "-1", "--temperature", "0", "--metric", "evqa"]
     with pytest.raises(UserError) as caught:
         parse_config(ProbeConfig, argv=[*argv, "--summary", "sentences", "--gold", "false", "--dtype", "int8"])
 
@@ -36,7 +36,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         "`documents` must be at least 1, found 0",
         "`samples` must be at least 0, found -1",
         "`temperature` must be above 0",
-        "`metric` is one of infoseek, evqa_exact, vqa; found `bleu`",
+        "the metric `evqa` needs `bem`",
         "`summary: sentences` needs `gold: true`",
         "`dtype` is one of",
     ):

@@ -12,7 +12,7 @@ from reflectune.core.types import Evidence, Passage, Question
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.models.loading import save_checkpoint
 from reflectune.models.miniature.architecture import Family, build_model, build_processor, train_tokenizer
-from reflectune.models.scheme import ANSWER_PROMPTS, MMKB_RAG, MR2AG, Scheme
+from reflectune.models.scheme import ANSWER_PROMPTS, MMKB_RAG, MR2AG, PLAIN, Scheme
 from reflectune.models.tokens import add_reflection_tokens
 from reflectune.retrieval.types import Hit
 
@@ -66,7 +66,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory, family: Family) -> SimpleNamespace:
-    """Folders of two tiny random models: `base`, and `tuned`, which has the tokens of mR²AG and a scheme."""
+    """Folders of tiny random models: `base`; `plain`, as if tuned without reflection; `tuned`, with mR²AG's tokens."""
     return _checkpoints(tmp_path_factory, family, MR2AG)
 
 
@@ -80,12 +80,13 @@ def _checkpoints(factory: pytest.TempPathFactory, family: Family, scheme: Scheme
     texts = ["What is it made of? It is made of oak. Title e1: H0.", ANSWER_PROMPTS["read_short"]]
     tokenizer = train_tokenizer(texts * 3, 400, family)
     processor, model = build_processor(family, tokenizer), build_model(family, tokenizer, size="test", seed=1)
-    base, tuned = factory.mktemp("base"), factory.mktemp("tuned")
+    base, plain, tuned = factory.mktemp("base"), factory.mktemp("plain"), factory.mktemp("tuned")
     model.save_pretrained(base)
     processor.save_pretrained(base)
+    save_checkpoint(plain, model, processor, PLAIN, {"base_model": str(base)})
     add_reflection_tokens(model, processor, scheme, seed=0)
     save_checkpoint(tuned, model, processor, scheme, {"base_model": str(base)})
-    return SimpleNamespace(base=str(base), tuned=str(tuned), family=family)
+    return SimpleNamespace(base=str(base), plain=str(plain), tuned=str(tuned), family=family)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from reflectune.inference.config import AUTO, AnswerConfig, Count, EvaluateConfi
 
 @pytest.fixture
 def folders(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "dataset.json").write_text("{}")
+    (tmp_path / "dataset.json").write_text('{"fingerprint": "f", "metric": "infoseek"}')
     (tmp_path / "manifest.json").write_text("{}")
     return {"dataset": str(tmp_path), "index": str(tmp_path)}
 

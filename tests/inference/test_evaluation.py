@@ -5,16 +5,20 @@ import dataclasses
 import pytest
 
 from reflectune.inference.evaluation import evaluate
-from reflectune.inference.ranking import RANKINGS
-from reflectune.inference.scores import official
+from reflectune.inference.ranking import RANKINGS, standing
+from reflectune.inference.scores import Measure
 from reflectune.inference.trace import Trace
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"
 
 
-def run(questions, traces, gamma=0.5):
+def run(questions, traces, gamma=0.5, metric="infoseek"):
     return evaluate(
-        questions, {name: {t.question_id: t for t in found} for name, found in traces.items()}, gamma=gamma, seed=0
+        questions,
+        {name: {t.question_id: t for t in found} for name, found in traces.items()},
+        measure=Measure(metric),
+        gamma=gamma,
+        seed=0,
     )
 
 
@@ -32,7 +36,7 @@ def test_overall_is_the_harmonic_mean_of_the_two_splits(make) -> None:
 def test_a_question_without_truth_is_not_scored(make) -> None:
     unknown = [make.question(1, answer_type="numerical"), dataclasses.replace(make.question(2), answers=())]
     known = [make.question(0), make.question(3, answer_type="numerical", range=(1.0, 2.0))]
-    assert official([*known, *unknown]) == known
+    assert Measure("infoseek").official([*known, *unknown]) == known
 
 
 def test_overall_needs_both_splits(make) -> None:
@@ -48,7 +52,7 @@ def test_visual_and_two_hop_questions_stand_outside_the_official_score(make) -> 
         make.question(1, requires_retrieval=False),
         make.question(2, meta={"two_hop": "yes"}),
     ]
-    assert official(questions) == questions[:1]
+    assert Measure("infoseek").official(questions) == questions[:1]
     traces = [make.trace(0, "closed_book", "pine"), make.trace(1, "closed_book"), make.trace(2, "closed_book")]
     metrics = run(questions, {"closed_book": traces})
     assert metrics["pipelines"]["closed_book"]["unseen_entity"] == {"value": 0.0, "low": 0.0, "high": 0.0, "n": 1}
@@ -174,7 +178,11 @@ def test_rankings_choose_among_the_same_candidates(make) -> None:
         "full": 1.0,
     }
     assert list(values) == list(RANKINGS)
-    assert metrics["full_product_best"] == {"unseen_entity": True}
+    leads = metrics["full_product_leads"]["unseen_entity"]
+    assert list(leads) == [name for name in RANKINGS if name != "full"]
+    assert [leads[name]["value"] for name in ("random", "ans", "rel")] == [pytest.approx(2 / 3), 1.0, 0.0]
+    assert standing([leads]).ties == ("rel", "ret*ans", "rel*ans", "ret*rel")  # as right as they: no lead
+    assert metrics["paper_ranks"]["overall"]["full"] == 1
 
 
 def test_where_nothing_is_ranked_all_rankings_agree(make) -> None:

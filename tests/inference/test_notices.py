@@ -3,6 +3,7 @@ from __future__ import annotations
 from reflectune.inference.document_choice import MctTrace
 from reflectune.inference.evaluation import evaluate
 from reflectune.inference.notices import ModelFacts, notices
+from reflectune.inference.scores import Measure
 
 MINIATURE = ModelFacts("model", "miniature/llava", "f", 1_700_000)
 LARGE = ModelFacts("model", "llava-1.5-7b", "f", 7_000_000_000)
@@ -10,7 +11,9 @@ WORLD = {"looks": {"e1": {"kind": "owl"}}}
 
 
 def told(questions, traces, manifest, models) -> str:
-    return "\n".join(notices(questions, traces, evaluate(questions, traces, gamma=0.5, seed=0), manifest, models))
+    measure = Measure("infoseek")
+    metrics = evaluate(questions, traces, measure=measure, gamma=0.5, seed=0)
+    return "\n".join(notices(questions, traces, metrics, manifest, models, measure))
 
 
 def test_a_miniature_on_real_data_is_not_expected_to_be_right(make) -> None:

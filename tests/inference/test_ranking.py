@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reflectune.inference.paper_numbers import INFOSEEK, MR2AG_5
 from reflectune.inference.ranking import (
     FULL,
-    PAPER_TABLE_5,
     RANKINGS,
     Scores,
     best,
     choice_weights,
     order_agreement,
     product,
+    standing,
 )
 
 probabilities = st.floats(0.0, 1.0)
@@ -40,15 +41,19 @@ def test_each_ranking_multiplies_the_scores_in_its_name(ranking: str, expected: 
 
 
 def test_there_are_the_eight_rows_of_table_5() -> None:
-    assert list(RANKINGS) == list(PAPER_TABLE_5)
+    assert list(RANKINGS) == list(MR2AG_5.rows)
     assert len(RANKINGS) == 8
     assert RANKINGS[FULL] == ("ret", "rel", "ans")
 
 
 def test_the_papers_overall_is_what_table_5_prints() -> None:
-    assert PAPER_TABLE_5["random"]["overall"] == 0.327
-    assert PAPER_TABLE_5["ret*rel"]["unseen_question"] == 0.405
-    assert PAPER_TABLE_5[FULL] == {"unseen_question": 0.406, "unseen_entity": 0.398, "overall": 0.402}
+    assert MR2AG_5.column("overall")["random"] == 32.7
+    assert MR2AG_5.column("unseen question")["ret*rel"] == 40.5
+    assert dict(zip(MR2AG_5.columns, MR2AG_5.rows[FULL], strict=True)) == {
+        "unseen question": 40.6,
+        "unseen entity": 39.8,
+        "overall": 40.2,
+    }
 
 
 def test_a_negative_similarity_does_not_turn_a_product_round() -> None:
@@ -94,6 +99,27 @@ def test_order_agreement_counts_pairs() -> None:
 
 
 def test_the_paper_agrees_with_itself() -> None:
-    for column in ("overall", "unseen_question", "unseen_entity"):
-        reported = {name: row[column] for name, row in PAPER_TABLE_5.items()}
+    for column in INFOSEEK:
+        reported = MR2AG_5.column(column)
         assert order_agreement(reported, reported) == 1.0
+
+
+def lead(low: float, high: float) -> dict[str, float]:
+    return {"low": low, "high": high}
+
+
+def test_the_full_product_is_best_only_if_it_is_ahead_of_all_in_every_run() -> None:
+    ahead, tied, behind = lead(0.01, 0.03), lead(-0.01, 0.02), lead(-0.03, -0.01)
+    best = standing([{"rel": ahead, "ans": ahead}])
+    assert (best.is_best, str(best)) == (True, "best")
+    tie = standing([{"rel": ahead, "ans": ahead}, {"rel": tied, "ans": ahead}])
+    assert (tie.is_best, str(tie)) == (False, "ties with rel")
+    worse = standing([{"rel": behind, "ans": tied}, {"rel": behind, "ans": behind}])
+    assert (worse.is_best, worse.behind, worse.ties, str(worse)) == (False, ("rel",), ("ans",), "behind rel")
+
+
+def test_a_lead_of_nothing_is_a_tie() -> None:
+    assert str(standing([{"rel": lead(0.0, 0.0)}])) == "ties with rel"
+    assert str(standing([{"rel": lead(0.0, 0.1)}])) == "ties with rel"
+    with pytest.raises(ValueError, match="at least one run"):
+        standing([])

@@ -4,13 +4,18 @@ import pytest
 
 from reflectune.inference.document_choice import MctTrace
 from reflectune.inference.reflection_metrics import reflection, ret_rows, srt_rows
+from reflectune.inference.scores import Measure
 
 UQ, UE = "val_unseen_question", "val_unseen_entity"
 
 
 def run(questions, traces, gamma=0.5):
     return reflection(
-        questions, {name: {t.question_id: t for t in found} for name, found in traces.items()}, gamma=gamma, seed=0
+        questions,
+        {name: {t.question_id: t for t in found} for name, found in traces.items()},
+        measure=Measure("infoseek"),
+        gamma=gamma,
+        seed=0,
     )
 
 
@@ -103,6 +108,6 @@ def test_other_pipelines_have_no_such_section(make) -> None:
 def test_rows_for_the_charts(make, ret) -> None:
     questions, traces = ret
     by_id = {name: {t.question_id: t for t in found} for name, found in traces.items()}
-    assert ret_rows(questions, by_id) == [(0.9, 1.0), (0.2, 0.0), (0.6, 1.0), (0.5, 1.0)]
+    assert ret_rows(questions, by_id, Measure("infoseek")) == [(0.9, 1.0), (0.2, 0.0), (0.6, 1.0), (0.5, 1.0)]
     passages = (make.read(rel=0.8, source="stating"), make.read(section=1, rel=0.3))
     assert srt_rows([make.trace(0, "reflection", "", passages=passages)]) == [(0.8, 1.0), (0.3, 0.0)]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from reflectune.inference.report_charts import charts, confidence
+from reflectune.inference.scores import Measure
 
 
 def test_confidence_is_the_chosen_passages_product_else_the_answers_own(make) -> None:
@@ -23,7 +24,7 @@ def test_every_chart_that_the_traces_allow_is_drawn(make) -> None:
         },
         "relevance": {"q000": make.trace(0, "relevance", passages=probed)},
     }
-    drawn = charts(questions, traces, gamma=0.5)
+    drawn = charts(questions, traces, gamma=0.5, measure=Measure("infoseek"))
     assert drawn.count("<figure") == 4
     for title in ("The gate against its threshold γ", "Relevance against", "Risk against coverage", "Calibration"):
         assert title in drawn
@@ -39,11 +40,11 @@ def test_mmkb_rags_charts_are_drawn_from_its_stage(make) -> None:
             f"q00{i}": make.trace(i, "reflection", "", gate=0.9 - 0.8 * i, passages=passages) for i in range(2)
         },
     }
-    drawn = charts(questions, traces, gamma=0.5)
+    drawn = charts(questions, traces, gamma=0.5, measure=Measure("infoseek"))
     assert drawn.count("<figure") == 3
     assert "RET against its threshold" in drawn
     assert "RET 0.100, SRT 0.100" in drawn  # calibration errors: every probability is 0.1 from its outcome
 
 
 def test_without_traces_there_are_no_charts(make) -> None:
-    assert charts([make.question(0)], {}, gamma=0.5) == ""
+    assert charts([make.question(0)], {}, gamma=0.5, measure=Measure("infoseek")) == ""

@@ -8,6 +8,7 @@ from PIL import Image
 from reflectune.core.types import Entry, Section
 from reflectune.inference.document_choice import MctTrace
 from reflectune.inference.report_data import browser_data
+from reflectune.inference.scores import Measure
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 
@@ -33,7 +34,9 @@ def test_every_decision_of_mmkb_rag_reaches_the_page(make, dataset) -> None:
         used=(0, 1),
         mct=mct,
     )
-    data = browser_data(dataset, [make.question(0)], {"mmkb_rag": {"q000": trace}}, gamma=0.5)
+    data = browser_data(
+        dataset, [make.question(0)], {"mmkb_rag": {"q000": trace}}, gamma=0.5, measure=Measure("infoseek")
+    )
     shown = data["questions"][0]["traces"]["mmkb_rag"]
     assert (shown["gate"], shown["confidence"], shown["kept"], shown["used"]) == (0.9, 0.25, [1, 0], [0, 1])
     assert [passage["rel"] for passage in shown["passages"]] == [0.25, 0.75]
@@ -46,11 +49,11 @@ def test_looking_up_is_right_where_the_base_model_is_wrong(make, dataset, answer
         "mmkb_rag": {"q000": make.trace(0, "mmkb_rag", gate=0.9)},
         "closed_book": {"q000": make.trace(0, "closed_book", answer)},
     }
-    data = browser_data(dataset, [make.question(0)], traces, gamma=0.5)
+    data = browser_data(dataset, [make.question(0)], traces, gamma=0.5, measure=Measure("infoseek"))
     assert data["questions"][0]["traces"]["mmkb_rag"]["lookup"] is expected
     assert data["pipelines"][0] == "mmkb_rag"
     del traces["closed_book"]
-    data = browser_data(dataset, [make.question(0)], traces, gamma=0.5)
+    data = browser_data(dataset, [make.question(0)], traces, gamma=0.5, measure=Measure("infoseek"))
     assert data["questions"][0]["traces"]["mmkb_rag"]["lookup"] is None
 
 
@@ -61,5 +64,5 @@ def test_the_gate_of_mr2ag_should_look_up_knowledge_based_questions(make, datase
         make.question(2, requires_retrieval=None),
     ]
     traces = {"mr2ag": {q.id: make.trace(i, gate=0.9) for i, q in enumerate(questions)}}
-    data = browser_data(dataset, questions, traces, gamma=0.5)
+    data = browser_data(dataset, questions, traces, gamma=0.5, measure=Measure("infoseek"))
     assert [question["traces"]["mr2ag"]["lookup"] for question in data["questions"]] == [True, False, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         asked = [Question(f"{split}_{n}", "", "What?", answers=(f"answer {n}",), split=split) for n in range(4)]
         visual = Question(f"{split}_visual", "", "Colour?", answers=("red",), split=split, requires_retrieval=False)
         write_questions(folder, split, [*asked, visual])
-    write_json(folder / "dataset.json", {"name": "tiny", "fingerprint": "f00d"})
+    write_json(folder / "dataset.json", {"name": "tiny", "metric": "infoseek", "fingerprint": "f00d"})
     return folder
 
 
@@ -69,6 +70,27 @@ def test_strict_counts_what_is_missing(tmp_path: Path, dataset: Path) -> None:
     unknown = run("--predictions", predict(path, 2, "zzz"), "--dataset", dataset, "--mode", "strict")
     assert unknown.returncode == 2
     assert f"{path}:7: no question is known as 'zzz'" in unknown.stderr
+
+
+def test_the_data_set_says_its_metric_and_the_config_another(tmp_path: Path) -> None:
+    folder = tmp_path / "evqa"
+    lists = [Question("q0", "", "Which?", answers=("red&&blue",), split="test", answer_type="multi_answer")]
+    write_questions(folder, "test", lists)
+    write_json(folder / "dataset.json", {"fingerprint": "f", "metric": "evqa_exact"})
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"data_id": "q0", "prediction": "blue&&red"}) + "\n")
+    done = run("--predictions", path, "--dataset", folder)
+    assert "evqa_exact, official mode" in done.stdout
+    assert re.search(r"multi-answer +100.00 %", done.stdout)
+    assert "`&&` was read as a comma in 1 answers" in done.stdout
+    assert (
+        "cover_match, official mode"
+        in run("--predictions", path, "--dataset", folder, "--metric", "cover_match").stdout
+    )
+    write_json(folder / "dataset.json", {"fingerprint": "f"})
+    refused = run("--predictions", path, "--dataset", folder)
+    assert refused.returncode == 2
+    assert "does not say what its data set is scored by" in refused.stderr
 
 
 def test_two_files_are_compared(tmp_path: Path, dataset: Path) -> None:

@@ -65,6 +65,13 @@ def test_a_spoilt_scheme_file_is_refused(spoil, says, tmp_path):
         s.load_scheme(tmp_path)
 
 
+def test_a_checkpoint_that_learned_other_prompts_is_refused(tmp_path):
+    earlier = {"read": "{passage} Answer.", "read_multi_answer": "{passage} Answer with '&&'."}
+    replace(MR2AG, prompts=earlier).save(tmp_path)
+    with pytest.raises(UserError, match=r"has no prompt answer_short, .*trained by an earlier version.*train it again"):
+        s.load_scheme(tmp_path)
+
+
 def test_a_missing_scheme_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="scheme is missing"):
         s.load_scheme(tmp_path)

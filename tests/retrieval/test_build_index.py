@@ -29,6 +29,34 @@ def test_a_dry_run_writes_nothing(kb, clip_folder, tmp_path, capsys) -> None:
         run(config)
 
 
+def test_bad_images_end_the_command_or_are_left_out_with_exit_status_3(
+    kb, clip_folder, tmp_path, monkeypatch, capsys
+) -> None:
+    (tmp_path / "images/3.png").write_text("no picture")
+    (tmp_path / "images/5.png").unlink()
+    output = tmp_path / "index"
+    flags = ["--knowledge", str(kb.folder), "--encoder", clip_folder, "--output", str(output), "--device", "cpu"]
+
+    def status(*more: str) -> object:
+        monkeypatch.setattr(sys, "argv", ["build_index", *flags, *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code
+
+    assert status() == 2
+    assert "id e3: field `images`: image unreadable" in capsys.readouterr().err
+    assert status("--on_error", "skip", "--dry_run") == 3
+    assert "1 of 10 images are missing" in capsys.readouterr().out
+    for _ in range(2):  # built, then found built
+        assert status("--on_error", "skip") == 3
+        printed = capsys.readouterr().out
+        assert "10 titles and 8 images of owls" in printed
+        assert f"left out: 1 × image unreadable, listed in {output}/rejected.jsonl" in printed
+        assert "1 × image missing" in printed
+    assert status("--on_error", "stop") == 2
+    assert "built with `on_error: skip` and lacks 2" in capsys.readouterr().err
+
+
 def test_problems_are_told_together(kb) -> None:
     found = " ".join(IndexConfig(str(kb.folder.parent), batch_size=0, shard_rows=0).problems())
     for part in ("`output` is needed", "`batch_size`", "`shard_rows`", f"did you mean {kb.folder}?"):

@@ -11,8 +11,9 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry
 from reflectune.retrieval.encoders import load_encoder
-from reflectune.retrieval.index import build_index, load_index
+from reflectune.retrieval.index import build_index, left_out, load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.retrieval.retriever import EntryRetriever
 
 
 class Counting:
@@ -20,7 +21,8 @@ class Counting:
 
     def __init__(self, encoder, until: int = 1000) -> None:
         self._encoder, self._until, self.batches = encoder, until, 0
-        self.name, self.dimensions, self.fingerprint = encoder.name, encoder.dimensions, encoder.fingerprint
+        self.name, self.revision, self.fingerprint = encoder.name, encoder.revision, encoder.fingerprint
+        self.dimensions = encoder.dimensions
 
     def encode_images(self, images):
         return self._encoder.encode_images(images)
@@ -140,15 +142,134 @@ def test_an_unfinished_index_of_something_else_is_refused(kb, entries, encoder, 
 
 def test_a_missing_image_names_its_entry(kb, encoder, tmp_path) -> None:
     (tmp_path / "images/3.png").unlink()
-    with pytest.raises(UserError, match=r"images/3\.png.*entry e3"):
+    where = (
+        r"knowledge/part-00000\.parquet:4: id e3: field `images`: image not found: .*images/3\.png; .*on_error: skip"
+    )
+    with pytest.raises(UserError, match=where):
         build_index(kb, encoder, tmp_path / "index")
     assert not (tmp_path / "index/manifest.json").exists()
 
 
 def test_an_entry_without_a_title_is_named(entries, encoder, tmp_path) -> None:
     blank = write_knowledge_base(tmp_path / "kb", [dataclasses.replace(entries[0], title=" ")], name="blank")
-    with pytest.raises(UserError, match="e0 has no title"):
+    with pytest.raises(UserError, match=r"part-00000\.parquet:1: id e0: field `title`: has no title"):
         build_index(blank, encoder, tmp_path / "index")
+
+
+# Bad images of a knowledge base: `on_error: skip`.
+
+
+@pytest.fixture
+def damaged_kb(kb, tmp_path) -> KnowledgeBase:
+    """Of ten entries: e1 has lost one of two images, e3 its only one, e6 has a truncated one, e7 a text for one."""
+    (tmp_path / "images/2.png").unlink()
+    (tmp_path / "images/3.png").unlink()
+    whole = (tmp_path / "images/6.png").read_bytes()
+    (tmp_path / "images/6.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "images/7.png").write_text("no picture")
+    return kb
+
+
+def rejected(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "rejected.jsonl").read_text().splitlines()]
+
+
+def test_bad_images_are_left_out_listed_and_counted(damaged_kb, encoder, tmp_path, picture) -> None:
+    index = build_index(damaged_kb, encoder, tmp_path / "index", batch_size=3, shard_rows=4, on_error="skip")
+
+    assert index.entry_ids == tuple(damaged_kb.ids)
+    assert [index.entry_ids[one] for one in index.owner] == ["e0", "e1", "e4", "e4", "e7", "e9"]
+    good = [encoder.encode_images([picture(number)])[0] for number in (0, 1, 4, 5, 8, 9)]
+    np.testing.assert_allclose(index.image, good, atol=1e-6)
+    assert index.manifest["left_out"] == {"image missing": 2, "image unreadable": 2}
+    assert left_out(index) == 4
+    rows = rejected(tmp_path / "index")
+    assert [(row["id"], Path(row["file"]).name, row["line"], row["kind"]) for row in rows] == [
+        ("e1", "part-00000.parquet", 2, "MissingImage"),
+        ("e3", "part-00000.parquet", 4, "MissingImage"),
+        ("e6", "part-00001.parquet", 3, "UnreadableImage"),
+        ("e7", "part-00001.parquet", 4, "UnreadableImage"),
+    ]
+    assert all(row["field"] == "images" and row["fix"] for row in rows)
+    assert "images/6.png" in rows[2]["problem"]
+
+
+def test_an_entry_whose_images_are_all_bad_is_found_by_its_title_alone(damaged_kb, encoder, tmp_path, picture) -> None:
+    index = build_index(damaged_kb, encoder, tmp_path / "index", on_error="skip")
+    hits = {hit.entry_id: hit for hit in EntryRetriever(index, encoder).search([picture(3)], 10)[0]}
+    title = float(encoder.encode_images([picture(3)])[0] @ encoder.encode_texts(["Owl nº 3"])[0])
+    assert hits["e3"].parts == {"image": 0.0, "title": pytest.approx(title, abs=1e-6)}
+    assert hits["e3"].score == pytest.approx(title / 2, abs=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(index.image, axis=1), 1, atol=1e-6)
+
+
+def test_what_is_good_has_the_vectors_of_an_index_without_the_bad_ones(damaged_kb, entries, encoder, tmp_path) -> None:
+    bad = {"images/2.png", "images/3.png", "images/6.png", "images/7.png"}
+    clean = [dataclasses.replace(e, images=tuple(i for i in e.images if i not in bad)) for e in entries]
+    other = write_knowledge_base(tmp_path / "clean", clean, name="owls", image_root="..", shard_size=4)
+    skipped = build_index(damaged_kb, encoder, tmp_path / "index", on_error="skip")
+    expected = build_index(other, encoder, tmp_path / "expected")
+    np.testing.assert_allclose(skipped.image, expected.image, atol=1e-6)
+    np.testing.assert_array_equal(skipped.title, expected.title)
+    assert skipped.owner.tolist() == expected.owner.tolist()
+
+
+@pytest.mark.parametrize("until", [0, 1, 2, 3, 4])
+def test_a_build_with_bad_images_that_was_cut_off_ends_in_the_same_files(damaged_kb, encoder, tmp_path, until) -> None:
+    settings = {"batch_size": 2, "shard_rows": 4, "on_error": "skip"}
+    build_index(damaged_kb, encoder, tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(damaged_kb, Counting(encoder, until), tmp_path / "resumed", **settings)
+    second = Counting(encoder)
+    build_index(damaged_kb, second, tmp_path / "resumed", **settings)
+    assert files(tmp_path / "resumed") == files(tmp_path / "whole")
+    assert second.batches == 5 - until // 2 * 2
+
+
+def test_a_build_that_stopped_at_a_bad_image_goes_on_with_skip(damaged_kb, encoder, tmp_path) -> None:
+    for number in (2, 3):
+        (tmp_path / f"images/{number}.png").write_bytes((tmp_path / "images/4.png").read_bytes())
+    settings = {"batch_size": 2, "shard_rows": 4}
+    build_index(damaged_kb, encoder, tmp_path / "whole", **settings, on_error="skip")
+    with pytest.raises(UserError, match=r"id e6.*images/6\.png"):
+        build_index(damaged_kb, encoder, tmp_path / "resumed", **settings)
+    second = Counting(encoder)
+    build_index(damaged_kb, second, tmp_path / "resumed", **settings, on_error="skip")
+    assert second.batches == 3  # the first shard's two are kept
+    assert files(tmp_path / "resumed") == files(tmp_path / "whole")
+
+
+def test_what_skip_left_out_is_not_taken_for_whole_under_stop(damaged_kb, encoder, tmp_path) -> None:
+    settings = {"batch_size": 2, "shard_rows": 4}
+    with pytest.raises(KeyboardInterrupt):
+        build_index(damaged_kb, Counting(encoder, 2), tmp_path / "index", **settings, on_error="skip")
+    with pytest.raises(UserError, match=r"id e1.*images/2\.png"):
+        build_index(damaged_kb, encoder, tmp_path / "index", **settings)
+    build_index(damaged_kb, encoder, tmp_path / "index", **settings, on_error="skip")
+    with pytest.raises(UserError, match=r"lacks 4 images or entries, listed in rejected\.jsonl"):
+        build_index(damaged_kb, encoder, tmp_path / "index", **settings)
+    again = Counting(encoder)
+    assert left_out(build_index(damaged_kb, again, tmp_path / "index", **settings, on_error="skip")) == 4
+    assert again.batches == 0
+
+
+def test_an_entry_without_a_title_is_left_out_whole(entries, encoder, tmp_path) -> None:
+    blank = [dataclasses.replace(entry, title=" ") if entry.id == "e1" else entry for entry in entries]
+    kb = write_knowledge_base(tmp_path / "kb", blank, name="blank")
+    index = build_index(kb, encoder, tmp_path / "index", on_error="skip")
+    assert "e1" not in index.entry_ids
+    assert len(index.title) == 9
+    assert [index.entry_ids[one] for one in index.owner] == ["e0", "e3", "e4", "e4", "e6", "e7", "e7", "e9"]
+    assert list(index.manifest["left_out"].values()) == [1]
+    nobody = write_knowledge_base(tmp_path / "nobody", [Entry("a", ""), Entry("b", " ")], name="nobody")
+    with pytest.raises(UserError, match=r"no entry of .* has a title"):
+        build_index(nobody, encoder, tmp_path / "none", on_error="skip")
+
+
+def test_without_bad_images_skip_and_stop_build_the_same_files(kb, encoder, tmp_path) -> None:
+    for on_error in ("stop", "skip"):
+        build_index(kb, encoder, tmp_path / on_error, on_error=on_error)
+    assert files(tmp_path / "stop") == files(tmp_path / "skip")
 
 
 def test_an_empty_knowledge_base_is_refused(encoder, tmp_path) -> None:

@@ -56,7 +56,7 @@ def test_an_entrys_own_image_has_similarity_1_whichever_of_its_images_it_is(retr
 class Fixed:
     """An encoder of two dimensions, which sees every image as the first axis."""
 
-    name, dimensions, fingerprint = "fixed", 2, "f"
+    name, revision, dimensions, fingerprint = "fixed", "", 2, "f"
 
     def encode_images(self, images):
         return np.tile(np.array([1, 0], dtype=np.float32), (len(images), 1))

@@ -16,7 +16,7 @@ from reflectune.core.types import Passage, PromptedBranch, PromptedExample, Refl
 from reflectune.data_builders.reflection_data import read_examples, write_examples, write_prompted
 from reflectune.models.loading import Loaded, load
 from reflectune.models.miniature.architecture import Family
-from reflectune.train.answers import AnswerReader, has_answer, is_right
+from reflectune.train.answers import AnswerReader, check_answers, has_answer, is_right
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tune import fine_tune, prepare_model
 
@@ -29,7 +29,7 @@ def plainly(loaded: Loaded, model: Any, example: ReflectionExample, root: Path) 
     image = load_image(example.image, root=root)
     prefix = loaded.renderer.prefix(example.question, image)
     gold = [branch for branch in example.branches if branch.relevant][:1]
-    tail = [loaded.renderer.token_id("no_retrieve")]
+    tail = loaded.renderer.direct_branch(example.style)
     if gold:
         tail = [*loaded.renderer.passage_branch(gold[0].passage), loaded.renderer.token_id("relevant")]
     return generated(loaded, model, [*prefix.ids, *tail], prefix.vision)
@@ -107,7 +107,21 @@ def test_mmkb_rags_answers_follow_its_prompt_for_them(
     right = {example.id: found for example, found in zip(reader.sample, reader.read(0, 1), strict=True)}
 
     assert not has_answer(silent)
+    assert not has_answer(dataclasses.replace(asked[0], style="free"))
     assert [right[example.id] for example in asked] == [False, True] * 3
+
+
+def test_answers_in_sentences_are_not_scored_by_exact_match(
+    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
+) -> None:
+    loaded = load(str(base_model()), scheme="mr2ag")
+    free = [dataclasses.replace(example, style="free") for example in examples[:20]]
+
+    reader = AnswerReader(loaded, [*free, *examples[20:]], data_folder / "images", count=99, seed=0, batch_size=3)
+
+    assert {example.id for example in reader.sample} == {example.id for example in examples[20:]}
+    with pytest.raises(UserError, match="has no answer to compare with"):
+        check_answers(free, data_folder)
 
 
 def test_the_sample_is_drawn_by_seed(

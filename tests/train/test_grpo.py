@@ -27,6 +27,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.gate_outcomes import GateOutcome, PassageOutcome
 from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.data_builders.probing.correctness import find_metric
 from reflectune.inference.both_ways import BothWays, log_odds
 from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.models.miniature.architecture import (
@@ -78,7 +79,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
     ]
     write_knowledge_base(folder / "knowledge", entries, name="kb", image_root="..", shard_size=10)
     write_questions(folder, "train", questions)
-    (folder / "dataset.json").write_text(json.dumps({"name": "test", "seed": 0, "fingerprint": "f" * 16}))
+    (folder / "dataset.json").write_text(
+        json.dumps({"name": "test", "metric": "infoseek", "seed": 0, "fingerprint": "f" * 16})
+    )
     build_index(KnowledgeBase(folder / "knowledge"), load_encoder(encoder), folder / "index")
     return folder
 
@@ -147,7 +150,15 @@ def read_gates(config: GrpoConfig, model: str, relevance: bool = False) -> list[
     dataset = Dataset(Path(config.dataset))
     loaded = load(model, scheme=config.scheme)
     folder = Path(config.output_dir).with_name(f"read-{loaded.fingerprint}")
-    return BothWays(config, loaded, dataset, dataset.questions("train"), folder=folder, relevance=relevance)(0)
+    return BothWays(
+        config,
+        loaded,
+        dataset,
+        dataset.questions("train"),
+        folder=folder,
+        correctness=find_metric("infoseek"),
+        relevance=relevance,
+    )(0)
 
 
 def moved(config: GrpoConfig) -> list[float]:
@@ -166,6 +177,7 @@ def refined(config: GrpoConfig, change: Callable[[GateOutcome], GateOutcome]) ->
             dataset,
             questions,
             folder=config.rewards_folder(),
+            correctness=find_metric("infoseek"),
             relevance="relevance" in config.gates,
             run=str(config.run_settings()),
         )

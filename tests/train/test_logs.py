@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from reflectune.core import progress
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.reflection_data import read_examples, write_examples
+from reflectune.models.loading import load
 from reflectune.train.config import SftConfig
-from reflectune.train.fine_tune import fine_tune
+from reflectune.train.fine_tune import encoded_examples, fine_tune
 from reflectune.train.logs import LOG_FILE
 
 CLOCK = ("tokens_per_second", "train_runtime", "train_samples_per_second", "train_steps_per_second")
@@ -52,17 +54,42 @@ def test_the_log_has_each_row_once_in_a_resumed_run_too(
     assert [list(row) for row in rows(straight.output_dir)] == [list(row) for row in found]  # and in the same order
 
 
+def test_the_tokens_that_were_read_are_counted_over_a_resumed_run_too(
+    config: Callable[..., SftConfig], data_folder: Path, interrupted: Callable[..., None]
+) -> None:
+    """Eight steps of four examples: all of them once, and eight of them twice."""
+    straight, resumed = config("straight"), config("resumed")
+    fine_tune(straight)
+    interrupted(resumed, 5)
+    fine_tune(resumed)
+
+    states = [json.loads(Path(run.output_dir, "trainer_state.json").read_text()) for run in (straight, resumed)]
+    assert states[0]["num_input_tokens_seen"] == states[1]["num_input_tokens_seen"]
+    loaded = load(straight.model, scheme="mr2ag", device="cpu")
+    examples = read_examples(data_folder / "train.parquet")
+    encoded = encoded_examples(examples, (data_folder / "images",), loaded, straight)
+    lengths = [sum(tree.length for tree in example.trees) for example in encoded]
+    assert len(lengths) == 24
+    once, most = sum(lengths), sum(sorted(lengths)[-8:])
+    assert once < states[0]["num_input_tokens_seen"] <= once + most
+
+
 def test_the_progress_line_shows_eta_and_tokens_per_second(
-    config: Callable[..., SftConfig], interrupted: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    config: Callable[..., SftConfig],
+    interrupted: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     interrupted(config(), 5)
-    capsys.readouterr()
+    said = capsys.readouterr().err
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
     fine_tune(config())
 
-    lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
-    progress = [line for line in lines if "tokens/s" in line]
+    assert "/8 [" not in said  # no terminal: no line before 30 seconds
+    lines = capsys.readouterr().err.splitlines()
+    with_speed = [line for line in lines if "tokens/s" in line]
     assert "3/8" in next(line for line in lines if "/8 [" in line)  # and not 0/8: the ETA is of what is left
-    assert any("8/8" in line and "<00:0" in line for line in progress)  # elapsed<remaining
+    assert any("8/8" in line and "<00:0" in line for line in with_speed)  # elapsed<remaining
 
 
 def logged(folder: str) -> dict[int, dict[str, float]]:

@@ -106,6 +106,17 @@ def test_what_was_read_is_what_can_be_read(source: Path) -> None:
     assert [Path(s["path"]).name for s in manifest["sources"]] == ["knowledge.jsonl", "questions.jsonl"]
 
 
+def test_the_manifest_says_what_the_data_set_is_scored_by(source: Path) -> None:
+    manifest, _ = convert(config(source))
+    assert manifest["metric"] == Dataset(source.parent / "out").metric == "exact_match"
+    other = convert(config(source, output=str(source.parent / "other"), metric="infoseek"))[0]
+    assert other["metric"] == "infoseek"
+    assert table(other).startswith("other: scored by infoseek\n")
+    assert other["fingerprint"] == manifest["fingerprint"]
+    with pytest.raises(UserError, match=r"made with other settings \(metric\)"):
+        convert(config(source, metric="vqa"))
+
+
 def test_a_check_says_which_questions_are_taken_as_knowledge_based(source: Path) -> None:
     said = [{}, {"requires_retrieval": True}, {"requires_retrieval": False}, {"entity_ids": []}]
     write(source / "questions.jsonl", [{**question(n), **more} for n, more in enumerate([*said, {}])])

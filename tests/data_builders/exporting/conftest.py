@@ -60,6 +60,20 @@ PROMPTED = [
 ]
 
 
+PLAIN = [
+    PromptedExample(
+        "k",
+        "a/red.png",
+        "When was it founded?",
+        (PromptedBranch("vqa", reply="1872"), PromptedBranch("vqa", (TOWER, LAKE), reply="1872")),
+    ),
+    PromptedExample(
+        "l", "blue.png", "Which colours are there?", (PromptedBranch("vqa", reply="blue && red"),), style="list"
+    ),
+    PromptedExample("f", "blue.png", "What is it?", (PromptedBranch("vqa", reply="It is a lake."),), style="free"),
+]
+
+
 def images_folder(folder: Path) -> Path:
     (folder / "a").mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (70, 64), (200, 30, 30)).save(folder / "a" / "red.png")
@@ -84,3 +98,11 @@ def prompted(tmp_path: Path) -> Path:
     write_prompted(tmp_path / "prompted" / "train.parquet", PROMPTED)
     write_manifest(tmp_path / "prompted", Manifest("mmkb_rag", images_folder(tmp_path / "images"), {"train": "0"}))
     return tmp_path / "prompted"
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A folder of plain fine-tuning data: a question with documents and without, one for a list, one for sentences."""
+    write_prompted(tmp_path / "plain" / "train.parquet", PLAIN)
+    write_manifest(tmp_path / "plain", Manifest("plain", images_folder(tmp_path / "images"), {"train": "0"}))
+    return tmp_path / "plain"

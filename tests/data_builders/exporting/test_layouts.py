@@ -113,6 +113,20 @@ def test_mmkb_rags_tasks_are_rows_of_one_turn(prompted: Path, tmp_path: Path, to
 
 
 @pytest.mark.parametrize("to", list(LAYOUTS))
+def test_plain_rows_have_no_tokens_and_need_none(plain: Path, tmp_path: Path, to: str) -> None:
+    output = write(plain, to, tmp_path / "out", "copy")
+    file = output / json.loads((output / "export.json").read_text())["files"]["train"]
+    rows = json.loads(file.read_text()) if file.suffix == ".json" else lines(file)
+    readme = (output / "README.md").read_text(encoding="utf-8")
+
+    said = [turns[-1].get("content", turns[-1].get("value")) for row in rows if (turns := _turns(row))]
+    assert said == ["1872", "1872", "blue && red", "It is a lake."]
+    assert all(len(_turns(row)) == 2 for row in rows)
+    assert "must be single tokens" not in readme
+    assert "scheme=" not in readme
+
+
+@pytest.mark.parametrize("to", list(LAYOUTS))
 def test_the_readme_has_the_command_and_says_what_counts(reflected: Path, tmp_path: Path, to: str) -> None:
     readme = (write(reflected, to, tmp_path / "out") / "README.md").read_text(encoding="utf-8")
 

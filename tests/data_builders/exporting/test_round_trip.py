@@ -47,11 +47,11 @@ def from_trl(data: Path, output: Path, scheme: str = "mr2ag", **settings: Any) -
 
 
 @pytest.mark.parametrize("images", ["absolute", "copy"])
-@pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag"])
+@pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag", "plain"])
 def test_trl_to_ours_to_trl_is_identity(
     request: pytest.FixtureRequest, tmp_path: Path, scheme: str, images: str
 ) -> None:
-    data = request.getfixturevalue("reflected" if scheme == "mr2ag" else "prompted")
+    data = request.getfixturevalue({"mr2ag": "reflected", "mmkb_rag": "prompted", "plain": "plain"}[scheme])
     first = to_trl(data, tmp_path / "first", images)
 
     ours = from_trl(tmp_path / "first", tmp_path / "ours", scheme)

@@ -159,6 +159,7 @@ def test_an_answer_is_asked_for_alike_with_documents_and_without(
         (replace(KNOWLEDGE, retrieve=False), "needs an answer"),
         (replace(TALK, follow_ups=(FollowUp("Big?", " "),)), "lacks its question or its answer"),
         (replace(TALK, style="short"), "behind a free answer alone; this one is `short`"),
+        (replace(KNOWLEDGE, style="brief"), "`style` should be one of short, list, free; found `brief`"),
         (PromptedExample("p", "i.png", "When?", ()), "nothing is asked"),
         (PromptedExample("p", "i.png", "When?", (PromptedBranch("srt", (GOLD,)),)), "branch 0, `srt`"),
         (PromptedExample("p", "i.png", "When?", (PromptedBranch("ret", role="perhaps"),)), "unknown role `perhaps`"),

@@ -6,7 +6,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.correctness import find_metric
 from reflectune.metrics.bem import TooLongError
-from reflectune.metrics.registry import METRICS
+from reflectune.metrics.registry import METRICS, has_truth
 
 OAK = Question("q", "i", "What?", ("oak", "oak wood"))
 TALL = Question("q", "i", "How tall?", ("50 m",), range=(45.0, 55.0), answer_type="numerical")
@@ -44,8 +44,18 @@ def test_a_question_that_cannot_be_scored_is_named() -> None:
         find_metric("infoseek")("1", Question("q", "i", "How tall?", ("50 m",), answer_type="numerical"))
 
 
+@pytest.mark.parametrize("metric", [metric for metric in METRICS if metric not in ("evqa", "rouge_l")])
+def test_an_answer_in_sentences_is_no_wrong_answer(metric: str) -> None:
+    told = Question("q", "i", "What is it?", ("It is an oak.",), answer_type="free_form")
+    assert not has_truth(told, metric)
+    with pytest.raises(UserError, match=f"question q is free_form, and {metric} can't compare.*by rouge_l"):
+        find_metric(metric)("It is an oak.", told)
+    assert has_truth(told, "rouge_l")
+    assert find_metric("rouge_l")("It is an elm.", told) == pytest.approx(0.75)
+
+
 def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(UserError, match="choose one of infoseek, evqa, evqa_exact, vqa, "):
+    with pytest.raises(UserError, match="`metric` is one of infoseek, evqa, evqa_exact, vqa, "):
         find_metric("bleu")
 
 

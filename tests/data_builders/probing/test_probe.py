@@ -57,7 +57,8 @@ def test_every_answer_is_that_of_the_whole_prompt_read_alone(llava: Loaded, ques
     engine = PrefixEngine(llava)
     for (question, image, documents), probe in zip(questions, probes(llava, questions), strict=True):
         contexts = [[], *([own.passage] for own in documents)]
-        whole = engine.read([llava.renderer.plain(question.text, image, context) for context in contexts])
+        style = question.answer_style
+        whole = engine.read([llava.renderer.plain(question.text, image, context, style) for context in contexts])
         found = engine.generate(whole, [(k, 0) for k in range(len(contexts))], max_new_tokens=8)
         replies = [probe.replies[0], *(own.replies[0] for own in probe.documents)]
         assert [reply.text for reply in replies] == [llava.renderer.scheme.strip(own.text) for own in found]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset, write_questions
-from reflectune.data_builders.probing.questions import select_questions, windows
+from reflectune.data_builders.probing.questions import count_free_form, select_questions, windows
 
 
 def dataset(folder: Path, questions: list[Question]) -> Dataset:
@@ -39,6 +39,20 @@ def test_visual_questions_can_be_left_out(twenty: Dataset) -> None:
 
     assert len(found) == 10
     assert all(q.requires_retrieval for q in found)
+
+
+def test_answers_in_sentences_are_left_out_and_counted(tmp_path: Path) -> None:
+    kinds = ("string", "free_form", "multi_answer", "free_form")
+    mixed = [
+        Question(f"q{i}", "i.png", "What?", answer_type=kind, requires_retrieval=i != 1) for i, kind in enumerate(kinds)
+    ]
+    told = dataset(tmp_path / "mixed", mixed)
+    assert {q.id for q in select_questions(told, "train")} == {"q0", "q2"}
+    assert (count_free_form(told, "train"), count_free_form(told, "train", visual=False)) == (2, 1)
+
+    only = dataset(tmp_path / "only", mixed[1::2])
+    with pytest.raises(UserError, match="nothing to probe in train but 2 free-form questions, whose answers no metric"):
+        select_questions(only, "train")
 
 
 def test_nothing_to_probe_and_repeated_ids_are_refused(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_all_ten_answers_with_the_most_frequent_first(folder: Path) -> None:
         answers=ANSWERS,
         split="val",
         requires_retrieval=True,
-        meta={"question_type": "Sports and Recreation"},
+        meta={"question_type": "Sports and Recreation", "answer_type": "other"},
     )
     assert (second.id, second.answers) == ("3397615", ("cat",) * 10)
     assert soft_accuracy("ride", first.answers) == pytest.approx(0.6)

@@ -57,6 +57,12 @@ def test_the_three_kinds_of_file_say_the_same(folder: Path) -> None:
     assert read(folder / "q.csv", folder) == EXPECTED
 
 
+def test_an_answer_type_that_is_said_is_taken(folder: Path) -> None:
+    rows = [{**ROWS[2], "answers": ["It is a lake. It is deep."], "answer_type": "free_form"}]
+    (told,) = read(jsonl(folder / "q.jsonl", *rows), folder)
+    assert (told.answer_type, told.answer_style) == ("free_form", "free")
+
+
 def test_a_map_of_columns_and_what_to_carry_along(folder: Path) -> None:
     row = {"uid": 7, "file": "images/1.png", "q": "Who?", "gold": "Ann", "topic": "people", "hops": 2}
     path = jsonl(folder / "q.jsonl", row)

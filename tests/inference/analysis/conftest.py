@@ -52,7 +52,7 @@ def small_world(tmp_path_factory: pytest.TempPathFactory, encoder: str, make: Si
     write_knowledge_base(folder / "knowledge", entries, name="kb", image_root="..", shard_size=10)
     for split in SPLITS:
         write_questions(folder, split, [question for question in questions if question.split == split])
-    record = {"name": "test", "seed": 0, "fingerprint": "f" * 16, "counts": {}}
+    record = {"name": "test", "metric": "infoseek", "seed": 0, "fingerprint": "f" * 16, "counts": {}}
     (folder / "dataset.json").write_text(json.dumps(record))
     build_index(KnowledgeBase(folder / "knowledge"), load_encoder(encoder), folder / "index")
     return folder

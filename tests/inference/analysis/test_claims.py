@@ -5,6 +5,8 @@ import pytest
 from reflectune.inference.analysis.claims import Claim, Row, Table, ahead, measure
 from reflectune.inference.analysis.layout import markdown
 from reflectune.inference.analysis.outcomes import Outcome, Results, to_row
+from reflectune.inference.analysis.tables_run import command_line
+from reflectune.inference.scores import Measure
 
 
 @pytest.fixture
@@ -18,7 +20,7 @@ def results(make):
         return found if i < 20 else {"good": Outcome(0.5, True, 4, "a")}
 
     rows = {q.id: to_row(outcomes(i), []) for i, q in enumerate(questions)}
-    return {"m": [Results(questions, rows), Results(questions, rows)]}
+    return {"m": [Results(questions, rows, Measure("infoseek")), Results(questions, rows, Measure("infoseek"))]}
 
 
 GOOD, BAD = ("m", "good"), ("m", "bad")
@@ -53,6 +55,7 @@ def test_markdown_has_a_line_per_row_claim_and_stage(results) -> None:
     text = markdown(
         {
             "title": "Title",
+            "command": "python -m reflectune.inference.tables --config c.yaml",
             "lead": "Lead.",
             "tables": [measure(table, results, seed=0)],
             "minutes": [
@@ -62,10 +65,29 @@ def test_markdown_has_a_line_per_row_claim_and_stage(results) -> None:
         }
     )
     lines = text.splitlines()
-    assert "| good | 40.0 | 100.0 ± 0.0 | 100.0 ± 0.0 | 4.0 | 0.0 ± 0.0 |" in lines
-    assert "| bad |  | 50.0 ± 0.0 | 0.0 ± 0.0 | 2.0 | 0.0 ± 0.0 |" in lines
+    assert "|  | paper's rank | rank | accuracy | retrieved | passages | fell back |" in lines
+    assert "| good | 1 | 1 | 100.0 ± 0.0 | 100.0 ± 0.0 | 4.0 | 0.0 ± 0.0 |" in lines
+    assert "| bad |  |  | 50.0 ± 0.0 | 0.0 ± 0.0 | 2.0 | 0.0 ± 0.0 |" in lines
+    assert "40.0" not in text
     assert any(line.startswith("| right | **holds** | +50.0 (") for line in lines)
     assert "| train | 4.0 | 3.0 | finished before |" in lines
     assert "| in all | 4.1 | 3.2 |  |" in lines
     widths = {line.count("|") for line in lines[lines.index("## Table 9") + 4 : lines.index("## Table 9") + 8]}
-    assert widths == {7}
+    assert widths == {8}
+
+
+def test_ranks_are_of_the_rows_that_the_paper_has(results) -> None:
+    rows = [Row("good", GOOD, 30.0), Row("bad", BAD, 50.0), Row("again", GOOD, 30.0), Row("ours alone", GOOD)]
+    found = measure(Table("T", rows), results, seed=0)["rows"]
+    assert [row["paper_rank"] for row in found] == [2, 1, 2, None]
+    assert [row["rank"] for row in found] == [1, 3, 1, None]
+    assert not any("paper" in row for row in found)
+
+
+def test_a_note_may_be_told_when_everything_is_built(results) -> None:
+    assert measure(Table("T", [Row("good", GOOD)], note=lambda: "At last."), results, seed=0)["note"] == "At last."
+
+
+def test_the_command_on_a_page_leaves_out_folders() -> None:
+    given = "--config c.yaml --runs a b c --limit 5 --output=o --world w --epochs 2".split()
+    assert command_line(given) == "python -m reflectune.inference.tables --config c.yaml --limit 5 --epochs 2"

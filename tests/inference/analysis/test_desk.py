@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.analysis.desk import PointDesk
 from reflectune.inference.analysis.points import Point
 from reflectune.inference.collaborators import (
+    open_model,
     open_plain,
     open_prompted_reader,
     open_reader,
+    open_reranker,
     open_retriever,
     open_tuned,
 )
@@ -30,6 +33,9 @@ MR2AG = [
     Point("closed book", {"gamma": 0.0, "fallback": "closed_book"}),
     Point("naive", {"pipeline": "naive_rag_article"}),
     Point("naive passages", {"pipeline": "naive_rag_passages"}),
+    Point("naive, whole", {"pipeline": "naive_rag_articles", "top_n": 3}),
+    Point("naive, tuned", {"pipeline": "naive_rag_passages_tuned", "top_n": 2}),
+    Point("closed book, tuned", {"pipeline": "closed_book_tuned"}),
 ]
 MMKB = [
     Point(f"{mct} {k}", {"gamma": 0.0, "mct": mct, "k": k, "answer_model": answer})
@@ -59,6 +65,7 @@ def setting(small_world, encoder, request) -> SimpleNamespace:
             encoder=encoder,
             model=models.tuned,
             base_model=models.base,
+            plain_model=models.plain,
             scheme=pipeline,
             max_new_tokens=4,
             max_reply_tokens=6,
@@ -75,12 +82,19 @@ def setting(small_world, encoder, request) -> SimpleNamespace:
 def plainly(own: SimpleNamespace, point: Point) -> dict[str, Any]:
     """What a point's pipeline says without a memory, built as `evaluate.py` builds it."""
     name, config = str(point.settings.get("pipeline", own.pipeline)), point.config(own.config)
-    parts = Parts(config, own.dataset.knowledge, retriever=open_retriever(config, own.dataset.knowledge))
+    parts = Parts(
+        config,
+        own.dataset.knowledge,
+        retriever=open_retriever(config, own.dataset.knowledge),
+        reranker=open_reranker(config),
+    )
     base = open_reader(config, open_plain(config, config.base_model))
     if name == "mr2ag":
         parts = dataclasses.replace(parts, reader=open_reader(config, open_tuned(config)))
     elif name in ("mmkb_rag", "reflection"):
         parts = dataclasses.replace(parts, prompted=open_prompted_reader(config, open_tuned(config)), base=base)
+    elif name.endswith("_tuned"):
+        parts = dataclasses.replace(parts, reader=open_reader(config, open_model(config, "plain_model")))
     else:
         parts = dataclasses.replace(parts, reader=base)
     asked = [
@@ -164,3 +178,40 @@ def test_an_oracle_finds_the_questions_own_entry(setting, checkpoints) -> None:
     traces = desk.run(Point("gold", {"gamma": 0.0, "entries": "gold"}), own.questions, own.images)
     for question in own.questions:
         assert [hit.entry_id for hit in traces[question.id].hits] == list(question.entity_ids)
+
+
+def test_the_tuned_baselines_model_must_have_been_tuned_plainly(setting, checkpoints) -> None:
+    own = setting("mr2ag", checkpoints)
+    config = dataclasses.replace(own.config, plain_model=checkpoints.base)
+    desk = PointDesk(config, own.dataset, "mr2ag")
+    with pytest.raises(UserError, match="was not fine-tuned with scheme plain"):
+        desk.run(Point("tuned", {"pipeline": "closed_book_tuned"}), own.questions, own.images)
+
+
+def test_a_baselines_contexts_are_not_kept(setting, checkpoints) -> None:
+    """Each is read at one point alone; those of all depths together would fill the memory."""
+    own = setting("mr2ag", checkpoints)
+    desk = PointDesk(own.config, own.dataset, "mr2ag")
+    desk.run(Point("naive", {"pipeline": "naive_rag_articles"}), own.questions, own.images)
+    assert not desk._engines["base_model"]._prefixes
+    desk.run(Point("start", {"gamma": 0.0}), own.questions, own.images)
+    assert desk._engines["model"]._prefixes
+
+
+def test_oracle_passages_are_of_the_questions_own_entry(setting, checkpoints) -> None:
+    own = setting("mr2ag", checkpoints)
+    desk = PointDesk(own.config, own.dataset, "mr2ag")
+    point = Point("gold", {"pipeline": "naive_rag_passages", "entries": "gold"})
+    traces = desk.run(point, own.questions, own.images)
+    asked = [question for question in own.questions if question.requires_retrieval]
+    assert set(traces) == {question.id for question in asked}
+    for question in asked:
+        assert {p.passage.entry_id for p in traces[question.id].passages} == set(question.entity_ids)
+
+
+def test_the_reranker_is_part_of_what_decides(setting, checkpoints) -> None:
+    own = setting("mr2ag", checkpoints)
+    desk = PointDesk(own.config, own.dataset, "mr2ag")
+    assert set(desk.fingerprints(["model"], [Point("start")])) == {"model"}
+    points = [Point("naive", {"pipeline": "naive_rag_passages"})]
+    assert set(desk.fingerprints(["model", "plain_model"], points)) == {"model", "plain_model", "reranker"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.inference.analysis.stages import Stage, run_stage
+from reflectune.inference.analysis.stages import Stage, alone, run_stage
 
 
 @dataclass(frozen=True)
@@ -57,3 +57,26 @@ def test_a_command_is_what_a_user_would_type(tmp_path) -> None:
     assert Path(command[4]).is_file()
     assert command[5:] == ["--seed", "3", "--visual", "true", "--srt_limit", "7", "--output", str(tmp_path)]
     json.dumps(command)
+
+
+LAUNCHED = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "ACCELERATE_USE_CPU": "true",
+}
+
+
+def test_a_stage_is_no_process_of_the_launch_that_starts_it(tmp_path, monkeypatch) -> None:
+    """A training that believed to be one of two would wait for the other for ever."""
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KEPT", "yes")
+    code = f"import json, os; json.dump(dict(os.environ), open({str(tmp_path / 'seen')!r}, 'w'))"
+    run_stage(script(tmp_path / "made", code))
+    seen = json.loads((tmp_path / "seen").read_text())
+    assert not set(seen) & set(LAUNCHED)
+    assert seen["KEPT"] == "yes"
+    assert alone({"PATH": "/bin", **LAUNCHED}) == {"PATH": "/bin"}

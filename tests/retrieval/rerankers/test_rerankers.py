@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
 from reflectune.core.config import parse_config
@@ -199,6 +202,26 @@ def test_a_bi_encoder_without_a_layer_is_refused(bert_folder, tmp_path) -> None:
     shutil.copy(tmp_path / "less/model.safetensors", tmp_path / "bert/model.safetensors")
     with pytest.raises(UserError, match=r"lacks 16 of its weights, e\.g\. encoder\.layer\.1"):
         load_reranker("embedding", str(tmp_path / "bert"), MEAN)
+
+
+@pytest.mark.parametrize("kind", ["embedding", "cross_encoder"])
+def test_a_pickle_is_read_for_its_tensors_alone(kind, bert_folder, cross_folder, passages, tmp_path) -> None:
+    folder = bert_folder if kind == "embedding" else cross_folder
+    target = tmp_path / "model"
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    weights = load_file(Path(folder, "model.safetensors"))
+    torch.save(weights, target / "pytorch_model.bin")
+    expected, ranked = (load_reranker(kind, str(f), MEAN).rank(QUESTIONS, [passages] * 2) for f in (folder, target))
+    assert ranked == expected
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "pwned"),)
+
+    torch.save({**weights, "more": Bomb()}, target / "pytorch_model.bin")
+    with pytest.raises(UserError, match="nothing of it was run"):
+        load_reranker(kind, str(target), MEAN)
+    assert not (tmp_path / "pwned").exists()
 
 
 def test_fingerprints_follow_what_decides_scores(bert_folder, llama_folder, cross_folder) -> None:

@@ -1,18 +1,68 @@
-"""Rows that were left out: listed in a file as they are met, and counted by reason."""
+"""Bad rows: the error that says what is wrong with one, and the list of those that were left out, counted by reason."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from reflectune.data_builders.readers.base import BadRow, MissingImage, UnreadableImage
+from reflectune.core.errors import UserError
 
-NAME = "rejected.jsonl"
+REJECTED = "rejected.jsonl"
+ROWS_LEFT_OUT = 3
+"""Exit status of a command that left rows out."""
+
 _PARTICULARS = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\([^()]*\)|/\S+|-?\d[\d.,]*")
+
+
+class BadRow(Exception):
+    """What is wrong with one row.
+
+    `str(error)` is one line: "FILE:LINE: id X: field `f`: what was found; the fix".
+
+    Args:
+        file: The source file.
+        line: Line from 1; in a file without lines (a JSON array or dict, Parquet) the record's number from 1.
+        row_id: The row's id, "" if it has none.
+        field: The field, "" if the row as a whole is wrong.
+        problem: What was found.
+        fix: What to do.
+    """
+
+    def __init__(self, file: str | Path, line: int, row_id: str, field: str, problem: str, fix: str) -> None:
+        self.file, self.line, self.row_id = str(file), line, row_id
+        self.field, self.problem, self.fix = field, problem, fix
+        super().__init__(file, line, row_id, field, problem, fix)
+
+    def __str__(self) -> str:
+        parts = [f"{self.file}:{self.line}"]
+        parts += [f"id {self.row_id}"] if self.row_id else []
+        parts += [f"field `{self.field}`"] if self.field else []
+        return " ".join(f"{': '.join(parts)}: {self.problem}; {self.fix}".split())
+
+
+Reject = Callable[[BadRow], None]
+"""What to do with a bad row: raise it as a `UserError`, or note it; if it returns, the reader takes the next row."""
+
+
+def stop(error: BadRow) -> None:
+    """The default `Reject`: the first bad row ends the run.
+
+    Raises:
+        UserError: Always.
+    """
+    raise UserError(str(error)) from error
+
+
+class MissingImage(BadRow):
+    """A row whose image is not there; told apart so that image coverage can be counted."""
+
+
+class UnreadableImage(BadRow):
+    """A row whose image is damaged, or too large to decode safely."""
 
 
 class Rejected:
@@ -26,7 +76,7 @@ class Rejected:
         self.reasons: Counter[str] = Counter()
         self.images: Counter[str] = Counter()
         self.first: list[str] = []
-        self._path = folder / NAME if folder else None
+        self._path = folder / REJECTED if folder else None
         self._file = self._path.open("w", encoding="utf-8") if self._path else None
 
     def __call__(self, error: BadRow) -> None:

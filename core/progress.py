@@ -1,0 +1,71 @@
+"""Progress bars: on a terminal as tqdm draws them; in a log, whole lines, one at most every 30 seconds."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+SECONDS = 30.0
+"""Least time between two lines of a bar that is no terminal's."""
+
+
+def progress_bar(*args: Any, **kwargs: Any) -> tqdm:
+    """A bar of tqdm, with its arguments; where its output is no terminal, one that writes lines.
+
+    Such a bar writes its first line after 30 seconds, so that short work writes none, and at its end one more if it
+    wrote any and `leave` is true.
+
+    Example:
+        >>> with progress_bar(total=10, desc="probing", unit="question") as bar:
+        ...     bar.update(3)
+    """
+    stream = kwargs.get("file") or sys.stderr
+    return (tqdm if stream.isatty() else _LineBar)(*args, **kwargs)
+
+
+def quiet_libraries() -> None:
+    """Hide the bars of transformers and of the Hub's client (loading, downloading) if nobody watches a terminal."""
+    if sys.stderr.isatty():
+        return
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # for what is imported later
+    transformers_logging = sys.modules.get("transformers.utils.logging")
+    if transformers_logging is not None:
+        transformers_logging.disable_progress_bar()
+
+
+class _LineBar(tqdm):
+    """A bar that writes lines: nothing in a log can be drawn over."""
+
+    disable: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._last_line, self._lines = time.monotonic(), 0  # the base class draws while it is made
+        super().__init__(*args, **kwargs)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Write a line if the last one is old enough; whatever asks for one."""
+        if time.monotonic() - self._last_line < SECONDS:
+            return False
+        self._write_line()
+        return True
+
+    def clear(self, nolock: bool = False) -> None:
+        """Nothing is cleared: what was written stays."""
+
+    def close(self) -> None:
+        """End; the last line says how far it came."""
+        if self.disable:
+            return
+        if self._lines and self.leave is not False:
+            self._write_line()
+        self.disable = True
+        self._decr_instances(self)
+
+    def _write_line(self) -> None:
+        self._last_line, self._lines = time.monotonic(), self._lines + 1
+        self.fp.write(f"{self}\n")
+        self.fp.flush()

@@ -1,0 +1,80 @@
+"""What the published encoders and rerankers hold that configs name, or that we suggest.
+
+Compiled from the repositories' file lists and model cards as search engines have them: the hub could not be reached
+from where this was written, so no file of theirs was opened. A repository that is not listed is simply tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Published:
+    """Facts about a repository.
+
+    Attributes:
+        use: What it is for: `encoder` (images and titles), `embedding` or `cross_encoder` (rerankers).
+        weights: Format of its weights: `safetensors`; `pickle`: pytorch_model.bin alone, which needs `@commit`;
+            `own code`: they need code that the repository brings, which is never run.
+        licence: As its model card states it.
+        pixels: Side of the square that an image is made into; None for texts.
+        commit: Of a `pickle`: the commit to pin.
+        note: What else one has to know.
+    """
+
+    use: Literal["encoder", "embedding", "cross_encoder"]
+    weights: Literal["safetensors", "pickle", "own code"]
+    licence: str
+    pixels: int | None = None
+    commit: str = ""
+    note: str = ""
+
+
+CATALOGUE: Mapping[str, Published] = {
+    "miniature/clip": Published("encoder", "safetensors", "Apache-2.0", pixels=64),
+    "miniature/text": Published("embedding", "safetensors", "Apache-2.0", note="pooling: mean, as it declares"),
+    "openai/clip-vit-large-patch14-336": Published(
+        "encoder",
+        "pickle",
+        "none stated; openai/CLIP, which it was converted from, is MIT",
+        pixels=336,
+        commit="ce19dc912ca5cd21c8a653c79e251e808ccabcd1",
+        note="mR²AG's retriever; shortest side to 336, then the centre",
+    ),
+    "openai/clip-vit-large-patch14": Published(
+        "encoder",
+        "safetensors",
+        "none stated; openai/CLIP, which it was converted from, is MIT",
+        pixels=224,
+        note="the nearest to mR²AG's retriever that has safetensors; shortest side to 224, then the centre",
+    ),
+    "google/siglip-so400m-patch14-384": Published(
+        "encoder", "safetensors", "Apache-2.0", pixels=384, note="both sides to 384, nothing cut off"
+    ),
+    "google/siglip2-so400m-patch14-384": Published(
+        "encoder", "safetensors", "Apache-2.0", pixels=384, note="both sides to 384, nothing cut off"
+    ),
+    "BAAI/EVA-CLIP-8B": Published(
+        "encoder",
+        "own code",
+        "Apache-2.0",
+        pixels=224,
+        note="its model is code of its own (modeling_evaclip.py), which is never run; take "
+        "google/siglip2-so400m-patch14-384 or openai/clip-vit-large-patch14",
+    ),
+    "Salesforce/SFR-Embedding-Mistral": Published(
+        "embedding",
+        "safetensors",
+        "CC-BY-NC-4.0, for research",
+        note="LLaVA-SFR's filter; pooling: last; questions begin with `Instruct: TASK\\nQuery: `, passages with "
+        "nothing; reads 4096 tokens",
+    ),
+    "BAAI/bge-reranker-v2-m3": Published("cross_encoder", "safetensors", "Apache-2.0", note="reads 8192 tokens"),
+    "cross-encoder/ms-marco-MiniLM-L-6-v2": Published(
+        "cross_encoder", "safetensors", "Apache-2.0", note="English; reads 512 tokens"
+    ),
+}
+"""By hub id, or by a miniature's name."""

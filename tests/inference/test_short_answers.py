@@ -1,0 +1,380 @@
+"""A model that answers in a sentence unless it is asked for a word: every path that wants a word asks for one.
+
+Models, prompts, pipelines and the engine's reading are real. Only what the model says is scripted, by the text of the
+ids that it has read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.types import (
+    Branch,
+    Entry,
+    Evidence,
+    PromptedBranch,
+    PromptedExample,
+    Question,
+    ReflectionExample,
+    Section,
+    TrainingExample,
+)
+from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.data_builders.labels import Rule, ret_label
+from reflectune.data_builders.probing.asking import Asking
+from reflectune.data_builders.probing.correctness import find_metric
+from reflectune.data_builders.probing.documents import Document
+from reflectune.data_builders.probing.probe import Prober
+from reflectune.inference import single
+from reflectune.inference.both_ways import BothWays
+from reflectune.inference.collaborators import open_prompted_reader, open_reader, open_reranker, open_retriever
+from reflectune.inference.config import AnswerConfig, ReadingConfig
+from reflectune.inference.pipelines.build import RECIPES, Parts, build_finder, build_pipeline
+from reflectune.inference.pipelines.document_answers import DocumentAnswers
+from reflectune.inference.probes import ProbeBuilder
+from reflectune.inference.trace import Trace
+from reflectune.models.engine import Branches, Generation, PrefixEngine, Prefixes
+from reflectune.models.loading import Loaded, load, save_checkpoint
+from reflectune.models.scheme import find_scheme
+from reflectune.retrieval.encoders import load_encoder
+from reflectune.retrieval.index import build_index
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.retrieval.passages import split_passages
+from reflectune.train.answers import AnswerReader
+
+WORD, LIST = "oak", "oak && elm"
+SENTENCE = "The answer is oak, as everyone knows."
+SAID = {"short": WORD, "list": LIST, "free": SENTENCE}
+"""What the model says to the question of each style, by the question's id."""
+
+
+class Chatty:
+    """What an instruction-tuned model does: a word or a list if asked for one, else a sentence.
+
+    Attributes:
+        yes: Probability of the first of any two tokens that are compared: of [Retrieval], [Relevant] and the like.
+        read: The text that each answer goes on from.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.yes = 0.9
+        self.read: list[str] = []
+        self._prefixes: list[tuple[Prefixes, list[list[int]]]] = []
+        read = PrefixEngine.read
+
+        def remember(engine: PrefixEngine, prefixes: Sequence[Any]) -> Prefixes:
+            made = read(engine, prefixes)
+            self._prefixes.append((made, [prefix.ids for prefix in prefixes]))
+            return made
+
+        def generate(
+            engine: PrefixEngine, state: Prefixes | Branches, rows: Any, forced: Any = (), *_: Any, **__: Any
+        ) -> list[Generation]:
+            return [self._say(engine, [*self._ids(state, *row), *forced]) for row in rows]
+
+        def probabilities(engine: PrefixEngine, hidden: Any, places: Sequence[Any], tokens: Any) -> torch.Tensor:
+            return torch.tensor([[self.yes, 1 - self.yes]]).repeat(len(places), 1)
+
+        monkeypatch.setattr(PrefixEngine, "read", remember)
+        monkeypatch.setattr(PrefixEngine, "generate", generate)
+        monkeypatch.setattr(PrefixEngine, "probabilities", probabilities)
+
+    def _ids(self, state: Prefixes | Branches, question: int, branch: int) -> list[int]:
+        prefixes = state if isinstance(state, Prefixes) else state.prefixes
+        ids = next(own for made, own in self._prefixes if made is prefixes)[question]
+        return ids if isinstance(state, Prefixes) else [*ids, *state.ids[question][branch]]
+
+    def _say(self, engine: PrefixEngine, ids: list[int]) -> Generation:
+        text = engine.renderer.decode(ids)
+        self.read.append(text)
+        wants_word, wants_list = "with a single word or phrase." in text, "using '&&' to connect" in text
+        assert not (wants_word and wants_list), text
+        said = WORD if wants_word else LIST if wants_list else SENTENCE
+        token_ids = engine.renderer.reply_ids(said)
+        return Generation(token_ids, said, [-0.1] * len(token_ids), 0.9, True)
+
+
+@pytest.fixture
+def chatty(monkeypatch: pytest.MonkeyPatch) -> Chatty:
+    return Chatty(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
+    """Two entries of two sections with an index, and three questions: for a word, for a list, for sentences."""
+    folder = tmp_path_factory.mktemp("world")
+    (folder / "images").mkdir()
+    sections = (Section("Home", "It lives in an oak and in an elm."), Section("Diet", "It eats mice."))
+    entries = []
+    for name, colour in (("e0", "red"), ("e1", "blue")):
+        Image.new("RGB", (64, 64), colour).save(folder / f"images/{name}.png")
+        entries.append(Entry(id=name, title=f"Title {name}", images=(f"images/{name}.png",), sections=sections))
+    write_knowledge_base(folder / "knowledge", entries, name="kb", image_root="..", shard_size=10)
+    write_questions(folder, "train", QUESTIONS)
+    record = {"name": "test", "seed": 0, "fingerprint": "f" * 16, "counts": {}, "metric": "infoseek"}
+    (folder / "dataset.json").write_text(json.dumps(record))
+    build_index(KnowledgeBase(folder / "knowledge"), load_encoder(encoder), folder / "index")
+    return folder
+
+
+def _question(style: str, answer: str, answer_type: Any) -> Question:
+    text = "What does it live in?"
+    return Question(
+        style,
+        "images/e0.png",
+        text,
+        (answer,),
+        answer_type=answer_type,
+        split="train",
+        requires_retrieval=True,
+        entity_ids=("e0",),
+        evidence=(Evidence("e0", 0),),
+    )
+
+
+QUESTIONS = [
+    _question("short", WORD, "string"),
+    _question("list", LIST, "multi_answer"),
+    _question("free", "In an oak.", "free_form"),
+]
+
+
+@pytest.fixture
+def settings(world: Path, encoder: str) -> Callable[..., dict[str, Any]]:
+    def make(**more: Any) -> dict[str, Any]:
+        where = {"dataset": str(world), "index": str(world / "index"), "encoder": encoder}
+        return {**where, "top_n": 2, "max_new_tokens": 8, "token_budget": 2048, "device": "cpu", **more}
+
+    return make
+
+
+# Pipelines.
+
+
+class Route(NamedTuple):
+    """What makes a pipeline answer in a certain way: how likely its gates say yes, and settings."""
+
+    pipeline: str
+    yes: float = 0.9
+    settings: tuple[tuple[str, Any], ...] = ()
+
+
+BASELINES = [name for name, recipe in RECIPES.items() if recipe.model in ("base_model", "plain_model")]
+ROUTES = {
+    **{name: Route(name) for name in BASELINES},
+    "mr2ag: from passages": Route("mr2ag"),
+    "mr2ag: [No Retrieval]": Route("mr2ag", 0.1),
+    "mr2ag: nothing relevant, closed book": Route("mr2ag", 0.1, (("gamma", 0.0), ("fallback", "closed_book"))),
+    "mr2ag: nothing relevant, best product": Route("mr2ag", 0.1, (("gamma", 0.0),)),
+    "mr2ag_oracle": Route("mr2ag_oracle"),
+    "mr2ag_oracle: [No Retrieval]": Route("mr2ag_oracle", 0.1),
+    "relevance": Route("relevance"),
+    **{
+        f"mmkb_rag: {model} answers {how}": Route("mmkb_rag", yes, (("answer_model", model), ("mct", "none")))
+        for model in ("tuned", "base")
+        for how, yes in (("from documents", 0.9), ("without documents", 0.1))
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def models(checkpoints: SimpleNamespace, prompted: SimpleNamespace) -> dict[str, Loaded]:
+    return {
+        "base_model": load(checkpoints.base),
+        "plain_model": load(checkpoints.base, scheme="plain"),
+        "mr2ag": load(checkpoints.tuned),
+        "mmkb_rag": load(prompted.tuned),
+    }
+
+
+@pytest.fixture
+def parts(models: dict[str, Loaded], settings: Callable[..., dict[str, Any]], world: Path) -> Callable[..., Parts]:
+    def make(name: str, **more: Any) -> Parts:
+        config, dataset = ReadingConfig(**settings(**more)), Dataset(world)
+        role = RECIPES[name].model or ""
+        reader = models["mr2ag" if role == "model" else role]
+        return Parts(
+            config,
+            dataset.knowledge,
+            probes=ProbeBuilder(dataset.root, dataset.manifest, dataset.knowledge, config.lead, seed=0),
+            reader=open_reader(config, reader),
+            retriever=open_retriever(config, dataset.knowledge),
+            prompted=open_prompted_reader(config, models["mmkb_rag"]),
+            base=open_reader(config, models["base_model"]),
+            reranker=open_reranker(config),
+        )
+
+    return make
+
+
+def test_no_pipeline_that_answers_is_forgotten_here() -> None:
+    assert {route.pipeline for route in ROUTES.values()} == set(RECIPES) - {"retrieval", "reflection"}
+
+
+@pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
+def test_every_pipeline_asks_for_what_the_question_wants(
+    route: Route, chatty: Chatty, parts: Callable[..., Parts], world: Path
+) -> None:
+    chatty.yes = route.yes
+    pipeline = build_pipeline(route.pipeline, parts(route.pipeline, **dict(route.settings)))
+
+    traces = pipeline.run(QUESTIONS, images(world))
+
+    assert [trace.answer for trace in traces] == list(SAID.values())
+    for trace in traces:
+        assert all(own.answer in (None, trace.answer) for own in trace.passages)
+
+
+def test_the_routes_are_taken_as_they_are_called(chatty: Chatty, parts: Callable[..., Parts], world: Path) -> None:
+    def traces(name: str) -> list[Trace]:
+        route = ROUTES[name]
+        chatty.yes = route.yes
+        return build_pipeline(route.pipeline, parts(route.pipeline, **dict(route.settings))).run(
+            QUESTIONS, images(world)
+        )
+
+    assert all(trace.chosen is not None and not trace.fallback for trace in traces("mr2ag: from passages"))
+    assert not any(trace.retrieved for trace in traces("mr2ag: [No Retrieval]"))
+    for fallback in ("closed book", "best product"):
+        expected = fallback.replace(" ", "_")
+        assert {trace.fallback for trace in traces(f"mr2ag: nothing relevant, {fallback}")} == {expected}
+    assert all(trace.used for trace in traces("mmkb_rag: tuned answers from documents"))
+    assert not any(trace.retrieved for trace in traces("mmkb_rag: base answers without documents"))
+
+
+def test_each_document_alone_is_asked_for_the_same(chatty: Chatty, parts: Callable[..., Parts], world: Path) -> None:
+    made = parts("mmkb_rag")
+    for base in (None, made.base):
+        pipeline = DocumentAnswers(made.prompted, build_finder(made), base)  # type: ignore[arg-type]
+        for trace in pipeline.run(QUESTIONS, images(world)):
+            assert {own.answer for own in trace.passages} == {SAID[trace.question_id]}
+
+
+@pytest.mark.parametrize("yes", [0.1, 0.9])
+@pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag"])
+def test_a_single_question_is_answered_in_a_word(
+    scheme: str,
+    yes: float,
+    chatty: Chatty,
+    checkpoints: SimpleNamespace,
+    prompted: SimpleNamespace,
+    settings: Callable[..., dict[str, Any]],
+    world: Path,
+) -> None:
+    chatty.yes = yes
+    more = {"answer_model": "tuned", "mct": "none"} if scheme == "mmkb_rag" else {}
+    model = (prompted if scheme == "mmkb_rag" else checkpoints).tuned
+    where = {"model": model, "image": str(world / "images/e0.png"), "question": "What does it live in?"}
+
+    trace = single.answer(AnswerConfig(**settings(**where, **more)))
+
+    assert trace.retrieved is (yes > 0.5)
+    assert trace.answer == WORD
+
+
+def test_a_model_that_does_not_reflect_has_nothing_to_show(
+    models: dict[str, Loaded], settings: Callable[..., dict[str, Any]], world: Path, tmp_path: Path
+) -> None:
+    plain = models["plain_model"]
+    save_checkpoint(tmp_path, plain.model, plain.processor, find_scheme("plain"), {"base_model": plain.name})
+    where = {"model": str(tmp_path), "image": str(world / "images/e0.png"), "question": "What does it live in?"}
+
+    with pytest.raises(UserError, match="fine-tuned with the scheme plain, which doesn't reflect"):
+        single.answer(AnswerConfig(**settings(**where)))
+
+
+# Probing, rewards, validation.
+
+
+@pytest.mark.parametrize("summary", ["none", "sentences"])
+def test_probing_finds_what_the_model_knows(
+    summary: str, chatty: Chatty, models: dict[str, Loaded], world: Path
+) -> None:
+    """So that not every question is labelled [Ret], and not every document [Rel]."""
+    engine = PrefixEngine(models["mmkb_rag"], 2048)
+    prober = Prober(engine, find_metric("infoseek"), Asking(max_new_tokens=8, samples=1, summary=summary))
+    passages = split_passages(Dataset(world).knowledge.get("e0"), lead="first_sentence")
+    documents = [Document(passage, 0.5, rank) for rank, passage in enumerate(passages, start=1)]
+    asked = [prober.prepare(question, load_image(question.image, root=world), documents) for question in QUESTIONS[:2]]
+
+    for probe in prober.probe(asked):
+        replies = [*probe.replies, *(reply for own in probe.documents for reply in own.replies)]
+        assert len(replies) == 2 * (1 + len(passages))
+        assert {reply.text for reply in replies} == {SAID[probe.question_id]}
+        assert {reply.correctness for reply in replies} == {1.0}
+        label = ret_label(probe, Rule())
+        assert label is not None
+        assert not label.retrieve
+
+
+@pytest.mark.parametrize(("scheme", "model"), [("mr2ag", "tuned"), ("mmkb_rag", "tuned"), ("mmkb_rag", "base")])
+def test_rewards_are_of_short_answers_both_ways(
+    scheme: str,
+    model: str,
+    chatty: Chatty,
+    checkpoints: SimpleNamespace,
+    models: dict[str, Loaded],
+    settings: Callable[..., dict[str, Any]],
+    world: Path,
+    tmp_path: Path,
+) -> None:
+    config = ReadingConfig(**settings(answer_model=model, base_model=checkpoints.base, mct="none"))
+    both = BothWays(
+        config,
+        models[scheme],
+        Dataset(world),
+        QUESTIONS[:2],
+        folder=tmp_path,
+        correctness=find_metric("infoseek"),
+        relevance=True,
+    )
+
+    for outcome in both(0):
+        assert (outcome.direct, outcome.retrieved) == (1.0, 1.0)
+        assert outcome.passages
+        assert all(own.right == 1.0 for own in outcome.passages)
+
+
+@pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag", "plain"])
+def test_validation_reads_short_answers(scheme: str, chatty: Chatty, models: dict[str, Loaded], world: Path) -> None:
+    loaded = models["plain_model" if scheme == "plain" else scheme]
+    examples = list(_examples(scheme, Dataset(world)))
+
+    reader = AnswerReader(loaded, examples, world, count=99, seed=0, batch_size=3)
+
+    assert len(reader.sample) == 4  # those that want sentences have no right answer
+    assert reader.read(0, 1) == [True] * 4
+
+
+def _examples(scheme: str, dataset: Dataset) -> Sequence[TrainingExample]:
+    """Each question answered from nothing and from a passage."""
+    passage = split_passages(dataset.knowledge.get("e0"), lead="first_sentence")[0]
+    made: list[TrainingExample] = []
+    for question in QUESTIONS:
+        start = ("", question.image, question.text)
+        style, answer = question.answer_style, SAID[question.id]
+        if scheme == "mr2ag":
+            looked_up = (Branch(passage, True, answer),)
+            made.append(ReflectionExample(*start, False, answer, style=style))
+            made.append(ReflectionExample(*start, True, branches=looked_up, style=style))
+        else:
+            made += [
+                PromptedExample(*start, (PromptedBranch("vqa", documents, reply=answer),), style)
+                for documents in ((), (passage,))
+            ]
+    return [dataclasses.replace(example, id=str(number)) for number, example in enumerate(made)]
+
+
+def images(world: Path) -> list[Image.Image]:
+    return [load_image(question.image, root=world) for question in QUESTIONS]
