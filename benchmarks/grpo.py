@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import quickstart
+from page import command_line
 from quickstart import CONFIGS, launch, module, run_stages
 from running import alone
 
@@ -41,6 +43,13 @@ QUESTIONS = {
     "Unseen questions and entities": ("val_unseen_question", "val_unseen_entity"),
 }
 """What is reported, and the splits that it takes in."""
+
+VARIANTS = {
+    "without `hold`": ["--hold", "0"],
+    "`policy_loss: grpo`": ["--policy_loss", "grpo"],
+    "mean reward": ["--policy_loss", "expected"],
+}
+"""Settings that the first seed is refined with as well, at the first λ."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +123,10 @@ def above(points: Sequence[tuple[float, float]], sft: Answered) -> float:
     return float(np.mean([between(points, cost) - between(own, cost) for cost in costs]))
 
 
-def stages(seed: int, work: Path, costs: Sequence[float], traffic: int, extra: Sequence[str]) -> dict[str, list[str]]:
-    """The commands of a seed, by stage."""
+def stages(
+    seed: int, work: Path, costs: Sequence[float], traffic: int, extra: Sequence[str], variants: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """The commands of a seed, by stage; `variants` names those of `VARIANTS` to refine as well."""
     world, index, labels, checkpoint = (str(work / name) for name in ("world", "index", "labels", "checkpoint"))
     probed = ["--dataset", world, "--index", index, "--output", str(work / "probes")]
     shared = quickstart.stages(work, "llava", "full", seed)
@@ -132,13 +143,23 @@ def stages(seed: int, work: Path, costs: Sequence[float], traffic: int, extra: S
             *("--train_data", labels, "--output_dir", checkpoint, "--seed", str(seed)),
         ],
     }
-    for cost in costs:
-        made[f"refine, λ = {cost:g}"] = [
+
+    def refine(folder: str, cost: float, *changes: str) -> list[str]:
+        return [
             *launch("train/grpo.py", "grpo_mmkb.yaml"),
-            *settings(work, work / "checkpoint", work / f"lambda-{cost:g}"),
-            *("--rewards", str(work / "answers"), "--retrieval_cost", str(cost), "--seed", str(seed), *extra),
+            *settings(work, work / "checkpoint", work / folder),
+            *("--rewards", str(work / "answers"), "--retrieval_cost", str(cost), "--seed", str(seed)),
+            *(*extra, *changes),
         ]
+
+    made |= {f"refine, λ = {cost:g}": refine(f"lambda-{cost:g}", cost) for cost in costs}
+    made |= {f"refine, {name}": refine(_folder(name), costs[0], *VARIANTS[name]) for name in variants}
     return made
+
+
+def _folder(variant: str) -> str:
+    """The folder of a variant's checkpoint."""
+    return "variant-" + "-".join(re.findall(r"[a-z_]+", variant))
 
 
 def settings(work: Path, model: Path, output: Path) -> list[str]:
@@ -170,21 +191,26 @@ class Seed:
     sft: Answered
     refined: dict[float, Answered]
     minutes: dict[str, float]
+    variants: dict[str, Answered] = dataclasses.field(default_factory=dict)
 
     def of_splits(self, splits: Sequence[str]) -> Seed:
         """The questions of some splits."""
         refined = {cost: own.of_splits(splits) for cost, own in self.refined.items()}
-        return Seed(self.sft.of_splits(splits), refined, self.minutes)
+        variants = {name: own.of_splits(splits) for name, own in self.variants.items()}
+        return Seed(self.sft.of_splits(splits), refined, self.minutes, variants)
 
 
-def run_seed(seed: int, work: Path, costs: Sequence[float], traffic: int, extra: Sequence[str]) -> Seed:
+def run_seed(
+    seed: int, work: Path, costs: Sequence[float], traffic: int, extra: Sequence[str], variants: Sequence[str] = ()
+) -> Seed:
     """Run all stages and have every checkpoint answer."""
     work.mkdir(parents=True, exist_ok=True)
-    minutes = run_stages(work, stages(seed, work, costs, traffic, extra))
+    minutes = run_stages(work, stages(seed, work, costs, traffic, extra, variants))
     return Seed(
         answered(work, work / "checkpoint", work / "val-sft"),
         {cost: answered(work, work / f"lambda-{cost:g}", work / f"val-{cost:g}") for cost in costs},
         minutes,
+        {name: answered(work, work / _folder(name), work / f"val-{_folder(name)}") for name in variants},
     )
 
 
@@ -265,6 +291,43 @@ def gains(seeds: Sequence[Seed], costs: Sequence[float]) -> list[str]:
     return lines
 
 
+def verdicts(seeds: Sequence[Seed], costs: Sequence[float]) -> list[str]:
+    """Of each λ, in words: the refined gate's lead over SFT's sweep at the same cost, and which reward is higher."""
+    lines = []
+    for cost in costs:
+        leads = []
+        for seed in seeds:
+            read, accuracy = seed.refined[cost].at(seed.refined[cost].default())
+            leads.append(100 * (accuracy - between(seed.sft.sweep(), read)))
+        ours = statistics.mean(s.refined[cost].reward(cost, s.refined[cost].default()) for s in seeds)
+        theirs = statistics.mean(s.sft.reward(cost, best_threshold(s.sft, cost)) for s in seeds)
+        order = "higher than" if ours > theirs else "no higher than"
+        lines.append(
+            f"At λ = {cost:g} and γ = 0.5 the refined gate is {statistics.mean(leads):+.1f} points above SFT's sweep "
+            f"at the same cost ({min(leads):+.1f} to {max(leads):+.1f} by seed); its reward, {ours:.3f}, is {order} "
+            f"that of SFT's best γ, {theirs:.3f}."
+        )
+    return lines
+
+
+def variant_table(seed: Seed, cost: float) -> list[str]:
+    """One seed refined with other settings: accuracy, passages, known questions looked up, answers, reward."""
+    lines = [
+        "| | accuracy | passages a question | looked up, of what is known by heart | "
+        "always retrieving: accuracy less SFT's | the same, knowledge-based | reward |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, own in {"as above": seed.refined[cost], **seed.variants}.items():
+        looked_up = own.default()
+        read, accuracy = own.at(looked_up)
+        kept = own.retrieved - seed.sft.retrieved
+        known = 100 * float(looked_up[own.known].mean())
+        cells = [f"{100 * accuracy:.1f}", f"{read:.2f}", f"{known:.1f}", f"{100 * float(kept.mean()):+.1f}"]
+        cells += [f"{100 * float(kept[own.knowledge].mean()):+.1f}", f"{own.reward(cost, looked_up):.3f}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
 def chart(seeds: Sequence[Seed], costs: Sequence[float]) -> str:
     """Mean accuracy over seeds against cost, as a share of the passages that looking up everything takes."""
     grid = np.linspace(0.0, 1.0, 101)
@@ -302,15 +365,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--costs", type=float, nargs="+", default=[0.3], help="values of λ")
     parser.add_argument("--traffic", type=int, default=4000, help="questions to learn from")
+    parser.add_argument("--variants", nargs="*", choices=[*VARIANTS], default=[*VARIANTS], help="of the first seed")
     parser.add_argument("--work", type=Path, default=Path("runs/grpo"))
     parser.add_argument("--output", type=Path, help="Markdown file, and an SVG beside it; printed in any case")
     arguments, extra = parser.parse_known_args()
     began = time.monotonic()
     seeds = [
-        run_seed(seed, arguments.work / f"seed-{seed}", arguments.costs, arguments.traffic, extra)
-        for seed in arguments.seeds
+        run_seed(
+            *(seed, arguments.work / f"seed-{seed}", arguments.costs, arguments.traffic, extra),
+            variants=() if place else arguments.variants,
+        )
+        for place, seed in enumerate(arguments.seeds)
     ]
-    text = page(seeds, arguments.costs)
+    text = page(seeds, arguments.costs, arguments.output.with_suffix(".svg").name if arguments.output else "")
     print(text)
     print(f"{(time.monotonic() - began) / 60:.1f} minutes")
     if arguments.output:
@@ -319,12 +386,18 @@ def main() -> None:
         write_atomically(arguments.output.with_suffix(".svg"), chart(first, arguments.costs))
 
 
-def page(seeds: Sequence[Seed], costs: Sequence[float]) -> str:
-    """The Markdown file: how it was measured, and the tables of each set of questions."""
+def page(seeds: Sequence[Seed], costs: Sequence[float], figure: str = "") -> str:
+    """The Markdown file: how it was measured, the tables of each set of questions, and the variants.
+
+    Args:
+        seeds: What was measured, by seed.
+        costs: Values of λ.
+        figure: File name of the chart, if there is one.
+    """
     lines = [
         "# Gates refined by reward",
         "",
-        f"`python benchmarks/grpo.py`, MMKB-RAG on the miniature LLaVA: {len(seeds)} seeds, each with a world, a "
+        f"{command_line('grpo.py')}, MMKB-RAG on the miniature LLaVA: {len(seeds)} seeds, each with a world, a "
         "fine-tuned checkpoint and a refined one of its own; mean ± standard deviation over seeds. Per cent, but for "
         "passages and rewards. Miniature numbers.",
         "",
@@ -342,8 +415,24 @@ def page(seeds: Sequence[Seed], costs: Sequence[float]) -> str:
             "",
             *gains(own, costs),
             "",
+            *verdicts(own, costs),
+            "",
         ]
-    return "\n".join(lines)
+    if figure:
+        lines += [f"![Accuracy against the cost of retrieval]({figure})", ""]
+        lines += ["Traffic, means over seeds; a dot is one seed's checkpoint as it is used by default.", ""]
+    if seeds[0].variants:
+        name, splits = next(iter(QUESTIONS.items()))
+        lines += [
+            f"## Other settings ({name}, the first seed, λ = {costs[0]:g}, γ = 0.5)",
+            "",
+            "`hold` keeps what the checkpoint says besides its gate: without it answers with retrieval may drift.",
+            "",
+            *variant_table(seeds[0].of_splits(splits), costs[0]),
+            "",
+        ]
+    lines.append("Minutes are of refining alone; the answers both ways are measured once before, for all λ.")
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from page import command_line
+
 from reflectune.inference.paper_numbers import ranks
 from reflectune.inference.ranking import standing
 
@@ -237,7 +239,7 @@ def main() -> None:
         [
             "# The miniature against its marks",
             "",
-            "`python benchmarks/marks.py`: val_unseen_question and val_unseen_entity, phrasings not seen in training, "
+            f"{command_line('marks.py')}: val_unseen_question and val_unseen_entity, phrasings not seen in training, "
             "per cent; mean over seeds (lowest to highest). ✗: mark missed. "
             "Minutes are as measured, whatever else ran on the machine.",
             "",

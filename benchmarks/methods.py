@@ -37,7 +37,7 @@ SHOWN = (
     "relevance against look-alikes, balanced",
     "answer, gold passage given",
     "visual questions",
-    "mr2ag − naive RAG",
+    "mr2ag − best baseline at equal depth",
 )
 
 
@@ -177,7 +177,9 @@ def main() -> None:
     arguments.device, arguments.threads, arguments.dtype = "cpu", 1, "float32"
     how = (
         "scores in per cent on questions not seen in training, mean over seeds (lowest to highest); time and memory of "
-        f"{arguments.questions} questions, the fastest of {arguments.turns} turn(s)"
+        f"{arguments.questions} questions, the fastest of {arguments.turns} turn(s); the fine-tunings are those of "
+        "`python benchmarks/marks.py` and, for QLoRA, `python benchmarks/marks.py --families llava --methods qlora "
+        "--seeds 0`"
     )
     write(arguments, "Full fine-tuning, LoRA and QLoRA of the miniature", "methods.py", how, lines)
 

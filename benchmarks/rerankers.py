@@ -1,7 +1,7 @@
 """How often a reranker puts the right passage first, in a miniature world.
 
     python -m reflectune.data_builders.build_world --config configs/miniature/world.yaml --output runs/rerankers/world
-    python benchmarks/rerankers.py --dataset runs/rerankers/world
+    python benchmarks/rerankers.py --dataset runs/rerankers/world --output benchmarks/rerankers.md
 
 Every knowledge-based question of one hop is asked twice: among the passages of the article that answers it, and among
 those of the five articles that `miniature/clip` finds, if that one is among them. *Right fact*: the first passage tells
@@ -30,24 +30,48 @@ from reflectune.retrieval.retriever import EntryRetriever
 
 ARTICLES = 5
 
+TEXT = """# Rerankers
+
+`python benchmarks/rerankers.py --dataset runs/rerankers/world`, on what
+`python -m reflectune.data_builders.build_world --config configs/miniature/world.yaml --output runs/rerankers/world`
+draws.
+
+Each knowledge-based question of one hop of the default world (seed 0), among the passages of the article that answers
+it, and among those of the five articles that `miniature/clip` finds, where that one is among them. *Right fact*: the
+first passage tells of what is asked, of whichever thing. *Right passage*: of the thing in the picture, which no text
+tells from one that looks nearly like it, so that no reranker of texts can be much better than the number of articles
+that tell of it allows.
+
+{table}
+
+`miniature/text` was pre-trained by `python -m reflectune.models.miniature.pretrain --family text --output DIR`, on
+entities invented on the spot, in phrasings that training may use; its log lies beside its weights.
+"""
+HEAD = ["| questions | among | n | reranker | right fact first | right passage first |", "|---|---|---|---|---|---|"]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", required=True, help="a world that build_world wrote")
+    parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     dataset = Dataset(Path(arguments.dataset))
     rerankers = [load_reranker("words"), load_reranker("embedding", "miniature/text")]
-    print("| questions | among | n | reranker | right fact first | right passage first |\n|---|---|---|---|---|---|")
+    lines = list(HEAD)
     for phrasing in ("held_out", "seen"):
         questions = one_hop(dataset, phrasing)
         one = [passages_of(dataset, [question.entity_ids[0]]) for question in questions]
-        print_rows(f"{phrasing} phrasings", "its article", rerankers, questions, one)
+        lines += rows(f"{phrasing} phrasings", "its article", rerankers, questions, one)
         retrieved = zip(questions, retrieve(dataset, questions), strict=True)
         kept = [(question, ids) for question, ids in retrieved if question.entity_ids[0] in ids]
         asked, five = [question for question, _ in kept], [passages_of(dataset, ids) for _, ids in kept]
-        print_rows(f"{phrasing} phrasings", f"{ARTICLES} retrieved", rerankers, asked, five)
+        lines += rows(f"{phrasing} phrasings", f"{ARTICLES} retrieved", rerankers, asked, five)
+    page = TEXT.format(table="\n".join(lines))
+    print(page)
+    if arguments.output:
+        arguments.output.write_text(page, encoding="utf-8")
 
 
 def one_hop(dataset: Dataset, phrasing: str) -> list[Question]:
@@ -75,17 +99,19 @@ def retrieve(dataset: Dataset, questions: Sequence[Question]) -> list[list[str]]
     return [[hit.entry_id for hit in one] for one in hits]
 
 
-def print_rows(
+def rows(
     asked: str, among: str, rerankers: Sequence[Reranker], questions: Sequence[Question], choices: list[list[Passage]]
-) -> None:
+) -> list[str]:
     """A row of the table for each reranker."""
+    lines = []
     for reranker in rerankers:
         ranked = reranker.rank([question.text for question in questions], choices, top_k=1)
         firsts = [one[0].passage for one in ranked]
         fact = sum(tells(passage, question) for passage, question in zip(firsts, questions, strict=True))
         right = sum(is_evidence(passage, question) for passage, question in zip(firsts, questions, strict=True))
         shares = " | ".join(f"{100 * count / len(questions):.1f} %" for count in (fact, right))
-        print(f"| {asked} | {among} | {len(questions):,} | {reranker.name} | {shares} |", flush=True)
+        lines.append(f"| {asked} | {among} | {len(questions):,} | {reranker.name} | {shares} |")
+    return lines
 
 
 def is_evidence(passage: Passage, question: Question) -> bool:

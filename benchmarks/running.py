@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from geometry import SIZES
+from page import command_line
 
 
 def parser(description: str | None, *, threads: int = 1) -> argparse.ArgumentParser:
@@ -54,7 +55,7 @@ def write(arguments: argparse.Namespace, title: str, script: str, how: str, line
             if "size" in arguments and not on_gpu
             else ""
         )
-        head = f"# {title}\n\n`python benchmarks/{script}`, {where}, {arguments.dtype}, {how}.{gpu}\n\n"
+        head = f"# {title}\n\n{command_line(script)}, {where}, {arguments.dtype}, {how}.{gpu}\n\n"
         arguments.output.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -19,9 +19,10 @@ class BadImage(UserError):
         is_missing: Whether there is no such file.
     """
 
-    def __init__(self, problem: str, fix: str, *, is_missing: bool = False) -> None:
+    def __init__(self, problem: str, fix: str = "", *, is_missing: bool = False) -> None:
+        """A DataLoader makes it anew in another process, from its message alone: then there is no `fix`."""
         self.problem, self.fix, self.is_missing = problem, fix, is_missing
-        super().__init__(f"{problem}; {fix}")
+        super().__init__(f"{problem}; {fix}" if fix else problem)
 
 
 def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = "") -> Image.Image:

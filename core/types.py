@@ -21,6 +21,17 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class FollowUp:
+    """A later round of a conversation about an image: what is asked next, and what is answered.
+
+    It may refer to what was said before, so that it is read behind all earlier rounds, and never alone.
+    """
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
 class Question:
     """One visual question, knowledge-based or answerable by looking.
 
@@ -39,6 +50,8 @@ class Question:
         entity_ids: The entries that the image shows (two for a two-hop question, in order).
         evidence: The sections that support the answer, where the data set says so.
         meta: What else the data set says of it (relation, attribute, …), for reports and break-downs.
+        follow_ups: What is asked next in the same conversation, in order (LLaVA-Instruct). mR²AG's training reads it;
+            probing, baselines and metrics go by the first question.
     """
 
     id: str
@@ -52,6 +65,7 @@ class Question:
     entity_ids: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     meta: Mapping[str, str] = field(default_factory=dict)
+    follow_ups: tuple[FollowUp, ...] = ()
 
     @property
     def is_knowledge_based(self) -> bool | None:
@@ -137,7 +151,8 @@ class ReflectionExample:
     """One training question with the branches that hang from its image and question.
 
     A visual-dependent question has no branches and an `answer`; a knowledge-based one has branches, and each relevant
-    branch has its own answer. `style` is how answers are asked for, with a passage and without.
+    branch has its own answer. `style` is how answers are asked for, with a passage and without. A visual-dependent
+    question that is answered freely may go on as a conversation, `follow_ups`.
     """
 
     id: str
@@ -148,6 +163,7 @@ class ReflectionExample:
     branches: tuple[Branch, ...] = ()
     style: AnswerStyle = "short"
     source: str = ""
+    follow_ups: tuple[FollowUp, ...] = ()
 
 
 @dataclass(frozen=True)

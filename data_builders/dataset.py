@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.core.types import Evidence, Question
+from reflectune.core.types import Evidence, FollowUp, Question
 from reflectune.data_builders.readers.registry import METRIC_OF
-from reflectune.metrics.registry import METRICS, Metric
+from reflectune.metrics.registry import METRICS, Metric, find_metric_name
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 MANIFEST = "dataset.json"
@@ -37,8 +37,11 @@ _SCHEMA = pa.schema(
         ("entity_ids", pa.list_(pa.string())),
         ("evidence", pa.list_(pa.struct([("entry_id", pa.string()), ("section", pa.int64())]))),
         ("meta", pa.string()),
+        ("follow_ups", pa.list_(pa.struct([("question", pa.string()), ("answer", pa.string())]))),
     ]
 )
+_LATER = frozenset({"follow_ups"})
+"""Columns that came when there were data sets already: one without them has none."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +130,10 @@ def metric_of(manifest: Mapping[str, Any], where: str | Path) -> Metric:
             f'{where} does not say what its data set is scored by{of}: add `"metric": "NAME"` to it, or set `metric`; '
             f"NAME is one of {', '.join(METRICS)}"
         )
-    if said not in METRICS:
-        raise UserError(f"{where}: `metric` is one of {', '.join(METRICS)}; found {said!r}")
-    found: Metric = said
-    return found
+    try:
+        return find_metric_name(said)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def write_questions(folder: str | Path, split: str, questions: Iterable[Question]) -> Path:
@@ -170,7 +173,9 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
         count = 0
         try:
             with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=4096, columns=_SCHEMA.names):
+                held = file.schema_arrow.names
+                names = [name for name in _SCHEMA.names if name in held or name not in _LATER]
+                for batch in file.iter_batches(batch_size=4096, columns=names):
                     count += len(batch)
                     for row in batch.to_pylist():
                         yield _question(row, image_root)
@@ -220,6 +225,7 @@ def _row(question: Question) -> dict[str, Any]:
         "entity_ids": list(question.entity_ids),
         "evidence": [{"entry_id": e.entry_id, "section": e.section} for e in question.evidence],
         "meta": json.dumps(dict(question.meta), sort_keys=True, ensure_ascii=False),
+        "follow_ups": [{"question": later.question, "answer": later.answer} for later in question.follow_ups],
     }
 
 
@@ -237,4 +243,5 @@ def _question(row: dict[str, Any], image_root: str) -> Question:
         entity_ids=tuple(row["entity_ids"]),
         evidence=tuple(Evidence(e["entry_id"], e["section"]) for e in row["evidence"]),
         meta=json.loads(row["meta"]),
+        follow_ups=tuple(FollowUp(**later) for later in row.get("follow_ups") or ()),
     )

@@ -8,25 +8,27 @@ from pathlib import Path
 from reflectune.core.errors import UserError
 from reflectune.data_builders.dataset import MANIFEST, load_manifest, metric_of
 from reflectune.metrics.bem import Bem, load_bem
-from reflectune.metrics.registry import Metric, MetricChoice, metric_problems
+from reflectune.metrics.registry import METRICS, Metric, find_metric_name, metric_problems
 
 
 @dataclass
 class MetricConfig:
     """By which metric answers are scored."""
 
-    metric: MetricChoice = field(
+    metric: str = field(
         default="",
         metadata={
             "help": "what an answer is worth; the data set's own (dataset.json) if unset. evqa needs `bem`; evqa_exact "
-            "is the part of it without a model"
+            "is the part of it without a model. One of " + ", ".join(METRICS)
         },
     )
     bem: str = field(default="", metadata={"help": "folder or hub id of a converted BEM, for `metric: evqa`"})
 
     def scored_by(self, dataset: str) -> Metric:
         """The metric: the config's, else the one that the data set in this folder says; UserError if neither does."""
-        return self.metric or metric_of(load_manifest(dataset), Path(dataset, MANIFEST))
+        if self.metric:
+            return find_metric_name(self.metric)
+        return metric_of(load_manifest(dataset), Path(dataset, MANIFEST))
 
     def metric_issues(self, dataset: str) -> list[str]:
         """What is wrong with the metric or lacks for it, one sentence each; a missing data set is said elsewhere."""

@@ -128,7 +128,7 @@ def knowledge_example(
 
 
 def visual_example(question: Question) -> ReflectionExample:
-    """A visual-dependent question: no retrieval, and its first answer."""
+    """A visual-dependent question: no retrieval, its first answer, and the rest of its conversation."""
     return ReflectionExample(
         id=question.id,
         image=question.image,
@@ -137,6 +137,7 @@ def visual_example(question: Question) -> ReflectionExample:
         answer=canonical_answer(question),
         style=question.answer_style,
         source=question.split,
+        follow_ups=question.follow_ups,
     )
 
 
@@ -148,6 +149,10 @@ def question_problem(question: Question) -> str:
         return "the question has no image (`without_image: blank` gives such questions a black one)"
     if not any(answer.strip() for answer in question.answers):
         return "the question has no answer"
+    if any(not (later.question.strip() and later.answer.strip()) for later in question.follow_ups):
+        return "a later round of the conversation lacks its question or its answer"
+    if question.follow_ups and question.answer_style != "free":
+        return "it goes on as a conversation, and asks for a word; `answer_type: free_form` asks for none"
     if question.is_knowledge_based is None:
         return "the question neither says whether it needs retrieval (`requires_retrieval`) nor names an entity"
     if question.is_knowledge_based and not question.entity_ids:

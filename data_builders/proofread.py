@@ -72,6 +72,11 @@ def _example(example: ReflectionExample, roots: Roots) -> str:
         body = "\n".join(_passage(example, branch, answers) for branch in sorted(example.branches, key=_evidence_first))
     else:
         body = judged("none", f"{example.id} [No Retrieval]", "[No Retrieval]", html.escape(example.answer), "")
+        body += "".join(
+            f"<h2>{html.escape(later.question)}</h2>"
+            + judged("none", f"{example.id} [No Retrieval] {number}", "[No Retrieval]", html.escape(later.answer), "")
+            for number, later in enumerate(example.follow_ups, start=2)
+        )
     several = ' <span class="badge">several answers, &amp;&amp;</span>' if example.style == "list" else ""
     return (
         f'<article><div class="picture">{picture(example.image, roots, example.id)}</div><div>'

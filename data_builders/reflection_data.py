@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.core.types import Branch, FollowUp, Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.data_builders import dataset
 
 MANIFEST = "reflection.json"
@@ -31,6 +31,10 @@ PASSAGE = pa.struct(
     ]
 )
 """A `Passage` in Parquet."""
+FOLLOW_UP = pa.struct([("question", pa.string()), ("answer", pa.string())])
+"""A `FollowUp` in Parquet."""
+LATER = frozenset({"follow_ups"})
+"""Columns that came when there was data already: a file without them has none."""
 _BRANCH = pa.struct([("passage", PASSAGE), ("relevant", pa.bool_()), ("answer", pa.string()), ("source", pa.string())])
 SCHEMA = pa.schema(
     [
@@ -42,6 +46,7 @@ SCHEMA = pa.schema(
         ("branches", pa.list_(_BRANCH)),
         ("style", pa.string()),
         ("source", pa.string()),
+        ("follow_ups", pa.list_(FOLLOW_UP)),
     ]
 )
 """Columns of a Parquet file of `ReflectionExample`s."""
@@ -93,7 +98,8 @@ def read_prompted(path: str | Path) -> list[PromptedExample]:
 def example_from_row(row: dict[str, Any]) -> ReflectionExample:
     """An example from plain values, as `dataclasses.asdict` made them."""
     branches = tuple(Branch(**{**branch, "passage": Passage(**branch["passage"])}) for branch in row["branches"])
-    return ReflectionExample(**{**row, "branches": branches})
+    follow_ups = tuple(FollowUp(**later) for later in row.get("follow_ups") or ())
+    return ReflectionExample(**{**row, "branches": branches, "follow_ups": follow_ups})
 
 
 def prompted_from_row(row: dict[str, Any]) -> PromptedExample:
@@ -119,14 +125,19 @@ def _read(path: str | Path, schema: pa.Schema, builder: str) -> list[dict[str, A
         table = pq.read_table(path)
     except pa.ArrowException as error:
         raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
-    missing = [name for name in schema.names if name not in table.column_names]
+    missing = missing_columns(schema, table.column_names)
     if missing:
         raise UserError(
             f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(table.column_names)}. Build it again "
             f"with reflectune.data_builders.{builder}"
         )
-    rows: list[dict[str, Any]] = table.select(schema.names).to_pylist()
+    rows: list[dict[str, Any]] = table.select([name for name in schema.names if name in table.column_names]).to_pylist()
     return rows
+
+
+def missing_columns(schema: pa.Schema, held: Sequence[str]) -> list[str]:
+    """The columns that a file of reflection data needs and doesn't hold."""
+    return [name for name in schema.names if name not in held and name not in LATER]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,7 @@ def statistics(batch: Batch, knowledge: Sequence[Question] = (), visual_wanted: 
         "with_retrieval": sum(example.retrieve for example in batch.examples),
         "without_retrieval": without_retrieval,
         "without_retrieval_wanted": without_retrieval if visual_wanted is None else visual_wanted,
+        "follow_ups": sum(len(example.follow_ups) for example in batch.examples),
         "multi_answer": sum(example.style == "list" for example in batch.examples),
         "by_answer_type": _yield_by_type(batch, knowledge),
         "branches": len(branches),

@@ -63,7 +63,7 @@ def open_plain(config: ReadingConfig, name: str) -> Loaded:
         UserError: It would see other pictures than the config's checkpoint, which is of the same family.
     """
     loaded = load(name, dtype=config.dtype, device=_device(config), images=config.image_settings())
-    if Path(config.model).is_dir():
+    if config.model and Path(config.model).is_dir():
         _refuse_other_images(loaded, Path(config.model))
     return loaded
 

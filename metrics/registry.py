@@ -93,8 +93,10 @@ def metric_problems(metric: str, bem: str) -> list[str]:
         metric: A metric's name.
         bem: The config's `bem`.
     """
-    if metric not in METRICS:
-        return [f"`metric` is one of {', '.join(METRICS)}; found `{metric}`"]
+    try:
+        find_metric_name(metric)
+    except UserError as error:
+        return [str(error)]
     issues = []
     if metric == "evqa" and not bem:
         issues.append(NEEDS_BEM)
@@ -107,6 +109,14 @@ def metric_problems(metric: str, bem: str) -> list[str]:
     if metric == "rouge_l" and importlib.util.find_spec("rouge_score") is None:
         issues.append("the metric `rouge_l` needs the library rouge-score: pip install 'reflectune[rouge]'")
     return issues
+
+
+def find_metric_name(name: str) -> Metric:
+    """The metric that has this name; UserError if there is none."""
+    if name not in METRICS:
+        raise UserError(f"`metric` is one of {', '.join(METRICS)}; found `{name}`")
+    found: Metric = name
+    return found
 
 
 NEEDS_BEM = (

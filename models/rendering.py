@@ -15,6 +15,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.types import (
     AnswerStyle,
     Branch,
+    FollowUp,
     Passage,
     PromptedBranch,
     PromptedExample,
@@ -187,6 +188,8 @@ class Renderer:
     def encode_example(self, example: ReflectionExample, image: Image.Image) -> Tree:
         """A training question as a prefix and its branches, with mR²AG's labels (equations 8 and 9).
 
+        A conversation stands in the prefix, all of its replies supervised.
+
         The assistant's tokens and its end of turn are supervised, nothing else. `[Retrieval]` and its end of turn stand
         in the prefix, so they count once for the question, however many passages it has.
 
@@ -196,7 +199,8 @@ class Renderer:
         prefix = self.prefix(example.question, image)
         if not example.retrieve:
             _need(example.answer, f"training example {example.id}: a visual question needs an answer")
-            return Tree(_join(prefix, *self.direct_reply(example.answer, example.style)), (), prefix.vision)
+            said = self.direct_reply(example.answer, example.style, example.follow_ups)
+            return Tree(_join(prefix, *said), (), prefix.vision)
         _need(example.branches, f"training example {example.id}: a question to look up needs at least one passage")
         tails = []
         for branch in example.branches:
@@ -214,12 +218,27 @@ class Renderer:
         said = [self.token_id(branch.role), self.end_token_id] if branch.role else self.reply_ids(branch.reply)
         return [*read, *said], [*[IGNORE] * len(read), *said]
 
-    def direct_reply(self, answer: str, style: AnswerStyle = "short") -> tuple[list[int], list[int]]:
-        """Ids and labels of `direct_branch` and the answer: [No Retrieval], the answer, and both turns' ends."""
+    def direct_reply(
+        self, answer: str, style: AnswerStyle = "short", follow_ups: Sequence[FollowUp] = ()
+    ) -> tuple[list[int], list[int]]:
+        """Ids and labels of `direct_branch` and the answer: [No Retrieval], the answer, and both turns' ends.
+
+        Args:
+            answer: To the question.
+            style: How it is asked for.
+            follow_ups: What is asked next, behind a free answer; each reply begins with [No Retrieval].
+
+        Raises:
+            UserError: A follow-up lacks its question or its answer, or the answer before them is not a free one.
+        """
         scheme = self._need_scheme("mr2ag")
         if style == "free":
-            turns = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True))
-            return self._target(self._after_gate(turns), {"answer": answer})
+            for later in follow_ups:
+                _need(later.question.strip(), "a conversation's later round has no question; leave the round out")
+                _need(later.answer.strip(), f"the later question `{later.question}` of a conversation has no answer")
+            turns = layouts.conversation_turns(scheme, len(follow_ups))
+            return self._target(self._after_gate(turns), layouts.conversation_texts(answer, follow_ups))
+        _need(not follow_ups, "a conversation goes on behind a free answer alone; this one is asked for in a word")
         read, reply = self.direct_branch(style), self.reply_ids(answer)
         verdict = read[: read.index(self.end_token_id) + 1]
         return [*read, *reply], [*verdict, *[IGNORE] * (len(read) - len(verdict)), *reply]

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.types import AnswerStyle, Passage
+from reflectune.core.types import AnswerStyle, FollowUp, Passage
 
 Role = Literal["retrieve", "no_retrieve", "relevant", "irrelevant"]
 ROLES: tuple[Role, ...] = ("retrieve", "no_retrieve", "relevant", "irrelevant")
@@ -189,6 +189,32 @@ def direct_turns(scheme: Scheme, style: AnswerStyle) -> tuple[Turn, ...]:
     """
     prompt = answer_prompt(style, documents=False, prompts=scheme.prompts)
     return (*question_turns(), Turn("assistant", (scheme.tokens["no_retrieve"],)), Turn("user", (prompt,)))
+
+
+def conversation_turns(scheme: Scheme, follow_ups: int) -> tuple[Turn, ...]:
+    """mR²AG, an answered question and what is asked after it about the same picture, answers included.
+
+    user: <image> {question}; assistant: [No Retrieval] {answer}; then, for n = 2, 3, … up to `follow_ups` + 1, user:
+    {question_n}; assistant: [No Retrieval] {answer_n}. Each reply begins with the token, since the gate is asked of
+    every query of a user (§3.1 of mR²AG). With a token in the first reply alone, later queries would teach that
+    nothing is to be decided there, and that a second reply begins with words, where after a passage it begins with
+    [Relevant] or [Irrelevant].
+    """
+    turns = [*question_turns(), reply(scheme, "no_retrieve", answer=True)]
+    for number in range(2, follow_ups + 2):
+        answered = (scheme.tokens["no_retrieve"], " ", Slot(f"answer_{number}"))
+        turns += [Turn("user", (Slot(f"question_{number}"),)), Turn("assistant", answered)]
+    return tuple(turns)
+
+
+def conversation_texts(answer: str, follow_ups: Sequence[FollowUp]) -> dict[str, str]:
+    """What stands in the slots of `conversation_turns`, but for the question."""
+    later = {
+        f"{name}_{number}": text
+        for number, each in enumerate(follow_ups, start=2)
+        for name, text in (("question", each.question), ("answer", each.answer))
+    }
+    return {"answer": answer, **later}
 
 
 def reply(scheme: Scheme, role: Role, *, answer: bool) -> Turn:

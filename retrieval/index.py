@@ -270,7 +270,7 @@ def _encode_images(
 def _open_image(kb: KnowledgeBase, path: Path, position: int, entry: Entry, reject: Reject) -> Image.Image | None:
     """An entry's image, or None where it is bad and `reject` takes that."""
     try:
-        return load_image(path)
+        return load_image(path, root=(kb.image_root, kb.folder.parent))
     except BadImage as error:
         kind = MissingImage if error.is_missing else UnreadableImage
         reject(kind(*kb.place(position), entry.id, "images", error.problem, error.fix + _ADVICE))

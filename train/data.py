@@ -176,7 +176,7 @@ def approximate_length(example: TrainingExample) -> int:
         replies = sum(len(branch.reply) for branch in example.branches)
     else:
         passages = [branch.passage for branch in example.branches]
-        replies = len(example.answer)
+        replies = len(example.answer) + sum(len(f"{later.question}{later.answer}") for later in example.follow_ups)
     texts = [text for p in passages for text in (p.title, p.lead, p.heading, p.text)]
     return len(example.question) + replies + sum(map(len, texts))
 
@@ -223,6 +223,10 @@ def _reflection_problem(example: ReflectionExample) -> str:
         return "a question without retrieval needs an answer"
     if example.retrieve and not example.branches:
         return "a question with retrieval needs a passage"
+    if example.follow_ups and (example.retrieve or example.style != "free"):
+        return "a conversation goes on (`follow_ups`) behind a free answer without retrieval alone"
+    if any(not (later.question.strip() and later.answer.strip()) for later in example.follow_ups):
+        return "a later round of its conversation lacks its question or its answer"
     if any(branch.relevant and not branch.answer.strip() for branch in example.branches):
         return "a relevant branch has no answer"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from reflectune.train.forecasting.advice import suggestions
 from reflectune.train.forecasting.forecast import forecast, memory_of, patches
 from reflectune.train.forecasting.memory import in_words, total
 
-_FROM_WORKER = "Caught UserError in DataLoader worker"
+_FROM_WORKER = re.compile(r"Caught (\w+) in DataLoader worker")
 _NO_BATCH = Batch(tokens=0, longest=0, supervised=0, patches=0, trees=0)
 _SHOWN = 8
 """Examples that a message names."""
@@ -94,9 +95,10 @@ def plain_worker_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if not str(error).startswith(_FROM_WORKER):
+        from_worker = _FROM_WORKER.match(str(error))
+        if from_worker is None:
             raise
-        raise UserError(str(error).strip().rpartition(f"{UserError.__name__}: ")[2]) from None
+        raise UserError(str(error).strip().rpartition(f"{from_worker[1]}: ")[2]) from None
 
 
 @contextmanager

@@ -77,7 +77,8 @@ def fine_tune(config: SftConfig) -> None:
     reader, answers, batch_size = None, None, config.per_device_train_batch_size
     if validation:
         held_out = encoded_examples(*validation, loaded, config)
-        reader = GateReader(held_out, collator, loaded.renderer.token_ids, config.scheme, batch_size)
+        renderer = loaded.renderer
+        reader = GateReader(held_out, collator, renderer.token_ids, config.scheme, batch_size, renderer.image_token_id)
     if validation and config.eval_answers:
         count, seed = config.eval_answers, config.seed
         answers = AnswerReader(loaded, *validation, count=count, seed=seed, batch_size=batch_size)

@@ -94,6 +94,7 @@ class GateReader:
         token_ids: Of the scheme's roles.
         scheme: Its name.
         batch_size: Examples a batch.
+        image_token: The id of an image's placeholder, which every question begins with.
     """
 
     def __init__(
@@ -103,8 +104,10 @@ class GateReader:
         token_ids: Mapping[str, int],
         scheme: str,
         batch_size: int,
+        image_token: int,
     ) -> None:
         self.dataset, self._collator, self._batch_size = dataset, collator, batch_size
+        self._image_token = image_token
         self._gates = [
             (name, token_ids[positive], token_ids[negative])
             for name, (positive, negative) in zip(gate_names(scheme), _ROLES, strict=False)
@@ -142,6 +145,9 @@ class GateReader:
     @torch.no_grad()
     def _read_batch(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[list[Reading], float, float]:
         labels, weights = batch.pop("labels"), batch.pop("weights")
+        first = first_gates(
+            batch["input_ids"], labels, self._image_token, [i for _, *ids in self._gates[:1] for i in ids]
+        )
         targets = labels[:, 1:] != IGNORE  # position i predicts label i + 1
         logits = model(**batch, logits_to_keep=F.pad(targets, (0, 1)), use_cache=False).logits.float()
         wanted, kept = labels[:, 1:][targets], weights[:, 1:][targets]  # (supervised tokens,), as logits' rows
@@ -149,10 +155,34 @@ class GateReader:
         readings = []
         for name, positive, negative in self._gates:
             rows = (wanted == positive) | (wanted == negative)
+            if name == self._gates[0][0]:  # once for a question, however many rounds its conversation has
+                rows &= first[:, 1:][targets]
             probabilities = logits[rows][:, [positive, negative]].softmax(-1)[:, 0]
             truths = wanted[rows] == positive
             readings += [Reading(name, p, t) for p, t in zip(probabilities.tolist(), truths.tolist(), strict=True)]
         return readings, float(losses.sum()), float(kept.sum())
+
+
+def first_gates(ids: Tensor, labels: Tensor, image_token: int, gate_tokens: Sequence[int]) -> Tensor:
+    """Where the first label of these gates stands in each question.
+
+    Args:
+        ids: Token ids of packed questions, shape (rows, tokens); a question has one run of image tokens, before its
+            labels.
+        labels: Theirs.
+        image_token: The id of an image's placeholder.
+        gate_tokens: The ids of a gate's two tokens.
+
+    Returns:
+        True there, shape (rows, tokens).
+    """
+    is_image = ids == image_token
+    before = torch.cat([torch.zeros_like(is_image[:, :1]), is_image[:, :-1]], dim=1)
+    question = (is_image & ~before).cumsum(1) + ids.shape[1] * torch.arange(len(ids), device=ids.device)[:, None]
+    first = torch.isin(labels, torch.tensor(gate_tokens, device=ids.device, dtype=labels.dtype))
+    numbers = question[first]  # of each gate's question, ascending
+    first[first.clone()] = torch.cat([torch.ones_like(numbers[:1]), numbers[1:] - numbers[:-1]]).bool()
+    return first
 
 
 def gate_metrics(readings: Iterable[Reading], sums: Sums) -> dict[str, float]:

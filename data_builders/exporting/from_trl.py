@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -177,6 +178,8 @@ def _belongs(row: Conversation, image: str, piece: Piece, group: Group) -> bool:
         if row.id == group.id and (image, piece.question) != (group.image, group.question):
             raise UserError(f"the rows of `{row.id}` have different images or questions")
         return row.id == group.id
+    if piece.kind == "look" and piece.follow_ups:
+        return (image, piece.question) == (group.image, group.question) and _goes_on(group.pieces[-1], piece)
     if piece.kind == "look" and piece.style != "free":
         return (image, piece.question) == (group.image, group.question) and group.is_declined
     starts_again = (
@@ -184,6 +187,15 @@ def _belongs(row: Conversation, image: str, piece: Piece, group: Group) -> bool:
     )
     other_kind = any(own.kind == "read" and own.style != piece.style for own in group.pieces)
     return (image, piece.question) == (group.image, group.question) and not starts_again and not other_kind
+
+
+def _goes_on(before: Piece, piece: Piece) -> bool:
+    """Whether a row is the conversation of the row before, one round longer."""
+    return (before.kind, before.style, before.answer, before.follow_ups) == (
+        *("look", "free"),
+        piece.answer,
+        piece.follow_ups[:-1],
+    )
 
 
 def _example(group: Group, scheme: Scheme, split: str) -> TrainingExample:
@@ -220,14 +232,22 @@ def _looked(group: Group, scheme: Scheme, split: str) -> ReflectionExample:
             f"`{group.id}` is answered by looking; after the row that ends with {token} should come its answer"
         )
     look, pieces = group.pieces[-1], group.pieces[:-1]
-    gates_fit = not pieces or (len(pieces) == 1 and not pieces[0].retrieve and look.style != "free")
-    if look.kind != "look" or not gates_fit:
+    if look.style == "free":
+        rows_fit = all(_goes_on(*pair) for pair in itertools.pairwise(group.pieces))
+        rows_fit = rows_fit and (not pieces or not pieces[0].follow_ups)
+    else:
+        rows_fit = not pieces or (len(pieces) == 1 and not pieces[0].retrieve)
+    if look.kind != "look" or not rows_fit:
         raise UserError(
             f"`{group.id}` is answered by looking, and has {len(group.pieces)} rows; it can have one, and where the "
-            f"answer has a turn of its own one that ends with {token} before it"
+            f"answer has a turn of its own one that ends with {token} before it; a conversation has one with all its "
+            "rounds, or one for each round, every one longer by a round"
         )
     return ReflectionExample(
-        group.id, group.image, group.question, False, look.answer, style=_style(group), source=split
+        *(group.id, group.image, group.question, False, look.answer),
+        style=_style(group),
+        source=split,
+        follow_ups=look.follow_ups,
     )
 
 

@@ -141,7 +141,8 @@ def _about(exported: Exported, rest: str) -> str:
         row = (
             f"A row is one passage of a question: question, `{tokens['retrieve']}`, passage, verdict with or without "
             f"an answer. A question that is answered by looking has question, `{tokens['no_retrieve']}`, how to "
-            "answer where a word is wanted, and the answer."
+            "answer where a word is wanted, and the answer; a conversation goes on with further questions, each reply "
+            f"behind `{tokens['no_retrieve']}`."
         )
         return f"{row}\n{rest}"
     if not tokens:

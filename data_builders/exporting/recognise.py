@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import AnswerStyle, Branch, Passage, PromptedBranch
+from reflectune.core.types import AnswerStyle, Branch, FollowUp, Passage, PromptedBranch
 from reflectune.data_builders.exporting.conversations import Conversation
 from reflectune.models.scheme import Scheme, Slot, answer_prompt, prompt_parts
 
@@ -27,6 +27,7 @@ class Piece:
         question: The question.
         retrieve: Of `gate`: what it says.
         answer: Of `look`.
+        follow_ups: Of `look`: the later rounds of its conversation.
         branch: Of `read` and `task`.
         style: How an answer is asked for; None where none is.
     """
@@ -35,6 +36,7 @@ class Piece:
     question: str
     retrieve: bool = True
     answer: str = ""
+    follow_ups: tuple[FollowUp, ...] = ()
     branch: Branch | PromptedBranch | None = None
     style: AnswerStyle | None = None
 
@@ -59,8 +61,8 @@ def _reflection(turns: Sequence[str], scheme: Scheme) -> Piece:
     tokens, first = scheme.tokens, turns[1]
     if len(turns) == 2 and first == tokens["retrieve"]:
         return Piece("gate", turns[0])
-    if len(turns) == 2 and (answer := _after(first, tokens["no_retrieve"])):
-        return Piece("look", turns[0], answer=answer, style="free")
+    if answer := _after(first, tokens["no_retrieve"]):
+        return Piece("look", turns[0], answer=answer, follow_ups=_follow_ups(turns[2:], scheme), style="free")
     if len(turns) == 2 and first == tokens["no_retrieve"]:
         return Piece("gate", turns[0], retrieve=False)
     if len(turns) == 4 and first == tokens["no_retrieve"]:
@@ -80,6 +82,21 @@ def _reflection(turns: Sequence[str], scheme: Scheme) -> Piece:
             f"the verdict should be {tokens['irrelevant']}, or {tokens['relevant']} and an answer; found {verdict!r}"
         )
     return Piece("read", turns[0], branch=Branch(passage, bool(answer), answer), style=style)
+
+
+def _follow_ups(turns: Sequence[str], scheme: Scheme) -> tuple[FollowUp, ...]:
+    """The later rounds of a conversation, whose replies each begin with [No Retrieval]."""
+    token = scheme.tokens["no_retrieve"]
+    later = []
+    for question, said in zip(turns[::2], turns[1::2], strict=True):
+        answer = _after(said, token)
+        if not question or not answer:
+            raise UserError(
+                f"a conversation that begins with {token} and an answer should go on so in each round; found "
+                f"{question!r} of the user and {said!r} of the assistant"
+            )
+        later.append(FollowUp(question, answer))
+    return tuple(later)
 
 
 def _direct_style(text: str, scheme: Scheme) -> AnswerStyle:

@@ -14,6 +14,9 @@ from reflectune.models.scheme import Scheme, Slot, Turn
 Masking = Literal["last_turn", "per_turn", "none"]
 """How a layout says which of the assistant's turns are supervised: the last one of a row alone, each by itself, or all.
 
+A conversation with later rounds is one row; where only a row's last turn is supervised it is one row a round, each with
+all rounds before it.
+
 `[Retrieval]` counts once per question (equations 8 and 9 of mR²AG). By turns, it is supervised in the question's first
 row; where only a row's last turn is, in a row of its own that ends with it; where all are, in each of its rows. So does
 `[No Retrieval]`, unless the answer stands in its turn.
@@ -77,13 +80,27 @@ def _looked(example: ReflectionExample, scheme: Scheme, masking: Masking, clean:
     if not clean(example.answer):
         raise UserError("a question without retrieval needs an answer")
     if example.style == "free":
-        turns = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True))
-    else:
-        turns = (*layouts.direct_turns(scheme, example.style), Turn("assistant", (layouts.ANSWER,)))
-        if masking == "last_turn":
-            gate = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=False))
-            yield _row(example, gate, {}, masking, clean)
+        yield from _conversation(example, scheme, masking, clean)
+        return
+    if example.follow_ups:
+        raise UserError(f"a conversation goes on behind a free answer alone; this one is `{example.style}`")
+    turns = (*layouts.direct_turns(scheme, example.style), Turn("assistant", (layouts.ANSWER,)))
+    if masking == "last_turn":
+        gate = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=False))
+        yield _row(example, gate, {}, masking, clean)
     yield _row(example, turns, {"answer": example.answer}, masking, clean)
+
+
+def _conversation(
+    example: ReflectionExample, scheme: Scheme, masking: Masking, clean: Callable[[str], str]
+) -> Iterator[Row]:
+    """A free answer and what is asked after it: one row, or one for each round that ends with it."""
+    if any(not (clean(later.question) and clean(later.answer)) for later in example.follow_ups):
+        raise UserError("a later round of the conversation lacks its question or its answer")
+    every = len(example.follow_ups)
+    for count in range(every + 1) if masking == "last_turn" else [every]:
+        fill = layouts.conversation_texts(example.answer, example.follow_ups[:count])
+        yield _row(example, layouts.conversation_turns(scheme, count), fill, masking, clean)
 
 
 def _reflected(

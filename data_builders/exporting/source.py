@@ -17,6 +17,7 @@ from reflectune.data_builders.reflection_data import (
     SCHEMA,
     example_from_row,
     image_roots,
+    missing_columns,
     prompted_from_row,
     read_manifest,
 )
@@ -66,9 +67,9 @@ def read(path: Path, scheme: Scheme) -> Iterator[TrainingExample]:
     try:
         with pq.ParquetFile(path) as file:
             found = file.schema_arrow.names
-            if missing := [name for name in names if name not in found]:
+            if missing := missing_columns(PROMPTED_SCHEMA if prompted else SCHEMA, found):
                 raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(found)}")
-            for batch in file.iter_batches(batch_size=BATCH, columns=names):
+            for batch in file.iter_batches(batch_size=BATCH, columns=[name for name in names if name in found]):
                 yield from map(prompted_from_row if prompted else example_from_row, batch.to_pylist())
     except pa.ArrowException as error:
         raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error

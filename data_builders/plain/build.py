@@ -99,7 +99,10 @@ class PlainBuilder:
         return fingerprint([config.what_decides(), self._dataset.fingerprint, index, reflection, reranker])
 
     def examples(self, examples: Sequence[ReflectionExample]) -> list[PromptedExample]:
-        """One example each, in order: a visual question is answered from nothing, the others from each context."""
+        """One example each, in order: a visual question is answered from nothing, the others from each context.
+
+        Of a conversation the first round is taken: a prompted example has no later ones.
+        """
         contexts = self._contexts_of([example for example in examples if example.retrieve])
         return [
             PromptedExample(

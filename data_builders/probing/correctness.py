@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import get_args
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.metrics.evqa import BemLogits
-from reflectune.metrics.registry import Metric, metric_of_one
+from reflectune.metrics.registry import find_metric_name, metric_of_one
 
 Correctness = Callable[[str, Question], float]
 """(answer, question) -> what the answer is worth, in [0, 1]."""
@@ -27,10 +26,7 @@ def find_metric(name: str, bem: BemLogits | None = None) -> Correctness:
     Raises:
         UserError: No metric has this name, or it is `evqa` and there is no `bem`.
     """
-    names: dict[str, Metric] = {metric: metric for metric in get_args(Metric)}
-    if name not in names:
-        raise UserError(f"unknown metric `{name}`; choose one of {', '.join(names)}")
-    worth = metric_of_one(names[name], bem=bem)
+    worth = metric_of_one(find_metric_name(name), bem=bem)
 
     def correctness(answer: str, question: Question) -> float:
         try:

@@ -1,15 +1,15 @@
-"""LLaVA-Instruct: conversations about pictures, read as visual-dependent questions, which need no retrieval."""
+"""LLaVA-Instruct: conversations about pictures, each a visual-dependent question with what is asked after it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import FollowUp, Question
 from reflectune.data_builders.readers.base import (
     Images,
     Reject,
@@ -38,10 +38,10 @@ def questions(
     """The questions of `llava_instruct_150k.json` (liuhaotian/LLaVA-Instruct-150K) or `llava_v1_5_mix665k.json`.
 
     A JSON array of `{id, image, conversations[{from, value}]}`, where `from` is `human` or `gpt` (in some rows without
-    a picture also `system`). Each turn of `human` with one of `gpt` after it is a question, called `<id>#<turn>`,
-    turns counted from 0. Ids repeat in both files: the second row of an id is called `<id>-2`, the third `<id>-3`, in
-    the order of the file. The place of the picture, `<image>`, is taken out of the question. A later turn can refer to
-    what was said before it; `max_turns: 1` takes none of these.
+    a picture also `system`). A row is one question: its first turn of `human` with one of `gpt` after it, and the
+    further ones as `follow_ups`, since a later turn can refer to what was said before it. Ids repeat in both files: the
+    second row of an id is called `<id>-2`, the third `<id>-3`, in the order of the file. The place of the picture,
+    `<image>`, is taken out of the question.
 
     Args:
         source: The file.
@@ -49,8 +49,8 @@ def questions(
         images: The folder that the pictures' paths start from: for the 150k that of COCO 2017 (`000000033471.jpg`, or
             the folder above `train2017`), for the 665k the one with `coco`, `gqa`, `ocr_vqa`, `textvqa` and `vg`.
         reject: What to do with a bad row.
-        max_answer_words: Leave out questions with a longer answer; 0: none.
-        max_turns: Take that many turns of a conversation, from its beginning; 0: all.
+        max_answer_words: End a conversation before its first longer answer; 0: never.
+        max_turns: Take that many rounds of a conversation, from its beginning; 0: all.
         text_only: Take rows without a picture too, of which the 665k has some 40,000.
 
     Raises:
@@ -61,31 +61,45 @@ def questions(
     if min(max_answer_words, max_turns) < 0:
         raise UserError("`max_answer_words` and `max_turns` can't be negative; 0 sets no bound")
     seen: Counter[str] = Counter()
-    make = partial(_questions, split=split, images=images, text_only=text_only, seen=seen)
-    for found in each(read_json_array(source, reject), make, reject):
-        for question in found[: max_turns or None]:
-            if not max_answer_words or len(question.answers[0].split()) <= max_answer_words:
-                yield question
+    taken = partial(_taken, max_answer_words=max_answer_words, max_turns=max_turns)
+    make = partial(_question, split=split, images=images, text_only=text_only, seen=seen, taken=taken)
+    yield from filter(None, each(read_json_array(source, reject), make, reject))
 
 
-def _questions(row: Row, *, split: str, images: Images, text_only: bool, seen: Counter[str]) -> list[Question]:
+def _question(
+    row: Row,
+    *,
+    split: str,
+    images: Images,
+    text_only: bool,
+    seen: Counter[str],
+    taken: Callable[[list[FollowUp]], list[FollowUp]],
+) -> Question | None:
     row_id = _unique_id(row, seen)
     pictured = row.get("image") not in (None, "")
     if not (pictured or text_only):
-        return []
+        return None
     image = images.path(row, "image", text(row, "image")) if pictured else ""
-    return [
-        Question(
-            id=f"{row_id}#{turn}",
-            image=image,
-            text=asked,
-            answers=(answer,),
-            answer_type="free_form",
-            split=split,
-            requires_retrieval=False,
-        )
-        for turn, (asked, answer) in enumerate(_rounds(row))
-    ]
+    rounds = taken(_rounds(row))
+    if not rounds:
+        return None
+    return Question(
+        id=row_id,
+        image=image,
+        text=rounds[0].question,
+        answers=(rounds[0].answer,),
+        answer_type="free_form",
+        split=split,
+        requires_retrieval=False,
+        follow_ups=tuple(rounds[1:]),
+    )
+
+
+def _taken(rounds: list[FollowUp], *, max_answer_words: int, max_turns: int) -> list[FollowUp]:
+    """The rounds up to the first answer that is too long, and no more than wanted."""
+    lengths = (len(each_round.answer.split()) for each_round in rounds)
+    too_long = (place for place, words in enumerate(lengths) if max_answer_words and words > max_answer_words)
+    return rounds[: next(too_long, None)][: max_turns or None]
 
 
 def _unique_id(row: Row, seen: Counter[str]) -> str:
@@ -96,7 +110,7 @@ def _unique_id(row: Row, seen: Counter[str]) -> str:
     return row_id if seen[row_id] == 1 else f"{row_id}-{seen[row_id]}"
 
 
-def _rounds(row: Row) -> list[tuple[str, str]]:
+def _rounds(row: Row) -> list[FollowUp]:
     """Each question with its answer; turns that belong to no round (ShareGPT's begin with `gpt` at times) are not."""
     turns = rows(row, "conversations")
     speakers = [one_of(turn, "from", ("human", "gpt", "system")) for turn in turns]
@@ -104,7 +118,7 @@ def _rounds(row: Row) -> list[tuple[str, str]]:
     if not starts:
         problem = "has no turn of `human` with one of `gpt` after it"
         raise row.bad("conversations", problem, "leave the row out")
-    return [(_asked(turns[at]), text(turns[at + 1], "value")) for at in starts]
+    return [FollowUp(_asked(turns[at]), text(turns[at + 1], "value")) for at in starts]
 
 
 def _asked(turn: Row) -> str:

@@ -10,7 +10,7 @@ Record = Mapping[str, Any]
 
 def markdown(record: Record) -> str:
     """The content of tables.json as Markdown."""
-    parts = [f"# {record['title']}", "", record["lead"], ""]
+    parts = [f"# {record['title']}", "", f"`{record['command']}`", "", record["lead"], ""]
     for table in record["tables"]:
         parts += [f"## {table['title']}", "", *([table["note"], ""] if table["note"] else []), *rows(table), ""]
         parts += [*claims(table["claims"]), ""] if table["claims"] else []

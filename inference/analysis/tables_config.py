@@ -20,7 +20,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass
-class TablesConfig(RerankerConfig, MetricConfig):
+class TablesConfig(MetricConfig, RerankerConfig):
     """Print a paper's ablation tables in miniature, over several seeds, with a verdict on each of its claims."""
 
     paper: Literal["mr2ag", "mmkb_rag"] = field(default="mr2ag", metadata=_help("whose tables"))

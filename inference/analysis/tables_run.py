@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -34,6 +36,9 @@ PATIENCE: Final = timedelta(days=30)
 
 ELSEWHERE = frozenset("dataset index model plain_model device".split())
 """Settings that do not decide a question's row, or whose content is hashed."""
+
+FOLDERS = ("--output", "--runs", "--world", "--index", "--probes")
+"""Options that change no number."""
 
 PLANS = {"mr2ag": tables_mr2ag.plan, "mmkb_rag": tables_mmkb.plan}
 
@@ -77,6 +82,7 @@ def _record(
     seeds = len(config.seeds)
     return {
         "title": planned.title,
+        "command": command_line(sys.argv[1:]),
         "lead": f"{seeds} seed{'s' if seeds > 1 else ''}, mean ± standard deviation in per cent; {config.base_model}, "
         f"{config.method} fine-tuning. Miniature numbers: read their order. The paper's is a column of ranks; its "
         "numbers, of other models and questions, are in docs/paper_numbers.md. A claim holds if the 95 % interval of "
@@ -86,6 +92,16 @@ def _record(
         "tables": [measure(table, found, config.seed) for table in planned.tables],
         "minutes": [asdict(each) for each in spent],
     }
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command that tables were made by, but for options that say where something lies."""
+    kept: list[str] = []
+    is_folder = False
+    for word in arguments:
+        is_folder = word.split("=")[0] in FOLDERS if word.startswith("--") else is_folder
+        kept += [] if is_folder else [word]
+    return shlex.join(["python", "-m", "reflectune.inference.tables", *kept])
 
 
 def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:

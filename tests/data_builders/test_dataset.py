@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
-from reflectune.core.types import Evidence, Question
+from reflectune.core.types import Evidence, FollowUp, Question
 from reflectune.data_builders.dataset import (
     Dataset,
     load_manifest,
@@ -21,6 +22,8 @@ QUESTIONS = [
              (Evidence("e1", 2),), {"relation": "height"}),
     Question("b", "images/b.jpg", "What colour is it? “ü”", ("red",), split="val", requires_retrieval=False),
     Question("c", "images/c.jpg", "Who?", requires_retrieval=None, split="val"),
+    Question("d", "images/d.jpg", "What?", ("A bus.",), answer_type="free_form", split="val", requires_retrieval=False,
+             follow_ups=(FollowUp("Is it “red”?", "Yes."), FollowUp("Why?", "It is painted."))),
 ]  # fmt: skip
 
 
@@ -28,6 +31,13 @@ def test_questions_survive_the_disk(tmp_path: Path) -> None:
     write_questions(tmp_path, "val", QUESTIONS)
     assert read_questions(tmp_path, "val") == QUESTIONS
     assert splits(tmp_path) == ["val"]
+
+
+def test_a_file_of_before_there_were_conversations_is_read(tmp_path: Path) -> None:
+    path = write_questions(tmp_path, "val", QUESTIONS[:3])
+    pq.write_table(pq.read_table(path).drop_columns(["follow_ups"]), path)
+
+    assert read_questions(tmp_path, "val") == QUESTIONS[:3]
 
 
 def test_a_missing_split_names_those_that_exist(tmp_path: Path) -> None:
@@ -66,12 +76,12 @@ def test_parts_that_are_not_those_of_the_manifest_are_refused(in_parts: Path) ->
         parts = [{"file": f"part-0000{number}.parquet", "rows": count} for number, count in enumerate(rows)]
         write_json(in_parts / "dataset.json", {"fingerprint": "f", "parts": {"val": parts}})
 
-    describe(2, 1)
-    assert len(read_questions(in_parts, "val")) == 3
+    describe(2, 2)
+    assert len(read_questions(in_parts, "val")) == 4
     describe(2, 5)
-    with pytest.raises(UserError, match=r"part-00001.parquet holds 1 questions, dataset.json says 5"):
+    with pytest.raises(UserError, match=r"part-00001.parquet holds 2 questions, dataset.json says 5"):
         read_questions(in_parts, "val")
-    describe(2, 1, 1)
+    describe(2, 2, 1)
     with pytest.raises(UserError, match=r"a part of the data set is missing: .*part-00002"):
         read_questions(in_parts, "val")
 

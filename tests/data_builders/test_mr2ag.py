@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.core.types import Evidence, Passage, Question
+from reflectune.core.types import Evidence, FollowUp, Passage, Question
 from reflectune.data_builders.annotators.protocol import Annotator, Judgement
 from reflectune.data_builders.annotators.string import annotate_by_string, by_string
 from reflectune.data_builders.mr2ag import (
@@ -179,6 +179,14 @@ def test_a_visual_question_has_an_answer_and_no_branches() -> None:
     assert (example.retrieve, example.answer, example.branches) == (False, "red", ())
 
 
+def test_a_visual_question_keeps_the_rest_of_its_conversation() -> None:
+    asked = Question("v1", "i.png", "Which colour?", ("It is red.",), answer_type="free_form", requires_retrieval=False)
+
+    example = visual_example(replace(asked, follow_ups=(FollowUp("Why?", "It is painted."),)))
+
+    assert (example.style, example.follow_ups) == ("free", (FollowUp("Why?", "It is painted."),))
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -189,6 +197,8 @@ def test_a_visual_question_has_an_answer_and_no_branches() -> None:
         ({"entity_ids": (), "requires_retrieval": False}, ""),
         ({"entity_ids": (), "evidence": (), "requires_retrieval": None}, "neither says whether it needs retrieval"),
         ({"requires_retrieval": None}, ""),
+        ({"follow_ups": (FollowUp("Why?", " "),)}, "a later round of the conversation lacks"),
+        ({"follow_ups": (FollowUp("Why?", "So."),)}, "asks for a word"),
         ({}, ""),
     ],
 )

@@ -5,7 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.core.types import Branch, FollowUp, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.data_builders.exporting.source import read
 from reflectune.data_builders.reflection_data import (
     Manifest,
     read_examples,
@@ -15,6 +16,7 @@ from reflectune.data_builders.reflection_data import (
     write_manifest,
     write_prompted,
 )
+from reflectune.models.scheme import MR2AG
 
 PASSAGE = Passage("e1", 2, 1, "Gold Tower", "A gold tower.", "History", "It was founded in 1872.\n“Élan”")
 KNOWLEDGE = ReflectionExample(
@@ -28,10 +30,26 @@ KNOWLEDGE = ReflectionExample(
 VISUAL = ReflectionExample("q2", "images/b.png", "Which colour?", retrieve=False, answer="red", style="list")
 
 
+TALK = ReflectionExample(
+    *("q3", "images/b.png", "What is it?", False, "A bus."),
+    style="free",
+    follow_ups=(FollowUp("Is it “red”?", "Yes."), FollowUp("Why?", "It is painted.")),
+)
+
+
 def test_examples_come_back_as_they_were_written(tmp_path: Path) -> None:
+    write_examples(tmp_path / "train.parquet", [KNOWLEDGE, VISUAL, TALK])
+
+    assert read_examples(tmp_path / "train.parquet") == [KNOWLEDGE, VISUAL, TALK]
+
+
+def test_a_file_of_before_there_were_conversations_is_read(tmp_path: Path) -> None:
     write_examples(tmp_path / "train.parquet", [KNOWLEDGE, VISUAL])
+    table = pq.read_table(tmp_path / "train.parquet").drop_columns(["follow_ups"])
+    pq.write_table(table, tmp_path / "train.parquet")
 
     assert read_examples(tmp_path / "train.parquet") == [KNOWLEDGE, VISUAL]
+    assert list(read(tmp_path / "train.parquet", MR2AG)) == [KNOWLEDGE, VISUAL]
 
 
 def test_prompted_examples_come_back_as_they_were_written(tmp_path: Path) -> None:

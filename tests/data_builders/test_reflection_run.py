@@ -12,7 +12,7 @@ from PIL import Image
 
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
-from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.core.types import Entry, Evidence, FollowUp, Question, Section
 from reflectune.data_builders import reflection_run
 from reflectune.data_builders.annotators.string import annotate_by_string, by_string
 from reflectune.data_builders.dataset import Dataset, write_questions
@@ -280,7 +280,15 @@ def pictures(tmp_path: Path) -> Path:
     root = tmp_path / "elsewhere" / "llava"
     write_json(root / "dataset.json", {"name": "llava", "fingerprint": "f9"})
     Image.new("RGB", (8, 8), "blue").save(root / "a.png")
-    seen = [Question(f"l{i}", "a.png", "Which colour?", ("It is blue.",), requires_retrieval=False) for i in range(40)]
+    seen = [
+        Question(
+            *(f"l{i}", "a.png", "Which colour?", ("It is blue.",)),
+            answer_type="free_form",
+            requires_retrieval=False,
+            follow_ups=(FollowUp("Why?", "It is painted."),) * (i % 3),
+        )
+        for i in range(40)
+    ]
     write_questions(root, "instruct", [*seen, knowledge_question(0)])
     return root
 
@@ -309,6 +317,9 @@ def test_visual_questions_alone_each_once_need_no_knowledge_base(
 
     examples = read_examples(Path(run.output, "instruct.parquet"))
     assert len({example.id for example in examples}) == len(examples) == expected
+    assert all(len(example.follow_ups) == int(example.id[1:]) % 3 for example in examples)
+    counted = json.loads(Path(run.output, STATISTICS).read_text())["instruct"]["follow_ups"]
+    assert counted == sum(len(example.follow_ups) for example in examples) > 0
     assert not any(example.retrieve for example in examples)
     assert "leave out `visual_dataset`" in config(visual_ratio=1, visual_dataset=str(pictures)).problems()[0]
 

@@ -120,6 +120,7 @@ def test_a_run_ends_in_traces_metrics_and_a_report(world, encoder, checkpoints, 
         "naive_rag_articles.jsonl": 4,
         "naive_rag_passages.jsonl": 4,
         "oracle_article.jsonl": 4,
+        "oracle_articles.jsonl": 4,
         "oracle_passage.jsonl": 4,
         "relevance.jsonl": 4,
         "retrieval.jsonl": 4,
@@ -186,6 +187,7 @@ def test_mmkb_rag_runs_to_metrics_and_a_report(world, encoder, prompted, tmp_pat
         "closed_book.jsonl": 5,
         "mmkb_rag.jsonl": 5,
         "naive_rag_article.jsonl": 4,
+        "naive_rag_articles.jsonl": 4,
         "naive_rag_passages.jsonl": 4,
         "reflection.jsonl": 5,
         "retrieval.jsonl": 4,
@@ -351,7 +353,7 @@ def test_real_photographs_and_articles_run_to_the_report(encoder, checkpoints, t
     ]
     folder = tmp_path / "real"
     folder.mkdir()
-    write_world(folder, encoder, entries, questions)
+    write_world(folder, encoder, entries, questions, image_root=str(SHARED))
     metrics = experiment.run(
         config(folder, encoder, checkpoints, tmp_path / "out", splits=["val_unseen_entity"], top_n=2)
     )

@@ -57,9 +57,8 @@ def test_the_verdict_on_the_order_is_said_in_words() -> None:
             "unseen_question": {"rel*ans": tied, "ans": ahead},
         },
     }
-    first, second, third = report_tables.ranking_sentences(
-        found, {"overall": "overall", "unseen_entity": "unseen entity"}
-    )
+    heads = {"overall": "overall", "unseen_entity": "unseen entity", "unseen_question": "unseen question"}
+    first, second, third = report_tables.ranking_sentences(found, heads)
     assert first.startswith("Overall: 75 % of the pairs")
     assert "the full product is behind rel, by" in first
     assert second.startswith("Unseen entity: 100 %")

@@ -330,7 +330,15 @@ def test_rewards_are_of_short_answers_both_ways(
     tmp_path: Path,
 ) -> None:
     config = ReadingConfig(**settings(answer_model=model, base_model=checkpoints.base, mct="none"))
-    both = BothWays(config, models[scheme], Dataset(world), QUESTIONS[:2], folder=tmp_path, relevance=True)
+    both = BothWays(
+        config,
+        models[scheme],
+        Dataset(world),
+        QUESTIONS[:2],
+        folder=tmp_path,
+        correctness=find_metric("infoseek"),
+        relevance=True,
+    )
 
     for outcome in both(0):
         assert (outcome.direct, outcome.retrieved) == (1.0, 1.0)

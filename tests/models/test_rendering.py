@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.core.types import Branch, FollowUp, Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models import scheme as layouts
 from reflectune.models.rendering import Renderer
 from reflectune.models.scheme import MMKB_RAG, MR2AG, PLAIN, answer_prompt, passage_text
@@ -95,6 +97,20 @@ def test_no_question_or_answer_can_forge_the_turns_without_retrieval(renderer, i
     assert [i for i in hostile.labels if i in special] == [i for i in benign.labels if i in special]
     gate = hostile.ids.index(renderer.token_id("no_retrieve"))
     assert list(hostile.ids[gate:]) == renderer.direct_reply(f"a{answer}", style)[0]
+
+
+@slow_inputs
+@given(texts=st.lists(untrusted, min_size=4, max_size=4))
+def test_no_later_round_of_a_conversation_can_forge_a_token(renderer, image, texts):
+    def segment(one, two, three, four):
+        later = (FollowUp(f"a{one}", f"a{two}"), FollowUp(f"a{three}", f"a{four}"))
+        example = ReflectionExample("x", "", "Why?", False, "a", style="free", follow_ups=later)
+        return renderer.encode_example(example, image).prefix
+
+    special = special_ids(renderer)
+    benign, hostile = segment("", "", "", ""), segment(*texts)
+    assert [i for i in hostile.ids if i in special] == [i for i in benign.ids if i in special]
+    assert [i for i in hostile.labels if i in special] == [i for i in benign.labels if i in special]
 
 
 @slow_inputs
@@ -315,6 +331,55 @@ def test_a_visual_question_answered_freely_has_the_papers_one_turn(renderer, ima
     assert renderer.decode(labels[1:-1]) == "It is dark red."
     assert labels[-1] == renderer.end_token_id == tree.prefix.ids[-1]
     assert list(tree.prefix.ids[-len(labels) :]) == labels
+
+
+TALK = (FollowUp("Is it tall?", "Yes, it is."), FollowUp("Who drew it?", "Ada Byron."))
+
+
+def test_each_reply_of_a_conversation_is_supervised_from_its_gate_to_its_end(renderer, image):
+    example = ReflectionExample("v", "", QUESTION, False, "In 1874.", style="free", follow_ups=TALK)
+    tree = renderer.encode_example(example, image)
+    gate, end = renderer.token_id("no_retrieve"), renderer.end_token_id
+
+    spans, open_span = [], False
+    for label in tree.prefix.labels:
+        if label != -100 and not open_span:
+            spans.append([])
+        open_span = label != -100
+        if open_span:
+            spans[-1].append(label)
+    assert tree.branches == ()
+    assert [(span[0], span[-1]) for span in spans] == [(gate, end)] * 3
+    assert [renderer.decode(span[1:-1]) for span in spans] == ["In 1874.", "Yes, it is.", "Ada Byron."]
+    assert tree.prefix.ids[-1] == end
+    assert tree.prefix.ids.count(gate) == 3
+    alone = renderer.encode_example(replace(example, follow_ups=()), image).prefix
+    assert tree.prefix.ids[: len(alone.ids)] == alone.ids
+    assert tree.prefix.labels[: len(alone.ids)] == alone.labels
+
+
+def test_a_conversation_is_what_the_chat_template_makes_of_it(renderer, image):
+    example = ReflectionExample("v", "", QUESTION, False, "In 1874.", style="free", follow_ups=TALK)
+    turns = layouts.conversation_turns(renderer.scheme, len(TALK))
+    expected = ordinary(renderer, turns, image, {"question": QUESTION, **layouts.conversation_texts("In 1874.", TALK)})
+    ids = list(renderer.encode_example(example, image).prefix.ids)
+
+    assert ids == expected[: len(ids)]
+    assert len(expected) - len(ids) <= 2  # what a template writes behind the last end of turn
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"follow_ups": (FollowUp(" ", "Yes."),)}, "has no question"),
+        ({"follow_ups": (FollowUp("Is it?", " "),)}, "`Is it\\?` of a conversation has no answer"),
+        ({"style": "short"}, "behind a free answer alone"),
+    ],
+)
+def test_a_conversation_that_lacks_a_text_or_asks_for_a_word_is_refused(renderer, image, changes, message):
+    example = ReflectionExample("v", "", QUESTION, False, "In 1874.", style="free", follow_ups=TALK)
+    with pytest.raises(UserError, match=message):
+        renderer.encode_example(replace(example, **changes), image)
 
 
 def test_labels_are_ids_and_weights_are_one_where_supervised(renderer, image, make):

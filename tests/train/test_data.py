@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import ReflectionExample
+from reflectune.core.types import FollowUp, ReflectionExample
 from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.loading import load
 from reflectune.models.rendering import Renderer
@@ -92,6 +92,11 @@ def test_examples_are_read_with_their_image_root(data_folder: Path, examples: li
         ({"image": "gone.png"}, r"k0: image not found: .*images/gone\.png"),
         ({"branches": ()}, "k0: a question with retrieval needs a passage"),
         ({"retrieve": False, "branches": ()}, "k0: a question without retrieval needs an answer"),
+        ({"follow_ups": (FollowUp("Why?", "So."),)}, "k0: a conversation goes on .* behind a free answer without"),
+        (
+            {"retrieve": False, "answer": "A.", "style": "free", "follow_ups": (FollowUp("", "So."),)},
+            "k0: a later round of its conversation lacks",
+        ),
     ],
 )
 def test_a_bad_row_is_named(

@@ -1,5 +1,6 @@
 """Validation reads gates from the training trees: the numbers, the best checkpoint, early stop, and exact resume."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -13,7 +14,7 @@ import torch
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import PromptedExample, ReflectionExample
+from reflectune.core.types import FollowUp, PromptedExample, ReflectionExample
 from reflectune.data_builders.reflection_data import read_examples, read_prompted, write_examples, write_prompted
 from reflectune.models.engine import PrefixEngine
 from reflectune.models.loading import load
@@ -48,7 +49,9 @@ def validations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def reader(loaded: Any, examples: Any, root: Path, *, batch_size: int = 3, share_prefix: bool = True) -> GateReader:
     data = EncodedExamples(examples, loaded.renderer, root, share_prefix=share_prefix, max_tokens=4096)
-    return GateReader(data, Collator(loaded.model), loaded.renderer.token_ids, loaded.scheme.name, batch_size)
+    renderer = loaded.renderer
+    collator = Collator(loaded.model)
+    return GateReader(data, collator, renderer.token_ids, loaded.scheme.name, batch_size, renderer.image_token_id)
 
 
 def read(made: GateReader, model: Any, rank: int = 0, processes: int = 1) -> tuple[list[Reading], Sums]:
@@ -101,6 +104,50 @@ def test_batches_processes_and_trees_read_the_same(
     with torch.no_grad():
         loss, weight = loss_terms(loaded.model, {k: v for k, v in batch.items() if k not in ("sample_ids", "tokens")})
     assert expected["loss"] == pytest.approx(float(loss / weight), abs=1e-5)
+
+
+def talk(number: int, image: str) -> ReflectionExample:
+    """A conversation of one to three rounds."""
+    later = (FollowUp("Is it old?", "Yes, it is."), FollowUp("Who built it?", "Nobody knows."))[: number % 3]
+    return ReflectionExample(
+        f"t{number}", image, "Which colour is it?", False, "It is red.", style="free", follow_ups=later
+    )
+
+
+def talks(examples: list[ReflectionExample]) -> list[ReflectionExample]:
+    return [talk(number, example.image) for number, example in enumerate(examples[:6])]
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+def test_the_gate_of_a_conversation_counts_once_and_all_its_replies_are_in_the_loss(
+    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample], share_prefix: bool
+) -> None:
+    loaded = load(str(base_model("llava")), scheme="mr2ag")
+    root, mixed = data_folder / "images", [*examples[:4], *talks(examples), *examples[18:20]]
+    first = [dataclasses.replace(example, follow_ups=()) for example in mixed]
+
+    readings, sums = read(reader(loaded, mixed, root, share_prefix=share_prefix), loaded.model)
+    alone, fewer = read(reader(loaded, first, root, share_prefix=share_prefix), loaded.model)
+
+    gates = [[(r.probability, r.positive) for r in found if r.gate == "retrieve"] for found in (readings, alone)]
+    assert len(gates[0]) == len(mixed)
+    assert [truth for _, truth in gates[0]] == [truth for _, truth in gates[1]]
+    assert [p for p, _ in gates[0]] == pytest.approx([p for p, _ in gates[1]], abs=1e-5)
+    assert len([r for r in readings if r.gate == "relevance"]) == len([r for r in alone if r.gate == "relevance"])
+    assert sums.weight > fewer.weight
+
+
+def test_conversations_are_trained_on_and_validated(
+    config: Callable[..., SftConfig], data_folder: Path, history: Callable[..., list[dict[str, Any]]]
+) -> None:
+    for split in ("train", "val"):
+        kept = read_examples(data_folder / f"{split}.parquet")
+        write_examples(data_folder / f"{split}.parquet", [*talks(kept), *kept[:6]])
+    run = config(max_steps=2)
+
+    fine_tune(run)
+
+    assert validations(history(run.output_dir))[-1]["eval_retrieve_accuracy"] >= 0
 
 
 def test_both_schemes_name_their_gates(base_model: Callable[..., Path], prompted_folder: Path) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.core.types import Branch, FollowUp, Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest, write_prompted
 
 TOWER = Passage("tower", 0, 0, "Gold Tower", "A tower of gold.", "History", "It was founded in 1872.")
@@ -19,7 +19,16 @@ REFLECTED = [
         branches=(Branch(TOWER, True, "1872", "gold"), Branch(LAKE, False, "", "random")),
     ),
     ReflectionExample("v1", "blue.png", "Which colour is it?", False, answer="blue"),
-    ReflectionExample("v2", "blue.png", "What is to be seen?", False, answer="A blue [Relevant] lake.", style="free"),
+    ReflectionExample(
+        *("v2", "blue.png", "What is to be seen?", False, "A blue [Relevant] lake."),
+        style="free",
+        follow_ups=(FollowUp("Is <image> it deep?", "Yes, [Relevant] 40 m."),),
+    ),
+    ReflectionExample(
+        *("v3", "blue.png", "What is it?", False, "A lake."),
+        style="free",
+        follow_ups=(FollowUp("Is it deep?", "Yes, 40 m."), FollowUp("Who swims in it?", "Nobody.")),
+    ),
     ReflectionExample(
         "k2",
         "blue.png",
@@ -74,9 +83,9 @@ def images_folder(folder: Path) -> Path:
 
 @pytest.fixture
 def reflected(tmp_path: Path) -> Path:
-    """A folder of mR²AG's data: two questions to look up, one of them full of special tokens, and two to look at.
+    """A folder of mR²AG's data: two questions to look up, one of them full of special tokens, and three to look at.
 
-    One of the latter wants a word, the other is answered freely.
+    One of the latter wants a word, the others are conversations, one of them with special tokens.
     """
     write_examples(tmp_path / "reflected" / "train.parquet", REFLECTED)
     write_manifest(tmp_path / "reflected", Manifest("mr2ag", images_folder(tmp_path / "images"), {"train": "0"}))

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.types import FollowUp
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.from_trl import import_trl
 from reflectune.data_builders.exporting.run import export
@@ -54,11 +55,46 @@ def test_what_is_read_back_asks_and_answers_the_same(reflected: Path, tmp_path: 
 
     after = read_examples(from_trl(tmp_path / "chat", tmp_path / "ours") / "train.parquet")
 
+    assert after[2].follow_ups == (FollowUp("Is < image> it deep?", "Yes, [ Relevant] 40 m."),)
+    assert after[3].follow_ups == before[3].follow_ups
     for one, other in zip(before, after, strict=True):
         assert (one.id, one.retrieve, one.style) == (other.id, other.retrieve, other.style)
         assert other.answer == one.answer.replace("[Relevant]", "[ Relevant]")
         assert [(b.relevant, b.answer) for b in one.branches] == [(b.relevant, b.answer) for b in other.branches]
     assert after[0].branches[0].passage.text == "Gold Tower: A tower of gold. History. It was founded in 1872."
+
+
+TALK = ["What?", "[No Retrieval] A bus.", "Red?", "[No Retrieval] Yes.", "Why?", "[No Retrieval] It is painted."]
+
+
+@pytest.mark.parametrize("names", [{}, {"id": "t"}])
+@pytest.mark.parametrize("counts", [(6,), (2, 4, 6)])
+def test_a_conversation_comes_in_one_row_or_in_one_for_each_round(
+    tmp_path: Path, counts: tuple[int, ...], names: dict[str, str]
+) -> None:
+    rows = [said(*TALK[:count], **names) for count in counts]
+    data = written(tmp_path / "chat", [*rows, said("What?", "[No Retrieval] A bus.", id="u" if names else "")])
+
+    talk, other = read_examples(from_trl(data / "train.jsonl", tmp_path / "ours") / "train.parquet")
+
+    assert (talk.question, talk.answer, talk.style) == ("What?", "A bus.", "free")
+    assert talk.follow_ups == (FollowUp("Red?", "Yes."), FollowUp("Why?", "It is painted."))
+    assert other.follow_ups == ()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[*TALK[:3], "Yes."]], r"go on so in each round; found 'Red\?' of the user and 'Yes\.'"),
+        ([TALK[:2], TALK], "one for each round, every one longer by a round"),
+        ([TALK[:4], TALK], "one for each round, every one longer by a round"),
+    ],
+)
+def test_a_conversation_with_a_gap_is_refused(tmp_path: Path, rows: list[list[str]], message: str) -> None:
+    data = written(tmp_path / "chat", [said(*row, id="t") for row in rows])
+
+    with pytest.raises(UserError, match=message):
+        from_trl(data / "train.jsonl", tmp_path / "ours")
 
 
 def test_messages_of_somebody_else_are_read_and_keep_their_words(tmp_path: Path) -> None:

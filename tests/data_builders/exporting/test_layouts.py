@@ -35,7 +35,7 @@ def test_llamafactory_reads_every_row_by_its_dataset_info(reflected: Path, tmp_p
 
     rows = lines(output / info["file_name"])
 
-    assert len(rows) == 3 + 2 + 1 + 3
+    assert len(rows) == 3 + 2 + 2 + 3 + 3  # a conversation is a row a round
     for row in rows:
         messages = row[columns["messages"]]
         roles = [message[tags["role_tag"]] for message in messages]
@@ -62,7 +62,7 @@ def test_ms_swift_is_told_of_each_turn_whether_it_counts(reflected: Path, tmp_pa
 
     rows = lines(output / "train.jsonl")
 
-    assert len(rows) == 2 + 1 + 1 + 2  # one row per passage, and one for each question answered by looking
+    assert len(rows) == 2 + 1 + 1 + 1 + 2  # one row per passage, and one for each question answered by looking
     for row in rows:
         assert set(row) == {"messages", "images"}
         assert sum(message["content"].count("<image>") for message in row["messages"]) == len(row["images"]) == 1
@@ -72,7 +72,10 @@ def test_ms_swift_is_told_of_each_turn_whether_it_counts(reflected: Path, tmp_pa
     gates = [row["messages"][1]["loss"] for row in rows if row["messages"][1]["content"] == "[Retrieval]"]
     assert gates == [True, False, True, False]
     declined = [row["messages"][1] for row in rows if row["messages"][1]["content"].startswith("[No Retrieval]")]
-    assert [message["loss"] for message in declined] == [True, True]
+    assert [message["loss"] for message in declined] == [True, True, True]
+    assert [[turn.get("loss") for turn in row["messages"]] for row in rows if len(row["messages"]) == 6] == [
+        [None, True] * 3
+    ]
     assert all(row["messages"][-1]["loss"] for row in rows)
 
 
@@ -83,7 +86,7 @@ def test_llava_reads_an_array_of_human_and_gpt(reflected: Path, tmp_path: Path, 
 
     rows = json.loads((output / "train.json").read_text(encoding="utf-8"))
 
-    assert len(rows) == 2 + 1 + 1 + 2
+    assert len(rows) == 2 + 1 + 1 + 1 + 2
     for row in rows:
         assert set(row) == {"id", "image", "conversations"}
         assert (output / row["image"]).is_file()  # os.path.join(image_folder, image)

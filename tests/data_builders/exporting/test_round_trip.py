@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from reflectune.core.types import AnswerStyle, Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.core.types import (
+    AnswerStyle,
+    Branch,
+    FollowUp,
+    Passage,
+    PromptedBranch,
+    PromptedExample,
+    ReflectionExample,
+)
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.from_trl import import_trl
 from reflectune.data_builders.exporting.run import export
@@ -67,6 +75,12 @@ read = st.one_of(
 )
 styles = st.sampled_from(get_args(AnswerStyle))
 looked = st.builds(lambda q, a, style: ReflectionExample("", "x.png", q, False, a, style=style), words, words, styles)
+talks = st.builds(
+    lambda q, a, later: ReflectionExample("", "x.png", q, False, a, style="free", follow_ups=tuple(later)),
+    words,
+    words,
+    st.lists(st.builds(FollowUp, words, words), min_size=1, max_size=3),
+)
 looked_up = st.builds(
     lambda q, b, style: ReflectionExample("", "x.png", q, True, branches=tuple(b), style=style),
     words,
@@ -89,7 +103,9 @@ asked = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.one_of(st.lists(st.one_of(looked, looked_up), min_size=1, max_size=4), st.lists(asked, min_size=1, max_size=3))
+    st.one_of(
+        st.lists(st.one_of(looked, talks, looked_up), min_size=1, max_size=4), st.lists(asked, min_size=1, max_size=3)
+    )
 )
 def test_identity_holds_for_any_texts(examples: list[Any]) -> None:
     named = [dataclasses.replace(example, id=f"q{i}") for i, example in enumerate(examples)]

@@ -3,7 +3,15 @@ from dataclasses import replace
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import AnswerStyle, Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.core.types import (
+    AnswerStyle,
+    Branch,
+    FollowUp,
+    Passage,
+    PromptedBranch,
+    PromptedExample,
+    ReflectionExample,
+)
 from reflectune.data_builders.exporting.rows import Masking, rows_of
 from reflectune.models.scheme import ANSWER_PROMPTS, MMKB_RAG, MR2AG, PLAIN, Scheme
 
@@ -54,6 +62,27 @@ def test_a_free_answer_by_looking_is_one_turn_as_the_paper_has_it(masking: Maski
     looked = replace(LOOKED, answer="A blue one.", style="free")
 
     assert conversations(looked, masking) == [[("Which colour?", False), ("[No Retrieval] A blue one.", True)]]
+
+
+TALK = replace(
+    LOOKED, answer="A blue one.", style="free", follow_ups=(FollowUp("Big?", "Yes."), FollowUp("Why?", "So."))
+)
+SAID = [
+    *[("Which colour?", False), ("[No Retrieval] A blue one.", True)],
+    *[("Big?", False), ("[No Retrieval] Yes.", True), ("Why?", False), ("[No Retrieval] So.", True)],
+]
+
+
+@pytest.mark.parametrize("masking", ["per_turn", "none"])
+def test_a_conversation_is_one_row_with_each_reply_supervised(masking: Masking) -> None:
+    assert conversations(TALK, masking) == [SAID]
+
+
+def test_where_a_rows_last_turn_counts_alone_a_conversation_is_a_row_a_round() -> None:
+    rows = conversations(TALK, "last_turn")
+
+    assert [[text for text, _ in row] for row in rows] == [[text for text, _ in SAID[:count]] for count in (2, 4, 6)]
+    assert [[supervised for _, supervised in row].index(True) for row in rows] == [1, 3, 5]
 
 
 @pytest.mark.parametrize(("style", "instruction"), [("short", SHORT), ("list", LIST)])
@@ -128,6 +157,8 @@ def test_an_answer_is_asked_for_alike_with_documents_and_without(
         (replace(KNOWLEDGE, branches=()), "needs a passage"),
         (replace(KNOWLEDGE, branches=(Branch(GOLD, True, " "),)), "branch 0: a relevant passage needs an answer"),
         (replace(KNOWLEDGE, retrieve=False), "needs an answer"),
+        (replace(TALK, follow_ups=(FollowUp("Big?", " "),)), "lacks its question or its answer"),
+        (replace(TALK, style="short"), "behind a free answer alone; this one is `short`"),
         (replace(KNOWLEDGE, style="brief"), "`style` should be one of short, list, free; found `brief`"),
         (PromptedExample("p", "i.png", "When?", ()), "nothing is asked"),
         (PromptedExample("p", "i.png", "When?", (PromptedBranch("srt", (GOLD,)),)), "branch 0, `srt`"),

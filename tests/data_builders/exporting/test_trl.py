@@ -30,7 +30,7 @@ def test_datasets_loads_the_folder_with_its_images(reflected: Path, tmp_path: Pa
     rows = loaded_by_datasets(reflected, tmp_path / "out", images, tmp_path / "cache")
 
     assert rows.column_names == ["id", "question", "prompt", "completion", "images"]
-    assert len(rows) == 3 + 2 + 1 + 3
+    assert len(rows) == 3 + 2 + 2 + 3 + 3
     red = rows[0]["images"][0]
     assert isinstance(red, Image.Image)
     assert red.convert("RGB").getpixel((0, 0)) == (200, 30, 30)

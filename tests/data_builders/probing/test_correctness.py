@@ -55,7 +55,7 @@ def test_an_answer_in_sentences_is_no_wrong_answer(metric: str) -> None:
 
 
 def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(UserError, match="choose one of infoseek, evqa, evqa_exact, vqa, "):
+    with pytest.raises(UserError, match="`metric` is one of infoseek, evqa, evqa_exact, vqa, "):
         find_metric("bleu")
 
 

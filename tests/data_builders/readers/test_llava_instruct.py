@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import FollowUp, Question
 from reflectune.data_builders.readers.base import BadRow, Images
 from reflectune.data_builders.readers.llava_instruct import questions
 
@@ -62,31 +63,35 @@ def read(folder: Path, *rows: object, **options: Any) -> list[Question]:
     return list(questions(path, split="train", images=Images(folder), **options))
 
 
-def question(name: str, image: str, asked: str, answer: str) -> Question:
-    return Question(name, image, asked, (answer,), answer_type="free_form", split="train", requires_retrieval=False)
+def question(name: str, image: str, asked: str, answer: str, *follow_ups: FollowUp) -> Question:
+    answered = Question(name, image, asked, (answer,), answer_type="free_form", split="train")
+    return replace(answered, requires_retrieval=False, follow_ups=follow_ups)
 
 
-COLOURS = question("000000033471#0", str(BUS["image"]), "What are the colors of the bus?", "The bus is white and red.")
-MOVING = question(
-    "000000033471#1", str(BUS["image"]), "Is it moving?", "No, it stands at the side of the road."
-)  # fmt: skip
-DESCRIBED = question("000000033471-2#0", str(BUS["image"]), "Describe the image.", "A bus.")
-WRITTEN = question("2354786#0", "vg/VG_100K/2354786.jpg", "Who wrote it?\nAnswer with a phrase.", "Ann")
-POEM = question("wgfCQLB_0#0", "", "Write a poem.", "Roses are red.")
+MOVING = FollowUp("Is it moving?", "No, it stands at the side of the road.")
+BUSES = question(
+    "000000033471", str(BUS["image"]), "What are the colors of the bus?", "The bus is white and red.", MOVING
+)
+DESCRIBED = question("000000033471-2", str(BUS["image"]), "Describe the image.", "A bus.")
+WRITTEN = question("2354786", "vg/VG_100K/2354786.jpg", "Who wrote it?\nAnswer with a phrase.", "Ann")
+POEM = question("wgfCQLB_0", "", "Write a poem.", "Roses are red.")
 ROWS = (BUS, SHARED, DETAIL, BOOK)
 
 
-def test_each_turn_is_a_question_of_its_own(folder: Path) -> None:
-    assert read(folder, *ROWS) == [COLOURS, MOVING, DESCRIBED, WRITTEN]
+def test_a_conversation_is_one_question_with_all_that_follows(folder: Path) -> None:
+    assert read(folder, *ROWS) == [BUSES, DESCRIBED, WRITTEN]
 
 
 def test_rows_without_a_picture_if_asked_for(folder: Path) -> None:
-    assert read(folder, *ROWS, text_only=True) == [COLOURS, MOVING, POEM, DESCRIBED, WRITTEN]
+    assert read(folder, *ROWS, text_only=True) == [BUSES, POEM, DESCRIBED, WRITTEN]
 
 
 def test_fewer_turns_and_shorter_answers(folder: Path) -> None:
-    assert read(folder, *ROWS, max_turns=1) == [COLOURS, DESCRIBED, WRITTEN]
-    assert read(folder, *ROWS, max_answer_words=6) == [COLOURS, DESCRIBED, WRITTEN]
+    first = replace(BUSES, follow_ups=())
+
+    assert read(folder, *ROWS, max_turns=1) == [first, DESCRIBED, WRITTEN]
+    assert read(folder, *ROWS, max_turns=2) == [BUSES, DESCRIBED, WRITTEN]
+    assert read(folder, *ROWS, max_answer_words=6) == [first, DESCRIBED, WRITTEN]
     assert read(folder, *ROWS, max_answer_words=2, max_turns=1) == [DESCRIBED, WRITTEN]
     with pytest.raises(UserError, match="can't be negative"):
         read(folder, *ROWS, max_turns=-1)

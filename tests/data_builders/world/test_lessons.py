@@ -9,7 +9,7 @@ import pytest
 from reflectune.data_builders.world.entities import make_entity, random_looks
 from reflectune.data_builders.world.lessons import MATCH_QUESTION, Picture, Teacher, corpus
 from reflectune.data_builders.world.looks import ATTRIBUTES, CATEGORY_OF_KIND, VALUES, Looks
-from reflectune.models.miniature.pretraining import Lesson
+from reflectune.models.miniature.pretraining import Lesson, Turn
 
 
 @pytest.fixture
@@ -26,6 +26,11 @@ def looks_of(teacher: Teacher, lesson: Lesson) -> dict[str, str]:
     return {name: getattr(looks, name) for name in ATTRIBUTES}
 
 
+def shown_words(turn: Turn) -> list[tuple[str, bool]]:
+    """The words that end where a turn says that the picture may show one, and whether it does."""
+    return [(turn.text[:end].rsplit(maxsplit=1)[-1], is_shown) for end, is_shown in turn.shown]
+
+
 def test_it_is_it_exactly_if_every_word_of_the_description_is_shown(teacher: Teacher) -> None:
     for _ in range(30):
         lesson = teacher.match()
@@ -33,7 +38,7 @@ def test_it_is_it_exactly_if_every_word_of_the_description_is_shown(teacher: Tea
         for turn in lesson.turns[1:]:
             assert turn.text.endswith(MATCH_QUESTION)
             assert turn.answer == ("yes" if all(is_shown for _, is_shown in turn.shown) else "no")
-            assert all((word in seen.values()) == is_shown for word, is_shown in turn.shown)
+            assert all((word in seen.values()) == is_shown for word, is_shown in shown_words(turn))
 
 
 def test_evidence_is_a_passage_of_the_asked_section_about_what_is_shown(teacher: Teacher) -> None:
@@ -48,7 +53,11 @@ def test_evidence_is_a_passage_of_the_asked_section_about_what_is_shown(teacher:
 def test_look_alikes_differ_in_every_attribute_some_time(teacher: Teacher) -> None:
     places = {value: name for name, values in VALUES.items() for value in values}
     wrong = {
-        places[word] for _ in range(60) for t in teacher.match().turns for word, is_shown in t.shown if not is_shown
+        places[word]
+        for _ in range(60)
+        for turn in teacher.match().turns
+        for word, is_shown in shown_words(turn)
+        if not is_shown
     }
     assert wrong == set(ATTRIBUTES)
 
@@ -56,8 +65,25 @@ def test_look_alikes_differ_in_every_attribute_some_time(teacher: Teacher) -> No
 def test_no_description_is_of_looks_that_are_held_out(teacher: Teacher) -> None:
     for _ in range(40):
         for lesson in (teacher.match(), teacher.read(with_picture=True)):
-            for words in (turn.shown for turn in lesson.turns if turn.shown):
+            for words in (shown_words(turn) for turn in lesson.turns if turn.shown):
                 assert not Looks(*(word for word, _ in words)).held_out
+
+
+def test_one_article_of_several_tells_of_what_is_shown_in_any_place(teacher: Teacher) -> None:
+    first_right = 0
+    for _ in range(40):
+        lesson = teacher.read_articles(3)
+        (turn,) = lesson.turns
+        passages = [turn.shown[start : start + 5] for start in range(0, len(turn.shown), 5)]
+        fitting = [all(is_shown for _, is_shown in places[:4]) for places in passages]
+        evidence = [is_evidence for *_, (_, is_evidence) in passages]
+        assert sum(evidence) == 1
+        assert fitting[evidence.index(True)]
+        start = passages[evidence.index(True)][0][0]
+        told = turn.text[start : passages[evidence.index(True)][4][0]]
+        assert all(part in told for part in turn.answer.split(" && "))
+        first_right += fitting[0]
+    assert 5 < first_right < 25  # a third, if the order is drawn
 
 
 @pytest.mark.parametrize("articles", [1, 2])

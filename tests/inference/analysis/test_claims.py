@@ -5,6 +5,7 @@ import pytest
 from reflectune.inference.analysis.claims import Claim, Row, Table, ahead, measure
 from reflectune.inference.analysis.layout import markdown
 from reflectune.inference.analysis.outcomes import Outcome, Results, to_row
+from reflectune.inference.analysis.tables_run import command_line
 from reflectune.inference.scores import Measure
 
 
@@ -54,6 +55,7 @@ def test_markdown_has_a_line_per_row_claim_and_stage(results) -> None:
     text = markdown(
         {
             "title": "Title",
+            "command": "python -m reflectune.inference.tables --config c.yaml",
             "lead": "Lead.",
             "tables": [measure(table, results, seed=0)],
             "minutes": [
@@ -84,3 +86,8 @@ def test_ranks_are_of_the_rows_that_the_paper_has(results) -> None:
 
 def test_a_note_may_be_told_when_everything_is_built(results) -> None:
     assert measure(Table("T", [Row("good", GOOD)], note=lambda: "At last."), results, seed=0)["note"] == "At last."
+
+
+def test_the_command_on_a_page_leaves_out_folders() -> None:
+    given = "--config c.yaml --runs a b c --limit 5 --output=o --world w --epochs 2".split()
+    assert command_line(given) == "python -m reflectune.inference.tables --config c.yaml --limit 5 --epochs 2"

@@ -30,6 +30,7 @@ from reflectune.inference.analysis.outcomes import Outcome, Results, to_row
 from reflectune.inference.analysis.tables_config import TablesConfig
 from reflectune.inference.analysis.tuning import tuning
 from reflectune.inference.evaluation import BASELINES
+from reflectune.inference.scores import Measure
 from reflectune.retrieval.build_index import IndexConfig
 from reflectune.train.config import SftConfig
 
@@ -155,7 +156,7 @@ def test_the_best_baseline_decides_and_a_tie_with_it_is_no_lead(make) -> None:
     }
     claim = Claim("ahead of the best", ahead(("m", "start"), ("m", "weak"), ("m", "strong")))
     table = Table("T", [Row("mR²AG", ("m", "start"))], [claim])
-    found = measure(table, {"m": [Results(questions, rows)]}, seed=0)
+    found = measure(table, {"m": [Results(questions, rows, Measure("infoseek"))]}, seed=0)
     assert found["claims"][0]["verdict"] == "within noise"
     (line,) = [line for line in claims(found["claims"]) if line.startswith("| ahead of the best |")]
     assert "+0.0 (+0.0 to +0.0), the smallest of 2: start over strong" in line

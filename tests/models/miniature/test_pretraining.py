@@ -82,7 +82,7 @@ def test_the_words_of_a_description_are_marked_by_whether_the_picture_shows_them
     school: tuple[Pretrainer, Teacher, Any],
 ) -> None:
     trainer, _, processor = school
-    turn = Turn("Old Tower: a red tower on rock.", "no", "match", shown=(("red", True), ("tower", False)))
+    turn = Turn("Old Tower: a red tower on rock.", "no", "match", shown=((16, True), (22, False)))
     batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
     ids = batch.inputs["input_ids"].flatten()
     ends = [processor.tokenizer.decode(ids[: place + 1]) for place in batch.word.tolist()]
@@ -92,7 +92,7 @@ def test_the_words_of_a_description_are_marked_by_whether_the_picture_shows_them
 
 def test_the_grounding_loss_teaches_which_words_a_picture_shows(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, _, _ = school
-    turn = Turn("a red tower", "no", "match", shown=(("red", True), ("tower", False)))
+    turn = Turn("a red tower", "no", "match", shown=((5, True), (11, False)))
     batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
     before = trainer._forward(batch)[1].item()
     stage = Stage("test", 40, 2, 5e-3, [(1.0, lambda: Lesson(0, "Is it?", (turn,)))], warmup=1)

@@ -40,7 +40,9 @@ def test_a_folders_own_config_decides_the_shapes(
 ) -> None:
     model = base_model("qwen2_vl")
 
-    assert f"{model}, full: " in said(capsys, monkeypatch, "--model", str(model), "--image_tokens", "16")
+    assert f"{model}, full: " in said(
+        capsys, monkeypatch, "--model", str(model), "--image_fit", "processor", "--image_tokens", "16"
+    )
 
 
 def test_without_shapes_or_with_wrong_values_it_says_so(

@@ -42,5 +42,5 @@ def test_a_run_too_short_for_new_rows_is_told_so(base_model: Callable[..., Any])
     model = load(str(base_model())).model
 
     assert "too few steps" in travel_line(SftConfig(method="lora", learning_rate=1e-4), model, 39)
-    assert "too few" not in travel_line(SftConfig(method="lora", learning_rate=1e-4), model, 730)
+    assert "too few" not in travel_line(SftConfig(method="lora", learning_rate=1e-4), model, 7300)
     assert "too few" not in travel_line(SftConfig(method="full", learning_rate=1e-4), model, 39)

@@ -1,0 +1,31 @@
+"""What every page of figures says of itself: the command that made it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+FOLDERS = ("--output", "--run", "--runs", "--work")
+"""Options that say where something lies, and change no figure."""
+FLAGS = ("--collect",)
+"""Options without a value that change no figure."""
+
+
+def command_line(script: str, arguments: Sequence[str] | None = None) -> str:
+    """The command line as the page names it: with every option that was given, but for folders.
+
+    Args:
+        script: The script's file name.
+        arguments: What it was given; those of this process if None.
+    """
+    left = list(sys.argv[1:] if arguments is None else arguments)
+    kept: list[str] = []
+    while left:
+        word = left.pop(0)
+        if word in FOLDERS:
+            del left[:1]
+        elif word not in FLAGS and not word.startswith(tuple(f"{name}=" for name in FOLDERS)):
+            kept.append(word)
+    return f"`python benchmarks/{Path(script).name}{' ' if kept else ''}{shlex.join(kept)}`"
