@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole method on the miniature: world, index, data, fine-tuning, evaluation, report. About five minutes on two cores.
+# The whole method on the miniature: world, index, data, fine-tuning, baselines, evaluation, report. Some minutes on two cores.
 # A second run reuses what is finished. FAMILY=qwen2_vl, METHOD=lora, SEED=1 or RUN=runs/other change what is run.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
