@@ -26,6 +26,11 @@ MINUTES = {"world": 0.1, "index": 0.1, "data": 0.1, "train": 4.0, "plain": 0.3, 
 TUNINGS = {"": "base", "_tuned": "tuned"}
 """Endings of baselines' names, and which model reads."""
 
+TAUGHT = (
+    " The miniatures were pre-trained to read up to five entries whole: what naive mRAG makes of ten whole says nothing "
+    "of the method."
+)
+
 NAIVE = {"naive_rag_articles": "whole", "naive_rag_passages": "best passages"}
 """Baselines that read of N entries, and what of them."""
 
@@ -203,7 +208,7 @@ def _entries(config: TablesConfig) -> Table:
         ],
         "The paper's ranks, and ours beside them, are of mR²AG's rows. The best baseline is closed book, naive mRAG at "
         "1 entry, or a row of as many entries; Table 1 says what all were given. The tuned baselines were tuned on "
-        f"{config.top_n} entries.",
+        f"{config.top_n} entries." + (TAUGHT if config.base_model.startswith("miniature/") else ""),
     )
 
 

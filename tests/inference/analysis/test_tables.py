@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from reflectune.core.durable import read_rows, write_json
-from reflectune.core.types import ReflectionExample
+from reflectune.core.types import Branch, Passage, ReflectionExample
 from reflectune.data_builders.build_world import WorldConfig
 from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.derive_config import DeriveConfig
@@ -281,7 +281,8 @@ def test_two_processes_make_the_tables_of_one(run, encoder, checkpoints, tmp_pat
 def reflection_data(run: Path) -> None:
     """mR²AG-IT of the world's own questions, so that the baselines can be tuned on them."""
     questions = Dataset(run / "world").questions("val_unseen_entity")
-    examples = [ReflectionExample(q.id, q.image, q.text, True, branches=()) for q in questions]
+    evidence = Branch(Passage("e0", 1, 0, "Title e0", "", "Home", "It lives in an oak."), True, "oak", "gold")
+    examples = [ReflectionExample(q.id, q.image, q.text, True, branches=(evidence,)) for q in questions]
     write_examples(run / "reflection" / "train.parquet", examples)
     write_manifest(run / "reflection", Manifest("mr2ag", (run / "world").resolve(), {"train": "0"}))
     write_questions(run / "world", "train", [dataclasses.replace(q, split="train") for q in questions])
