@@ -154,8 +154,15 @@ class PlainBuilder:
 
 
 def _answer(example: ReflectionExample) -> str:
-    """What the question is answered with: a visual one's answer, or the one that its evidence supports."""
-    return example.answer or next(branch.answer for branch in example.branches if branch.relevant)
+    """What the question is answered with: a visual one's answer, or the one that its evidence supports.
+
+    Raises:
+        UserError: No passage of it is evidence, so that the data doesn't say.
+    """
+    answers = [branch.answer for branch in example.branches if branch.relevant]
+    if not example.answer and not answers:
+        raise UserError(f"example {example.id} has no relevant passage, and so no answer; build mR²AG-IT with evidence")
+    return example.answer or answers[0]
 
 
 def _shown(branch: PromptedBranch) -> str:

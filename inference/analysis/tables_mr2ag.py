@@ -27,8 +27,8 @@ TUNINGS = {"": "base", "_tuned": "tuned"}
 """Endings of baselines' names, and which model reads."""
 
 TAUGHT = (
-    " The miniatures were pre-trained to read up to five entries whole: what naive mRAG makes of ten whole says nothing "
-    "of the method."
+    " The miniatures were pre-trained to read up to five entries whole: what naive mRAG makes of ten whole says "
+    "nothing of the method."
 )
 
 NAIVE = {"naive_rag_articles": "whole", "naive_rag_passages": "best passages"}

@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reflectune.core.durable import RowLog, read_json, read_rows, write_atomically, write_json
 from reflectune.core.errors import UserError
 
 
+@settings(deadline=None)  # what it takes is the disk's
 @given(keep=st.integers(min_value=0, max_value=200))
 def test_a_log_cut_off_anywhere_resumes_with_whole_rows_only(
     tmp_path_factory: pytest.TempPathFactory, keep: int

@@ -1,6 +1,7 @@
 """The baselines' data: mR²AG-IT's questions, to be answered from what naive RAG reads."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,10 @@ def test_without_retrieval_no_index_is_needed(config: Callable[..., PlainConfig]
     assert settings.problems() == []
     build.run(settings)
     assert all(not b.documents for e in read_prompted(tmp_path / "plain" / "train.parquet") for b in e.branches)
+
+
+def test_an_example_without_evidence_is_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+    bare = example(1)
+    write_examples(tmp_path / "reflection" / "train.parquet", [replace(bare, branches=bare.branches[:1])])
+    with pytest.raises(UserError, match="example k1 has no relevant passage"):
+        build.run(config())

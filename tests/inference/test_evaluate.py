@@ -346,13 +346,14 @@ def test_real_photographs_and_articles_run_to_the_report(encoder, checkpoints, t
             id=row["wikidata_id"],
             title=row["wikipedia_title"],
             summary=row["wikipedia_summary"],
-            images=(str(slices / "photo.jpg"),),
+            images=("photo.jpg",),
             sections=(Section("", row["wikipedia_content"]),),
         )
         for row in articles
     ]
     folder = tmp_path / "real"
     folder.mkdir()
+    shutil.copy(slices / "photo.jpg", folder)
     write_world(folder, encoder, entries, questions, image_root=str(SHARED))
     metrics = experiment.run(
         config(folder, encoder, checkpoints, tmp_path / "out", splits=["val_unseen_entity"], top_n=2)
