@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reflectune.data_builders.exporting.forgery import Neutraliser
@@ -18,6 +18,7 @@ SPELT = [
 ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.sampled_from([*SPELT, "<", "[", "|>", "<|", "ASSISTANT:"]), st.text(max_size=5))))
 def test_no_special_token_survives_and_a_second_pass_changes_nothing(pieces: list[str]) -> None:
     clean = Neutraliser(["ASSISTANT:"])
