@@ -59,24 +59,14 @@ class Mark:
         return f"≥ {low}" if self.high == float("inf") else f"{low} to {high}"
 
 
-def _value(*path: str) -> Callable[[Metrics], float]:
-    def read(metrics: Metrics) -> float:
-        found: Any = metrics
-        for key in path:
-            found = found[key]
-        return found["value"]
-
-    return read
-
-
-def _low(*path: str) -> Callable[[Metrics], float]:
-    """The lower end of a score's interval."""
+def _value(*path: str, end: str = "value") -> Callable[[Metrics], float]:
+    """Reads a score, or the `low` or `high` end of its interval."""
 
     def read(metrics: Metrics) -> float:
         found: Any = metrics
         for key in path:
             found = found[key]
-        return found["low"]
+        return found[end]
 
     return read
 
@@ -105,7 +95,12 @@ MARKS = (
         low=0.85,
     ),
     Mark("mr2ag − best baseline at equal depth", _value("comparisons", "mr2ag - best_baseline"), low=0.05),
-    Mark("the same, lower end of its interval", _low("comparisons", "mr2ag - best_baseline"), low=0.0, strict=True),
+    Mark(
+        "the same, lower end of its interval",
+        _value("comparisons", "mr2ag - best_baseline", end="low"),
+        low=0.0,
+        strict=True,
+    ),
     Mark("mr2ag − closed book", _value("comparisons", "mr2ag - closed_book"), low=0.30),
     Mark("fine-tuning, minutes", lambda m: m["minutes"]["train"], high=4, percent=False),
     Mark("all stages, minutes", lambda m: sum(m["minutes"].values()), high=10, percent=False),

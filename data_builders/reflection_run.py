@@ -33,10 +33,7 @@ from reflectune.data_builders.reflection_statistics import STATISTICS, statistic
 from reflectune.data_builders.selection import image_roots, select_questions, visual_beside
 from reflectune.data_builders.workshop import BLANK_SIDE, Batch, Workshop
 from reflectune.models.scheme import passage_text
-from reflectune.retrieval.encoders import load_encoder
-from reflectune.retrieval.index import load_index
-from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.retriever import EntryRetriever, Retriever
+from reflectune.retrieval.retriever import Retriever, open_retriever
 
 _CHUNK = 64
 """Questions that are retrieved for, annotated and written to the log together."""
@@ -48,7 +45,11 @@ _LETTERS_A_TOKEN = 4
 def run(config: BuildConfig) -> None:
     """Build as the config says; a dry run shows one example, asks no server and writes nothing."""
     dataset = Dataset(Path(config.dataset))
-    retriever = open_retriever(config, dataset.knowledge) if config.negatives_retrieved else None
+    retriever = (
+        open_retriever(config.index, config.encoder, dataset.knowledge, device=config.device)
+        if config.negatives_retrieved
+        else None
+    )
     if config.dry_run:
         print(preview(dataset, retriever, config))
         return
@@ -56,12 +57,6 @@ def run(config: BuildConfig) -> None:
         build_split(dataset, retriever, annotate, config)
         if isinstance(annotate, LlmAnnotator):
             print(annotate.model.summary())
-
-
-def open_retriever(config: BuildConfig, knowledge: KnowledgeBase) -> Retriever:
-    """The retriever over the config's index, which must have been built from this knowledge base and encoder."""
-    encoder = load_encoder(config.encoder, device=config.device)
-    return EntryRetriever(load_index(Path(config.index), knowledge, encoder), encoder)
 
 
 def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotator, config: BuildConfig) -> None:

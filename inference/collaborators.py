@@ -15,11 +15,10 @@ from reflectune.models.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.loading import Loaded, load
 from reflectune.models.pretrained import load_processor
 from reflectune.models.scheme import PLAIN
-from reflectune.retrieval.encoders import load_encoder
-from reflectune.retrieval.index import load_index
+from reflectune.retrieval import retriever
 from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.rerankers import loading as rerankers
 from reflectune.retrieval.rerankers.base import Reranker
-from reflectune.retrieval.rerankers.loading import load_reranker
 from reflectune.retrieval.retriever import EntryRetriever
 
 
@@ -101,11 +100,9 @@ def open_prompted_reader(config: ReadingConfig, loaded: Loaded) -> PromptedReade
 
 def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> EntryRetriever:
     """The retriever over the config's index, which must have been built from this knowledge base and encoder."""
-    encoder = load_encoder(config.encoder, device=_device(config))
-    return EntryRetriever(load_index(Path(config.index), knowledge, encoder), encoder)
+    return retriever.open_retriever(config.index, config.encoder, knowledge, device=_device(config))
 
 
 def open_reranker(config: ReadingConfig) -> Reranker:
     """The reranker that picks naive RAG's passages."""
-    settings = config.reranker_settings()
-    return load_reranker(config.reranker, config.reranker_model, settings, device=_device(config))
+    return rerankers.open_reranker(config, device=_device(config))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from reflectune.retrieval.encoders import ImageTextEncoder, Vectors
-from reflectune.retrieval.index import Index
+from reflectune.retrieval.encoders import ImageTextEncoder, Vectors, load_encoder
+from reflectune.retrieval.index import Index, load_index
+from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.types import Hit
 
 Scores = npt.NDArray[np.float32]
@@ -84,6 +86,22 @@ class EntryRetriever:
             )
             for rank, place in enumerate(best(scores, top_n), start=1)
         ]
+
+
+def open_retriever(index: str | Path, encoder: str, knowledge: KnowledgeBase, *, device: str) -> EntryRetriever:
+    """The retriever over an index, which must have been built from this knowledge base and encoder.
+
+    Args:
+        index: The index's folder.
+        encoder: Name of the encoder; see `load_encoder`.
+        knowledge: The knowledge base.
+        device: Where the encoder runs: `cpu`, `cuda`, `auto`, …
+
+    Raises:
+        UserError: The index is of another knowledge base or encoder.
+    """
+    loaded = load_encoder(encoder, device=device)
+    return EntryRetriever(load_index(index, knowledge, loaded), loaded)
 
 
 def best(scores: npt.NDArray[np.float64], top_n: int) -> npt.NDArray[np.int64]:

@@ -26,11 +26,8 @@ from reflectune.data_builders.reflection_data import (
 )
 from reflectune.models.scheme import PLAIN, passage_text
 from reflectune.retrieval.contexts import ContextBuilder, ContextForm
-from reflectune.retrieval.encoders import load_encoder
-from reflectune.retrieval.index import load_index
-from reflectune.retrieval.rerankers.base import Reranker
-from reflectune.retrieval.rerankers.loading import load_reranker
-from reflectune.retrieval.retriever import EntryRetriever, Retriever
+from reflectune.retrieval.rerankers.loading import open_reranker
+from reflectune.retrieval.retriever import open_retriever
 from reflectune.retrieval.types import Hit
 
 _CHUNK = 64
@@ -85,8 +82,12 @@ class PlainBuilder:
 
     def __init__(self, dataset: Dataset, config: PlainConfig, image_roots: Roots) -> None:
         self._dataset, self._config, self._image_roots = dataset, config, image_roots
-        self._retriever = self._open_retriever() if config.needs_retrieval else None
-        self._reranker = self._open_reranker() if "passages" in config.evidence else None
+        self._retriever = (
+            open_retriever(config.index, config.encoder, dataset.knowledge, device=config.device)
+            if config.needs_retrieval
+            else None
+        )
+        self._reranker = open_reranker(config, device=config.device) if "passages" in config.evidence else None
         self._contexts = ContextBuilder(dataset.knowledge, self._reranker, config.top_n, config.passages, config.lead)
 
     @property
@@ -143,14 +144,6 @@ class PlainBuilder:
             if most and words > most:
                 return passages[: max(1, place)]
         return passages
-
-    def _open_retriever(self) -> Retriever:
-        encoder = load_encoder(self._config.encoder, device=self._config.device)
-        return EntryRetriever(load_index(Path(self._config.index), self._dataset.knowledge, encoder), encoder)
-
-    def _open_reranker(self) -> Reranker:
-        config = self._config
-        return load_reranker(config.reranker, config.reranker_model, config.reranker_settings(), device=config.device)
 
 
 def _answer(example: ReflectionExample) -> str:

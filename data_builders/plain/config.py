@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from reflectune.data_builders.reflection_data import MANIFEST
-from reflectune.retrieval.contexts import ContextForm
+from reflectune.retrieval.contexts import CONTEXT_FORMS
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
-Evidence = Literal["none"] | ContextForm
+EVIDENCE: Final[tuple[str, ...]] = ("none", *CONTEXT_FORMS)
 """What an answer is to be read from: nothing, or a context of naive RAG (`ContextBuilder.build`)."""
-
-EVIDENCE: Final[tuple[str, ...]] = ("none", *get_args(ContextForm))
 
 
 def _help(text: str) -> dict[str, str]:

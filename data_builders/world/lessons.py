@@ -17,7 +17,7 @@ from reflectune.data_builders.world.entities import Entity, article, describe, m
 from reflectune.data_builders.world.facts import RELATIONS, ask, ask_visual
 from reflectune.data_builders.world.looks import ATTRIBUTES, VALUES, Looks, look_alike
 from reflectune.models.miniature.pretraining import Lesson, Turn
-from reflectune.models.scheme import answer_prompt, passage_text
+from reflectune.models.scheme import answer_prompt, documents_text, passage_text
 from reflectune.retrieval.passages import split_passages
 
 EVIDENCE_QUESTION = "Is this document evidence?"
@@ -76,7 +76,7 @@ class Teacher:
             return Turn(text, answer, skill, evidence_weight, shown=words)
 
         turns = [
-            self._reading([self._passages(entity)[relation]], entity.facts[relation], relation, "read"),
+            self._reading(passage_text(self._passages(entity)[relation]), entity.facts[relation], relation, "read"),
             evidence(entity, relation, "evidence_gold"),
             evidence(entity, other, "evidence_section"),
         ]
@@ -116,7 +116,7 @@ class Teacher:
         context = list(self._passages(entity).values())
         if articles == 2:
             context += self._passages(make_entity("", self._look_alike(looks), rng)).values()
-        return self._reading(context, entity.facts[relation], relation, "read_article")
+        return self._reading(documents_text(context), entity.facts[relation], relation, "read_article")
 
     def read_articles(self, articles: int) -> Lesson:
         """An answer read from the one article, of several in random order, that tells of what the picture shows.
@@ -138,7 +138,7 @@ class Teacher:
                 start, text = len(text), f"{text}{passage_text(passage)} "
                 words += _shown_words(text, one.looks, picture.looks, start)
                 words.append((len(text) - 1, one is entity and passage.heading == RELATIONS[relation].heading))
-        turn = self._reading([], entity.facts[relation], relation, "read_articles", text.strip())
+        turn = self._reading(text.strip(), entity.facts[relation], relation, "read_articles")
         question = ask(relation, picture.looks.category, rng)
         return Lesson(index, question, (replace(turn, weight=3.0, shown=tuple(words)),))
 
@@ -202,15 +202,16 @@ class Teacher:
         passages = split_passages(article(entity, self._rng), lead="first_sentence")
         return dict(zip(entity.facts, passages, strict=True))
 
-    def _reading(self, passages: Sequence[Passage], answer: str, relation: str, skill: str, context: str = "") -> Turn:
-        context = context or " ".join(passage_text(passage) for passage in passages)
+    def _reading(self, context: str, answer: str, relation: str, skill: str) -> Turn:
         prompt = answer_prompt(_style(relation), documents=True)
         return Turn(prompt.format(passage=context), answer, skill)
 
     def _other_reading(self, relation: str, looks: Looks) -> Turn:
         """A reading of the same relation from another entity of the same category."""
         entity = make_entity("", looks, self._rng, [relation])
-        return self._reading(list(self._passages(entity).values()), entity.facts[relation], relation, "read")
+        return self._reading(
+            documents_text(list(self._passages(entity).values())), entity.facts[relation], relation, "read"
+        )
 
 
 def corpus(entities: int, rng: random.Random) -> list[str]:
