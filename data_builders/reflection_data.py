@@ -174,6 +174,25 @@ def read_manifest(folder: str | Path) -> Manifest:
     return Manifest(values["scheme"], root, values["fingerprints"], folders)
 
 
+def earlier_manifest(folder: Path, scheme: str, image_root: Path) -> Manifest:
+    """The manifest of a folder that a split is to be added to; an empty one if nothing is there.
+
+    Args:
+        folder: Where to.
+        scheme: The split's scheme.
+        image_root: What its image paths are relative to.
+
+    Raises:
+        UserError: The folder holds data of another scheme or with other images.
+    """
+    if not (folder / MANIFEST).is_file():
+        return Manifest(scheme, image_root, {})
+    manifest = read_manifest(folder)
+    if manifest.scheme != scheme or manifest.image_root != image_root.resolve():
+        raise UserError(f"`output`: {folder} holds other reflection data ({manifest.scheme}); choose another folder")
+    return manifest
+
+
 def image_roots(folder: str | Path, manifest: Manifest) -> tuple[Path, ...]:
     """The folders that the image paths of reflection data may lead into; relative paths start at the first.
 

@@ -32,11 +32,10 @@ from reflectune.data_builders.exporting.recognise import Piece, recognise
 from reflectune.data_builders.exporting.run import RECORD, Summary
 from reflectune.data_builders.exporting.writers import open_writer
 from reflectune.data_builders.reflection_data import (
-    MANIFEST,
     PROMPTED_SCHEMA,
     SCHEMA,
     Manifest,
-    read_manifest,
+    earlier_manifest,
     write_manifest,
 )
 from reflectune.models.scheme import MR2AG, Scheme, find_scheme
@@ -67,7 +66,7 @@ def import_trl(config: ExportConfig) -> Summary:
     """
     scheme = find_scheme(config.scheme or MR2AG.name)
     path, output = find_file(Path(config.data), config.split), Path(config.output)
-    earlier = _earlier_manifest(output, scheme)
+    earlier = earlier_manifest(output, scheme.name, output)
     roots = _image_roots(config, path.parent)
     images = _Images(ImagePlacer(roots, config.images, output, write=not config.dry_run), output, not config.dry_run)
     bad = BadRows(path, config.on_error)
@@ -269,12 +268,3 @@ def _image_roots(config: ExportConfig, folder: Path) -> list[Path]:
         return [Path(config.image_root), folder]
     noted = read_json(folder / RECORD, "the record of an export") if (folder / RECORD).is_file() else {}
     return [folder, *map(Path, noted.get("image_folders", ()))]
-
-
-def _earlier_manifest(output: Path, scheme: Scheme) -> Manifest:
-    if not (output / MANIFEST).is_file():
-        return Manifest(scheme.name, output, {})
-    manifest = read_manifest(output)
-    if manifest.scheme != scheme.name or manifest.image_root != output.resolve():
-        raise UserError(f"`output`: {output} holds other reflection data ({manifest.scheme}); choose another folder")
-    return manifest

@@ -15,8 +15,8 @@ from reflectune.core.types import Passage, PromptedBranch, PromptedExample, Refl
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.plain.config import PlainConfig
 from reflectune.data_builders.reflection_data import (
-    MANIFEST,
     Manifest,
+    earlier_manifest,
     image_roots,
     prompted_from_row,
     read_examples,
@@ -38,7 +38,7 @@ def run(config: PlainConfig) -> None:
     """Build as the config says; a dry run shows one example and writes nothing.
 
     Raises:
-        UserError: The mR²AG-IT data is of another data set, or an image is bad.
+        UserError: The mR²AG-IT data is of another data set, the output folder holds other data, or an image is bad.
     """
     dataset, source = Dataset(Path(config.dataset)), read_manifest(config.reflection)
     if source.image_root != dataset.root.resolve():
@@ -53,7 +53,7 @@ def run(config: PlainConfig) -> None:
     output = Path(config.output)
     target = output / f"{config.split}.parquet"
     key = builder.fingerprint
-    before = read_manifest(output).fingerprints if (output / MANIFEST).is_file() else {}
+    before = earlier_manifest(output, PLAIN.name, dataset.root).fingerprints
     if before.get(config.split) == key and target.is_file():
         print(f"nothing to do: {target} is built")
         return

@@ -164,3 +164,11 @@ def test_an_example_without_evidence_is_refused(config: Callable[..., PlainConfi
     write_examples(tmp_path / "reflection" / "train.parquet", [replace(bare, branches=bare.branches[:1])])
     with pytest.raises(UserError, match="example k1 has no relevant passage"):
         build.run(config())
+
+
+def test_a_folder_of_other_data_is_not_written_over(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+    file = tmp_path / "reflection" / "train.parquet"
+    before = file.read_bytes()
+    with pytest.raises(UserError, match=r"holds other reflection data \(mr2ag\)"):
+        build.run(config(output=str(tmp_path / "reflection")))
+    assert file.read_bytes() == before
