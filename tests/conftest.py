@@ -114,6 +114,14 @@ def _handler(server: StubServer) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """DeepSpeed builds in a folder of this run: the lock of a build that was killed makes every later one wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.getbasetemp() / "torch_extensions"))
+        yield
+
+
 @pytest.fixture
 def stub_server() -> Iterator[Callable[..., StubServer]]:
     """Starts stub servers, and stops them after the test."""

@@ -69,7 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tuning = ("--train_data", "reflection", "--output_dir", "checkpoint", "--max_steps", "1")
         command(patch, "train.sft", *miniature("mr2ag_full"), *tuning)
         asked = ("--dataset", "real", *index, "--model", "checkpoint", "--splits", "val_unseen_entity")
-        command(patch, "inference.evaluate", *miniature("evaluate"), *asked, "--top_n", "2", "--output", "evaluation")
+        asked = (*asked, "--pipelines", "closed_book", "naive_rag", "oracle", "mr2ag", "--top_n", "2")
+        command(patch, "inference.evaluate", *miniature("evaluate"), *asked, "--output", "evaluation")
     return folder
 
 
