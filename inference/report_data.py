@@ -88,7 +88,7 @@ class _Tables:
         if key not in self._places:
             entry = self._dataset.knowledge.get(entry_id)
             roots = (self._dataset.knowledge.image_root, *image_roots(self._dataset.root))
-            image = self.image(self._dataset.knowledge.image_path(entry).absolute(), roots) if entry.images else -1
+            image = self.image(self._dataset.knowledge.image_path(entry), roots) if entry.images else -1
             self._places[key] = len(self.entries)
             self.entries.append({"id": entry.id, "title": entry.title, "image": image})
         return self._places[key]

@@ -172,8 +172,8 @@ class KnowledgeBase:
 
     @property
     def image_root(self) -> Path:
-        """The folder that relative image paths start from."""
-        return self.folder / self.manifest["image_root"]
+        """The folder that relative image paths start from, absolute: so is every path of an image."""
+        return (self.folder / self.manifest["image_root"]).absolute()
 
     def __len__(self) -> int:
         return int(self.manifest["entries"])

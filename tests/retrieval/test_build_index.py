@@ -19,6 +19,14 @@ def test_the_command_builds_an_index(kb, clip_folder, tmp_path, monkeypatch, cap
     assert "10 titles and 10 images of owls" in capsys.readouterr().out
 
 
+def test_a_knowledge_base_in_the_working_folder_is_named_by_a_relative_path(
+    kb, clip_folder, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    run(IndexConfig(str(kb.folder.relative_to(tmp_path.parent)), str(tmp_path / "index"), clip_folder, device="cpu"))
+    assert json.loads((tmp_path / "index/manifest.json").read_text())["kb_fingerprint"] == kb.fingerprint
+
+
 def test_a_dry_run_writes_nothing(kb, clip_folder, tmp_path, capsys) -> None:
     config = IndexConfig(str(kb.folder), str(tmp_path / "index"), clip_folder, device="cpu", dry_run=True)
     run(config)
