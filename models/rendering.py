@@ -120,6 +120,11 @@ class Renderer:
         )
 
     @functools.cached_property
+    def _cue(self) -> str:
+        """What the chat template writes behind the user's last words, up to where the assistant goes on."""
+        return str(self._chunks(layouts.question_turns(), cue=True)[-1])
+
+    @functools.cached_property
     def _before_reply(self) -> str:
         """What the chat template puts between its cue and a reply: a space, or nothing."""
         turns = (*layouts.question_turns(), Turn("assistant", (layouts.ANSWER,)))
@@ -165,7 +170,8 @@ class Renderer:
 
     def reply_ids(self, text: str) -> list[int]:
         """A reply in words behind the assistant's cue, and the token that ends it: what is scored, and trained on."""
-        return [*self._safe.encode_continuation(self._before_reply + SafeTokenizer.clean(text)), self.end_token_id]
+        reply = self._before_reply + SafeTokenizer.clean(text)
+        return [*self._safe.encode_continuation(reply, self._cue), self.end_token_id]
 
     # What a model is trained on.
 

@@ -51,7 +51,6 @@ class SafeTokenizer:
         self._secrets = {content: f"{_OPEN}{token_id}{_CLOSE}" for content, token_id in names.items()}
         self._backend = _rename(backend, self._secrets)
         self._lead, self._bos = _leading_ids(tokenizer), self._secrets.get(tokenizer.bos_token or "")
-        self._anchor_length = len(self._encode(_ANCHOR))
 
     @staticmethod
     def clean(text: str) -> str:
@@ -62,6 +61,11 @@ class SafeTokenizer:
         """Replace the special tokens of a text of ours by their secret names."""
         return self._names.sub(lambda match: self._secrets[match[0]], text)
 
+    def show(self, text: str) -> str:
+        """A text that went through `trust` as people write it."""
+        names = {secret: name for name, secret in self._secrets.items()}
+        return _SECRET.sub(lambda match: names[match[0]], text)
+
     def specials_in(self, text: str) -> list[int]:
         """The ids of the special tokens in a text that went through `trust`, in order."""
         return [int(match[1]) for match in _SECRET.finditer(text)]
@@ -71,9 +75,24 @@ class SafeTokenizer:
         ids = self._encode(text)
         return ids if self._bos and text.startswith(self._bos) else [*self._lead, *ids]
 
-    def encode_continuation(self, text: str) -> list[int]:
-        """Ids of a text that goes on from earlier text; it begins with a space or a special token."""
-        return self._encode(_ANCHOR + text)[self._anchor_length :]
+    def encode_continuation(self, text: str, after: str = "") -> list[int]:
+        """Ids of a text that goes on from earlier text.
+
+        Args:
+            text: What goes on.
+            after: The end of the earlier text, from a space or a special token on. It is needed if `text` begins with
+                neither: its first letters would be read as the end of another word.
+
+        Raises:
+            UserError: The tokenizer reads the end of `after` and the beginning of `text` as one token.
+        """
+        before, whole = self._encode(_ANCHOR + after), self._encode(_ANCHOR + after + text)
+        if whole[: len(before)] != before:
+            raise UserError(
+                f"the tokenizer joins {self.show(text)[:40]!r} to what the chat template writes before it, "
+                f"{self.show(after)!r}; set a template that ends its cue with a line break or a special token"
+            )
+        return whole[len(before) :]
 
     def _encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids

@@ -208,6 +208,46 @@ def test_an_answer_without_retrieval_continues_its_prefix_as_one_text(renderer, 
         assert found == ordinary(renderer, turns, image, {"question": QUESTION})
 
 
+ANSWERS = ("yellow", "cross", "d", "1758", "13 March 1758", "Kan\u014d Jigor\u014d", "dark red && blue", ".5", "'t")
+
+
+def tails(renderer: Renderer) -> list[str]:
+    """Words that the tokenizer joins to a letter before them: what is left of its tokens without their first."""
+    words = filter(str.isascii, renderer.tokenizer.get_vocab())
+    return sorted(word[1:] for word in words if word.isalpha() and len(word) > 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheme", [MR2AG, MMKB_RAG, PLAIN], ids=lambda scheme: scheme.name)
+def test_a_reply_in_words_is_what_the_chat_template_makes_of_it(kind, scheme, make, image):
+    """Its first letters too: some templates end their cue with a line break, and some put a space before a reply."""
+    renderer, reply = make.renderer(kind, scheme), layouts.Turn("assistant", (layouts.ANSWER,))
+    answers = [*ANSWERS, *tails(renderer)]
+    assert len(answers) > len(ANSWERS)
+    for answer in answers:
+        if scheme is MR2AG:
+            turns = layouts.direct_turns(scheme, "short")
+            example = ReflectionExample("v", "", QUESTION, False, answer=answer)
+            found = list(renderer.encode_example(example, image).prefix.ids)
+        else:
+            turns = layouts.answer_turns(scheme.prompts, "short", documents=False)
+            asked = PromptedExample("x", "", QUESTION, (PromptedBranch("vqa", reply=answer),))
+            tree = renderer.encode_prompted(asked, image)
+            found = [*tree.prefix.ids, *tree.branches[0].ids]
+        whole = ordinary(renderer, (*turns, reply), image, {"question": QUESTION, "answer": answer})
+        assert found == whole[: len(found)], answer
+
+
+@slow_inputs
+@given(text=untrusted)
+def test_a_reply_is_read_back_as_it_was_written(renderer, text):
+    clean = renderer._safe.clean(text)
+    ids = renderer.reply_ids(text)
+    shown = renderer.tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False)
+    assert shown.removeprefix(" ") == clean
+    assert ids[-1] == renderer.end_token_id
+
+
 # How an answer is asked for.
 
 
