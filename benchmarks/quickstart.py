@@ -22,7 +22,8 @@ from page import command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
-LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "accelerate/cpu.yaml")]
+BATCH = 8
+"""Questions a step, over all processes."""
 
 
 def module(name: str, config: str) -> list[str]:
@@ -30,14 +31,18 @@ def module(name: str, config: str) -> list[str]:
     return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / "miniature" / config)]
 
 
-def launch(script: str, config: str) -> list[str]:
+def launch(script: str, config: str, processes: int = 1) -> list[str]:
     """The command that launches a script with a configuration of the miniature."""
-    return [*LAUNCH, str(ROOT / script), "--config", str(CONFIGS / "miniature" / config)]
+    settings = [str(CONFIGS / "accelerate/cpu.yaml")]
+    if processes > 1:
+        settings = [str(CONFIGS / "accelerate/cpu_2_processes.yaml"), "--num_processes", str(processes)]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", *settings]
+    return [*command, str(ROOT / script), "--config", str(CONFIGS / "miniature" / config)]
 
 
-def stages(run: Path, family: str, method: str, seed: int) -> dict[str, list[str]]:
-    """The commands of the main job, by stage."""
-    model = f"miniature/{family}"
+def stages(run: Path, family: str, method: str, seed: int, processes: int = 1) -> dict[str, list[str]]:
+    """The commands of the main job, by stage; training and evaluation in several processes if wanted."""
+    model, batch = f"miniature/{family}", ("--per_device_train_batch_size", str(BATCH // processes))
     world, index, data, checkpoint = (str(run / name) for name in ("world", "index", "reflection", "checkpoint"))
     plain, plain_checkpoint = str(run / "plain"), str(run / "plain_checkpoint")
     return {
@@ -55,26 +60,32 @@ def stages(run: Path, family: str, method: str, seed: int) -> dict[str, list[str
             *("--dataset", world, "--reflection", data, "--index", index, "--output", plain),
         ],
         "train": [
-            *launch("train/sft.py", f"mr2ag_{method}.yaml"),
-            *("--model", model, "--train_data", data, "--output_dir", checkpoint, "--seed", str(seed)),
+            *launch("train/sft.py", f"mr2ag_{method}.yaml", processes),
+            *("--model", model, "--train_data", data, "--output_dir", checkpoint, "--seed", str(seed), *batch),
         ],
         "plain_train": [
-            *launch("train/sft.py", "plain_full.yaml" if method == "full" else "plain_lora.yaml"),
-            *("--model", model, "--train_data", plain, "--output_dir", plain_checkpoint, "--seed", str(seed)),
+            *launch("train/sft.py", "plain_full.yaml" if method == "full" else "plain_lora.yaml", processes),
+            *("--model", model, "--train_data", plain, "--output_dir", plain_checkpoint, "--seed", str(seed), *batch),
         ],
         "evaluate": [
-            *launch("inference/evaluate.py", "evaluate.yaml"),
+            *launch("inference/evaluate.py", "evaluate.yaml", processes),
             *("--dataset", world, "--index", index, "--model", checkpoint, "--base_model", model),
             *("--plain_model", plain_checkpoint, "--output", str(run), "--seed", str(seed)),
         ],
     }
 
 
-def run_stages(run: Path, commands: dict[str, list[str]]) -> dict[str, float]:
-    """Run what isn't finished; the minutes of each stage, also of those that an earlier call finished."""
+def run_stages(run: Path, commands: dict[str, list[str]], processes: int = 1) -> dict[str, float]:
+    """Run what isn't finished; the minutes of each stage, also of those that an earlier call finished.
+
+    Args:
+        run: The folder of it all.
+        commands: By stage.
+        processes: In how many a command is launched: the cores are shared out among them.
+    """
     log = run / "stages.json"
     minutes: dict[str, float] = json.loads(log.read_text()) if log.exists() else {}
-    threads = str(psutil.cpu_count(logical=False) or 1)  # what accelerate would take, and say so
+    threads = str(max(1, cores() // processes))
     environment = {"OMP_NUM_THREADS": threads, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     for name, command in commands.items():
         if name in minutes:
@@ -88,6 +99,11 @@ def run_stages(run: Path, commands: dict[str, list[str]]) -> dict[str, float]:
         minutes[name] = round((time.monotonic() - start) / 60, 2)
         log.write_text(json.dumps(minutes))
     return minutes
+
+
+def cores() -> int:
+    """Of this machine: what accelerate would take as threads, and say so."""
+    return psutil.cpu_count(logical=False) or 1
 
 
 def summary(metrics: dict[str, dict]) -> list[str]:
@@ -146,11 +162,14 @@ def main() -> None:
     parser.add_argument("--family", choices=("llava", "qwen2_vl"), default="llava")
     parser.add_argument("--method", choices=("full", "lora", "qlora"), default="full")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, choices=(1, 2, 4, 8), help="default: 2 if there are two cores")
     parser.add_argument("--run", type=Path, default=Path("runs/quickstart"))
     parser.add_argument("--output", type=Path, help="Markdown file of what is printed at the end")
     arguments = parser.parse_args()
     arguments.run.mkdir(parents=True, exist_ok=True)
-    minutes = run_stages(arguments.run, stages(arguments.run, arguments.family, arguments.method, arguments.seed))
+    processes = arguments.processes or min(2, cores())
+    commands = stages(arguments.run, arguments.family, arguments.method, arguments.seed, processes)
+    minutes = run_stages(arguments.run, commands, processes)
     path = arguments.run / "metrics.json"
     metrics = json.loads(path.read_text())
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20

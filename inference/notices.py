@@ -89,7 +89,7 @@ def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[st
         told.append(f"{len(metrics['too_long_for_bem'])} questions had an answer too long for BEM, counted as wrong.")
     unknown = sum(not measure.has_truth(q) for q in questions)
     if unknown:
-        told.append(f"{unknown} questions have no answer that this metric can score: none is known, or it is free text.")
+        told.append(f"{unknown} questions have no answer that this metric can score: none known, or free text alone.")
     return told
 
 

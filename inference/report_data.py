@@ -15,7 +15,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.dataset import Dataset, image_roots
+from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.evaluation import TUNED
 from reflectune.inference.ranking import product
 from reflectune.inference.scores import Measure, Traces
@@ -87,7 +87,7 @@ class _Tables:
         key = ("entry", entry_id)
         if key not in self._places:
             entry = self._dataset.knowledge.get(entry_id)
-            roots = (self._dataset.knowledge.image_root, *image_roots(self._dataset.root))
+            roots = (self._dataset.knowledge.image_root, *self._dataset.image_roots)
             image = self.image(self._dataset.knowledge.image_path(entry), roots) if entry.images else -1
             self._places[key] = len(self.entries)
             self.entries.append({"id": entry.id, "title": entry.title, "image": image})
@@ -126,7 +126,7 @@ def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, 
         "text": question.text,
         "answers": list(question.answers),
         "range": list(question.range) if question.range else None,
-        "image": tables.image(question.image, image_roots(tables._dataset.root)) if question.image else -1,
+        "image": tables.image(question.image, tables._dataset.image_roots) if question.image else -1,
         "knowledge": question.is_knowledge_based,
         "famous": question.meta.get("famous") == "yes",
         "entities": list(question.entity_ids),

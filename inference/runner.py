@@ -93,8 +93,11 @@ def run_sharded(
     state = PartialState()
     _check_unique(questions)
     merged, parts = folder / f"{name}.jsonl", folder / "parts"
-    done = {**_finished(merged, fingerprint), **_finished_parts(parts, name, fingerprint)}
+    whole, done = _finished(merged, fingerprint), _finished_parts(parts, name, fingerprint)
     state.wait_for_everyone()  # all have read the parts before one of them writes
+    if not done and all(question.id in whole for question in questions):
+        return whole, 0
+    done = {**whole, **done}
 
     batches = [questions[i : i + batch_questions] for i in range(0, len(questions), batch_questions)]
     is_left = [any(question.id not in done for question in batch) for batch in batches]
