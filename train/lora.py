@@ -30,7 +30,7 @@ def add_adapters(
 
     Args:
         model: The base model, with the tokens added.
-        token_ids: The new tokens' rows.
+        token_ids: The new tokens' rows; none where a scheme has no tokens.
         rank: r of the adapters.
         alpha: The adapters are scaled by alpha / r.
         dropout: Before the adapters.
@@ -47,7 +47,7 @@ def add_adapters(
         lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=targets,
-        trainable_token_indices=dict.fromkeys(names, rows),
+        trainable_token_indices=dict.fromkeys(names, rows) if rows else None,
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, config)

@@ -84,6 +84,22 @@ def prompted_folder(data_folder: Path, examples: list[ReflectionExample], tmp_pa
 
 
 @pytest.fixture
+def plain_folder(data_folder: Path, examples: list[ReflectionExample], tmp_path: Path) -> Path:
+    """A folder of the baselines' data: each question with its passages, or without any, and its answer."""
+    folder = tmp_path / "plain"
+    write_prompted(folder / "train.parquet", [plain(example) for example in examples])
+    write_manifest(folder, Manifest("plain", data_folder / "images", {"train": "0"}))
+    return folder
+
+
+def plain(example: ReflectionExample) -> PromptedExample:
+    """The question as a reader of its passages is asked it."""
+    answer = example.answer or next((branch.answer for branch in example.branches if branch.relevant), "nobody")
+    branch = PromptedBranch("vqa", tuple(branch.passage for branch in example.branches), reply=answer)
+    return PromptedExample(example.id, example.image, example.question, (branch,))
+
+
+@pytest.fixture
 def data_folder(tmp_path: Path, examples: list[ReflectionExample]) -> Path:
     """A folder of reflection data with its images."""
     folder = tmp_path / "data"

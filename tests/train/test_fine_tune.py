@@ -17,6 +17,8 @@ from reflectune.models.miniature.architecture import Family
 from reflectune.train.checkpoints import RECORD, checkpoint_folders
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tune import fine_tune, total_steps
+from reflectune.train.merging import merge
+from reflectune.train.merging import plan as merge_plan
 
 METHODS = ("full", "lora")
 
@@ -77,6 +79,27 @@ def test_a_checkpoint_is_loaded_by_us_and_by_plain_transformers_or_peft(
     assert ours.scheme.name == "mr2ag"
     expected = plain.state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_a_scheme_without_tokens_is_trained_and_loaded(
+    config: Callable[..., SftConfig], plain_folder: Path, tmp_path: Path, family: Family, method: str
+) -> None:
+    """The papers' baselines: no row of a matrix is new."""
+    run = config(family=family, method=method, scheme="plain", train_data=str(plain_folder))
+    fine_tune(run)
+
+    loaded, base = load(run.output_dir), load(run.model).model.state_dict()
+    assert loaded.scheme is not None
+    assert loaded.scheme.name == "plain"
+    moved = [name for name, weight in loaded.model.state_dict().items() if not torch.equal(weight, base[name])]
+    assert moved
+    assert method == "full" or all("_proj" in name for name in moved)
+    if method != "full":
+        merge(run.output_dir, tmp_path / "merged", merge_plan(run.output_dir))
+        merged = load(str(tmp_path / "merged")).model.state_dict()
+        assert all(torch.equal(weight, merged[name]) for name, weight in loaded.model.state_dict().items())
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
