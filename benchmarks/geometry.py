@@ -20,10 +20,10 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from reflectune.models.engine import PrefixEngine
 from reflectune.models.loading import MINIATURES
-from reflectune.models.pretrained import load_processor
+from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering import Rendered
+from reflectune.models.weights.pretrained import load_processor
 
 IMAGE_TOKEN = 3
 GATE, ANSWERED = 7, 8

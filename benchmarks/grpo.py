@@ -31,8 +31,8 @@ from reflectune.core.gate_outcomes import GateOutcome
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.correctness import find_metric
-from reflectune.inference.both_ways import BothWays
-from reflectune.inference.charts import Line, line_chart
+from reflectune.inference.report.svg import Line, line_chart
+from reflectune.inference.running.both_ways import BothWays
 from reflectune.models.loading import load
 from reflectune.train.grpo import GrpoConfig
 

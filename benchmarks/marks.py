@@ -23,8 +23,8 @@ from typing import Any
 from page import command_line
 from quickstart import cores
 
-from reflectune.inference.paper_numbers import ranks
-from reflectune.inference.ranking import standing
+from reflectune.inference.scoring.paper_numbers import ranks
+from reflectune.inference.selection.ranking import standing
 
 Metrics = dict[str, Any]
 

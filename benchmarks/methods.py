@@ -28,7 +28,7 @@ from running import write
 from trainers import Clock, ours, settings, subset
 
 from reflectune.data_builders.reflection_data import read_examples
-from reflectune.train.parameters import count_by_tower
+from reflectune.train.setup.parameters import count_by_tower
 
 METHODS = ("full", "lora", "qlora")
 SHOWN = (

@@ -21,7 +21,7 @@ from page import command_line
 from quickstart import launch, module, run_stages
 
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.labels import Rule, is_right, srt_labels
+from reflectune.data_builders.probing.labels import Rule, is_right, srt_labels
 from reflectune.data_builders.probing.store import stream_probes
 
 Numbers = Mapping[str, Any]

@@ -21,9 +21,9 @@ from transformers.utils import logging
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.reader import Reader
-from reflectune.models.engine import PrefixEngine
+from reflectune.inference.reading.reader import Reader
 from reflectune.models.loading import Loaded, load
+from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.retrieval.passages import split_passages
 
 PASSAGES, NEW_TOKENS = 20, 16

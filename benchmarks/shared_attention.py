@@ -13,8 +13,8 @@ import functools
 import torch
 from running import timed
 
-from reflectune.models import shared_attention
-from reflectune.models.shared_attention import Shared, Sight
+from reflectune.models.attention import shared as shared_attention
+from reflectune.models.attention.shared import Shared, Sight
 
 
 def main() -> None:

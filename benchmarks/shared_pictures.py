@@ -21,10 +21,10 @@ from train_tree import tree_of
 from transformers import PreTrainedModel
 
 from reflectune.data_builders.reflection_data import read_examples
-from reflectune.models.tree import Tree, TreeCollator, loss_terms
-from reflectune.train.data import approximate_length, kind
-from reflectune.train.order import TrainingOrder
-from reflectune.train.parameters import freeze_tower
+from reflectune.models.attention.tree import Tree, TreeCollator, loss_terms
+from reflectune.train.data.examples import approximate_length, kind
+from reflectune.train.data.order import TrainingOrder
+from reflectune.train.setup.parameters import freeze_tower
 
 
 def pictures(tree: Tree, count: int) -> list[Tree]:

@@ -19,10 +19,10 @@ from running import alone, parser, timed, write
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reflectune.inference.charts import Line, line_chart
-from reflectune.models.engine import PrefixEngine
+from reflectune.inference.report.svg import Line, line_chart
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.rows import kept_bytes
 from reflectune.models.rendering import Rendered
-from reflectune.models.rows import kept_bytes
 
 NEW_TOKENS, ANSWERS = 16, 4
 

@@ -24,9 +24,9 @@ from running import parser, write
 from trainers import Clock, exported, ours, settings, stock, subset
 from transformers import Trainer
 
-from reflectune.models.tree import IGNORE, loss_terms
+from reflectune.models.attention.tree import IGNORE, loss_terms
 from reflectune.train.config import SftConfig
-from reflectune.train.data import load_training_data
+from reflectune.train.data.examples import load_training_data
 
 
 @dataclass(frozen=True)

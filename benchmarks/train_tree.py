@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 
+from reflectune.models.attention.tree import IGNORE, Segment, Tree, TreeCollator, loss_terms
 from reflectune.models.miniature.architecture import train_tokenizer
-from reflectune.models.tree import IGNORE, Segment, Tree, TreeCollator, loss_terms
 
 SUPERVISED = 17
 """Tokens at a branch's end that are supervised: the reflection token and an answer of 16."""

@@ -27,11 +27,12 @@ from reflectune.data_builders.reflection_data import (
     write_examples,
     write_manifest,
 )
-from reflectune.models.tree import IGNORE
-from reflectune.train.collator import Collator
+from reflectune.models.attention.tree import IGNORE
 from reflectune.train.config import SftConfig
-from reflectune.train.data import load_training_data
-from reflectune.train.fine_tune import (
+from reflectune.train.data.collator import Collator
+from reflectune.train.data.examples import load_training_data
+from reflectune.train.data.order import training_order
+from reflectune.train.fine_tuning.fine_tune import (
     encoded_examples,
     global_batch,
     load_base,
@@ -39,8 +40,7 @@ from reflectune.train.fine_tune import (
     save_model,
     training_arguments,
 )
-from reflectune.train.order import training_order
-from reflectune.train.trainer import ReflectionTrainer
+from reflectune.train.fine_tuning.trainer import ReflectionTrainer
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs/miniature"
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from running import timed
 from torch import Tensor
 
-from reflectune.models.tree_attention import STRIDE, tree_attention, tree_mask
+from reflectune.models.attention.tree_mask import STRIDE, tree_attention, tree_mask
 
 
 def segments_of(rows: int, prefix: int, branches: int, tokens: int) -> Tensor:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.data_builders.mr2ag_config import BuildConfig
+from reflectune.data_builders.mr2ag.config import BuildConfig
 
 
 @entry_point
 def main() -> None:
     """Parse the config, then build."""
     (config,) = parse_config(BuildConfig)
-    from reflectune.data_builders.reflection_run import run  # slow to import: after the config is right
+    from reflectune.data_builders.mr2ag.run import run  # slow to import: after the config is right
 
     run(config)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.data_builders.agreement_config import CompareConfig
+from reflectune.data_builders.agreement.config import CompareConfig
 
 
 @entry_point
 def main() -> None:
     """Parse the config, then compare."""
     (config,) = parse_config(CompareConfig)
-    from reflectune.data_builders.agreement_run import run  # slow to import: after the config is right
+    from reflectune.data_builders.agreement.run import run  # slow to import: after the config is right
 
     run(config)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.data_builders.derive_config import DeriveConfig
+from reflectune.data_builders.mmkb.config import DeriveConfig
 
 
 @entry_point
 def main() -> None:
     """Parse the config, then derive."""
     (config,) = parse_config(DeriveConfig)
-    from reflectune.data_builders.derive_run import run
+    from reflectune.data_builders.mmkb.run import run
 
     print(run(config))
 

@@ -13,7 +13,7 @@ from reflectune.inference.config import AnswerConfig
 def main() -> None:
     """Read the config, answer, and print the decision, the passages with their scores, and the answer."""
     (config,) = parse_config(AnswerConfig)
-    from reflectune.inference import single  # slow to import, so only once the config is known to be right
+    from reflectune.inference.running import single  # slow to import, so only once the config is known to be right
     from reflectune.inference.trace import to_row
 
     if config.dry_run:

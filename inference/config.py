@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.data_builders.metric_config import MetricConfig
-from reflectune.inference.document_choice import Mct
-from reflectune.models.image_config import ImageKeys
+from reflectune.inference.selection.document_choice import Mct
+from reflectune.models.processing.image_config import ImageKeys
 from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
 

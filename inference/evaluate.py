@@ -16,7 +16,7 @@ def main() -> None:
     (config,) = parse_config(EvaluateConfig)
     from accelerate import PartialState  # slow to import, so only once the config is known to be right
 
-    from reflectune.inference import experiment
+    from reflectune.inference.running import experiment
 
     if config.dry_run:
         print(experiment.describe(config))

@@ -7,14 +7,14 @@ from typing import Any
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.inference.analysis.sweep_config import SweepConfig
+from reflectune.inference.grid.sweep_config import SweepConfig
 
 
 @entry_point
 def main() -> None:
     """Read the config, run all points over one set of forward passes, and print their scores."""
     (config,) = parse_config(SweepConfig)
-    from reflectune.inference.analysis import sweep_run  # slow to import, so only once the config is known to be right
+    from reflectune.inference.grid import sweep_run  # slow to import, so only once the config is known to be right
 
     if config.dry_run:
         print(sweep_run.describe(config))

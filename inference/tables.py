@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.inference.analysis.tables_config import TablesConfig
+from reflectune.inference.grid.tables_config import TablesConfig
 
 
 @entry_point
@@ -15,7 +15,7 @@ def main() -> None:
     (config,) = parse_config(TablesConfig)
     from accelerate import PartialState  # slow to import, so only once the config is known to be right
 
-    from reflectune.inference.analysis import tables_run
+    from reflectune.inference.grid import tables_run
 
     if config.dry_run:
         print(tables_run.describe(config))

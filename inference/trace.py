@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reflectune.core.types import Passage
-from reflectune.inference.document_choice import MctTrace
-from reflectune.inference.ranking import Scores
+from reflectune.inference.selection.document_choice import MctTrace
+from reflectune.inference.selection.ranking import Scores
 from reflectune.retrieval.types import Hit
 
 

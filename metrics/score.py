@@ -15,7 +15,7 @@ from reflectune.core.config import parse_config
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError, entry_point
 from reflectune.metrics.registry import Metric, MetricChoice, metric_problems
-from reflectune.models.endpoint import RemoteConfig
+from reflectune.models.remote.endpoint import RemoteConfig
 
 
 @dataclass
@@ -90,7 +90,7 @@ def main() -> None:
     from reflectune.metrics.bem import load_bem
     from reflectune.metrics.judges import PROTOCOLS, Judging
     from reflectune.metrics.score_report import lines, score_files
-    from reflectune.models.remote import RemoteModel
+    from reflectune.models.remote.client import RemoteModel
 
     splits = config.splits or [split for split in dataset.splits(config.dataset) if split != "train"]
     questions = [question for split in splits for question in dataset.read_questions(config.dataset, split)]

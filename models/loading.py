@@ -15,13 +15,13 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.models.image_config import AS_IN_PROCESSOR, ImageSettings
-from reflectune.models.image_fitting import fit_images, images_fingerprint, images_in_words
-from reflectune.models.pretrained import as_dtype, load_pretrained, load_processor
-from reflectune.models.quantization import Quantization, dequantized, require_bitsandbytes
+from reflectune.models.processing.image_config import AS_IN_PROCESSOR, ImageSettings
+from reflectune.models.processing.image_fitting import fit_images, images_fingerprint, images_in_words
 from reflectune.models.rendering import Renderer
-from reflectune.models.scheme import SCHEME_FILE, Scheme, find_scheme, load_scheme
-from reflectune.models.tokens import add_reflection_tokens, has_tokens
+from reflectune.models.schemes.base import SCHEME_FILE, Scheme, find_scheme, load_scheme
+from reflectune.models.schemes.tokens import add_reflection_tokens, has_tokens
+from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor
+from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes
 
 INFO_FILE = "reflectune.json"
 ADAPTER_FILE = "adapter_config.json"

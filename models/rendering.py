@@ -22,10 +22,10 @@ from reflectune.core.types import (
     PromptName,
     ReflectionExample,
 )
-from reflectune.models import scheme as layouts
-from reflectune.models.scheme import Scheme, Slot, Turn
-from reflectune.models.tree import IGNORE, Segment, Tree
-from reflectune.models.untrusted import SafeTokenizer, cut_at_slots, slot_mark
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
+from reflectune.models.processing.untrusted import SafeTokenizer, cut_at_slots, slot_mark
+from reflectune.models.schemes import base as layouts
+from reflectune.models.schemes.base import Scheme, Slot, Turn
 
 Chunks = tuple[str | Slot, ...]
 

@@ -63,7 +63,7 @@ def run(config: IndexConfig) -> int:
     Raises:
         UserError: See `reflectune.retrieval.index.build_index`.
     """
-    from reflectune.retrieval.encoders import load_encoder  # slow to import: after the config is right
+    from reflectune.retrieval.encoders.encoder import load_encoder  # slow to import: after the config is right
     from reflectune.retrieval.index import build_index, left_out
     from reflectune.retrieval.knowledge_base import KnowledgeBase
 

@@ -33,7 +33,7 @@ from reflectune.core.rejected import (
     stop,
 )
 from reflectune.core.types import Entry
-from reflectune.retrieval.encoders import ImageTextEncoder, Vectors
+from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 MANIFEST = "manifest.json"

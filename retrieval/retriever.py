@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from reflectune.retrieval.encoders import ImageTextEncoder, Vectors, load_encoder
+from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors, load_encoder
 from reflectune.retrieval.index import Index, load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.types import Hit

@@ -85,7 +85,7 @@ def test_a_page_names_its_command_first_and_each_command_is_there(page: Path) ->
 def test_a_page_is_written_by_its_script(page: Path) -> None:
     """Its title stands in the script, or among the tables' titles."""
     words = commands(page)[0]
-    folder = ROOT / "inference/analysis"
+    folder = ROOT / "inference/grid"
     scripts = [ROOT / words[1]] if words[1] != "-m" else sorted(folder.glob("tables_*.py"))
     title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 

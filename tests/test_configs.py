@@ -18,15 +18,15 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
-from reflectune.data_builders.mr2ag_config import BuildConfig
-from reflectune.models.image_config import ImageKeys
+from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.models.processing.image_config import ImageKeys
 from reflectune.train.config import SftConfig
-from reflectune.train.estimate_config import EstimateConfig
+from reflectune.train.forecasting.config import EstimateConfig
 from reflectune.train.forecasting.memory import GIB, total
 from reflectune.train.forecasting.planning import QUESTION_TOKENS, image_tokens, plan
 from reflectune.train.forecasting.travel import longest_travel
-from reflectune.train.lora import add_adapters
-from reflectune.train.parameters import tower_of
+from reflectune.train.setup.lora import add_adapters
+from reflectune.train.setup.parameters import tower_of
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

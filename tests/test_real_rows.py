@@ -22,9 +22,9 @@ from reflectune.core.types import Branch
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import check
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.mr2ag_config import BuildConfig
+from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.data_builders.mr2ag.run import run as build_mr2ag
 from reflectune.data_builders.reflection_data import read_examples
-from reflectune.data_builders.reflection_run import run as build_mr2ag
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / "shared" / "data"

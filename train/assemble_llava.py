@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.train.assemble_config import AssembleConfig
+from reflectune.train.llava.config import AssembleConfig
 
 
 @entry_point
 def main() -> None:
     """Parse the config, then join the parts."""
     (config,) = parse_config(AssembleConfig)
-    from reflectune.train.assembling import assemble  # slow to import: after the config is right
+    from reflectune.train.llava.assemble import assemble  # slow to import: after the config is right
 
     print(assemble(config))
 

@@ -6,13 +6,18 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from reflectune.models.image_config import ImageKeys
-from reflectune.models.quantization import missing_bitsandbytes
-from reflectune.train.gate_names import ANSWERS, metric_names
-from reflectune.train.mixture import Mixture, Part
-from reflectune.train.publishing.hub_problems import hub_problems
+from reflectune.models.processing.image_config import ImageKeys
+from reflectune.models.weights.quantization import missing_bitsandbytes
+from reflectune.train.data.mixture import Mixture, Part
+
+_GATES: Final = {"mr2ag": ("retrieve", "relevance"), "mmkb_rag": ("ret", "srt"), "plain": ()}
+_METRICS: Final = ("accuracy", "auroc", "calibration_error")
+ANSWERS: Final = "answer_exact_match"
+"""The share of right answers, if any are read."""
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def _help(text: str) -> dict[str, str]:
@@ -217,7 +222,7 @@ _FREE = frozenset(
 )
 """Settings that don't determine the weights. (`model` and `train_data` may be moved: their content is hashed, and how
 pictures are fitted with the model's. Of the batch sizes their product with the number of processes does: see
-`reflectune.train.global_batch`.)"""
+`reflectune.train.data.global_batch`.)"""
 _NEEDED = {
     "output_dir": "a folder for the checkpoint",
     "model": "e.g. miniature/llava, llava-hf/llava-1.5-7b-hf or a folder",
@@ -245,3 +250,32 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "cache_mib": (0, float("inf")),
     "dataloader_workers": (0, float("inf")),
 }
+
+
+def gate_names(scheme: str) -> tuple[str, ...]:
+    """The names of a scheme's two gates: whether to retrieve, and whether a passage is evidence; `plain` has none."""
+    return _GATES[scheme]
+
+
+def metric_names(scheme: str) -> list[str]:
+    """What validation measures, and `best_metric` may be; none for a scheme that is not known."""
+    return ["loss", *(f"{gate}_{metric}" for gate in _GATES.get(scheme, ()) for metric in _METRICS), ANSWERS]
+
+
+def greater_is_better(metric: str) -> bool:
+    """Whether more of a metric is better."""
+    return not metric.endswith(("loss", "calibration_error"))
+
+
+def hub_problems(repository: str) -> list[str]:
+    """What is wrong with uploading to a repository, one sentence each; the Hub itself isn't asked."""
+    from huggingface_hub import constants, get_token  # slow to import: only if something is to be uploaded
+
+    issues = []
+    if not _REPOSITORY.fullmatch(repository):
+        issues.append(f"`push_to_hub` must be owner/name, found {repository}")
+    if constants.HF_HUB_OFFLINE:
+        issues.append("`push_to_hub` needs the Hub, and $HF_HUB_OFFLINE is set; unset it")
+    elif get_token() is None:
+        issues.append("`push_to_hub` needs a token: `hf auth login`, or set $HF_TOKEN")
+    return issues

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError, entry_point
-from reflectune.train.estimate_config import ARCHITECTURE, EstimateConfig
+from reflectune.train.forecasting.config import ARCHITECTURE, EstimateConfig
 
 
 @entry_point

@@ -16,7 +16,7 @@ from pathlib import Path
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.inference.config import ReadingConfig
-from reflectune.train.grpo_config import GateConfig
+from reflectune.train.refining.config import GateConfig
 
 
 @dataclass
@@ -51,7 +51,7 @@ def run(config: GrpoConfig) -> None:
     from reflectune.core.hashing import file_fingerprint, fingerprint
     from reflectune.data_builders.dataset import Dataset
     from reflectune.data_builders.probing.correctness import find_metric
-    from reflectune.inference.both_ways import BothWays
+    from reflectune.inference.running.both_ways import BothWays
     from reflectune.train.refining.refine import refine
 
     config.metric = config.scored_by(config.dataset)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.models.scheme import SCHEME_FILE
+from reflectune.models.schemes.base import SCHEME_FILE
 
 
 @dataclass
@@ -44,7 +44,7 @@ class MergeConfig:
 def main() -> None:
     """Parse the config, then merge."""
     (config,) = parse_config(MergeConfig)
-    from reflectune.train.merging import merge, plan  # slow to import: after the config is right
+    from reflectune.train.saving.merging import merge, plan  # slow to import: after the config is right
 
     made = plan(config.checkpoint, config.dtype)
     print(f"{config.checkpoint} merged into {made.base_model}{made.remark}, as {made.dtype}, into {config.output}")

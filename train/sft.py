@@ -15,7 +15,7 @@ from reflectune.train.config import SftConfig
 def main() -> None:
     """Parse the config, then train."""
     (config,) = parse_config(SftConfig)
-    from reflectune.train.fine_tune import fine_tune  # slow to import: after the config is right
+    from reflectune.train.fine_tuning.fine_tune import fine_tune  # slow to import: after the config is right
 
     fine_tune(config)
 

@@ -10,8 +10,8 @@ from reflectune.data_builders.annotators.gold import by_gold
 from reflectune.data_builders.annotators.llm import LlmAnnotator
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.annotators.string import by_string
-from reflectune.models.endpoint import RemoteConfig
-from reflectune.models.remote import RemoteModel
+from reflectune.models.remote.client import RemoteModel
+from reflectune.models.remote.endpoint import RemoteConfig
 
 NAMES = ("string", "gold", "llm")
 

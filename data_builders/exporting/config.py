@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.data_builders.reflection_data import MANIFEST
-from reflectune.models.scheme import SCHEMES
+from reflectune.models.schemes.base import SCHEMES
 
 
 def _help(text: str) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Untrusted text that spells a special token: other tools would read it as one, so it is broken up.
 
-Our own trainer tokenises such text as plain text (`models/untrusted.py`). A file for another tool can't ask for that:
-`<image>` in a passage would count as a picture, and `[Relevant]` as a verdict. A space behind its first character
-makes it plain text again: `< image>`, `[ Relevant]`.
+Our own trainer tokenises such text as plain text (`models/processing/untrusted.py`). A file for another tool can't ask
+for that: `<image>` in a passage would count as a picture, and `[Relevant]` as a verdict. A space behind its first
+character makes it plain text again: `< image>`, `[ Relevant]`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from reflectune.models.scheme import SCHEMES
-from reflectune.models.untrusted import SafeTokenizer
+from reflectune.models.processing.untrusted import SafeTokenizer
+from reflectune.models.schemes.base import SCHEMES
 
 _TAGS = (
     "s unk pad mask bos eos image video audio img im_start im_end im_patch vid_start vid_end vid_patch IMG_CONTEXT "

@@ -38,7 +38,7 @@ from reflectune.data_builders.reflection_data import (
     earlier_manifest,
     write_manifest,
 )
-from reflectune.models.scheme import MR2AG, Scheme, find_scheme
+from reflectune.models.schemes.base import MR2AG, Scheme, find_scheme
 
 
 @dataclass

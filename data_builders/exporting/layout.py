@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from reflectune.data_builders.exporting.rows import Masking, Row
-from reflectune.models.scheme import Scheme
+from reflectune.models.schemes.base import Scheme
 
 Images = str
 """`absolute` or `copy`."""

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle, Branch, FollowUp, Passage, PromptedBranch
 from reflectune.data_builders.exporting.conversations import Conversation
-from reflectune.models.scheme import Scheme, Slot, answer_prompt, prompt_parts
+from reflectune.models.schemes.base import Scheme, Slot, answer_prompt, prompt_parts
 
 _STYLES: tuple[AnswerStyle, ...] = get_args(AnswerStyle)
 _ASKING: tuple[AnswerStyle, ...] = ("short", "list")

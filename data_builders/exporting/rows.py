@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle, PromptedBranch, PromptedExample, ReflectionExample, TrainingExample
-from reflectune.models import scheme as layouts
-from reflectune.models.scheme import Scheme, Slot, Turn
+from reflectune.models.schemes import base as layouts
+from reflectune.models.schemes.base import Scheme, Slot, Turn
 
 Masking = Literal["last_turn", "per_turn", "none"]
 """How a layout says which of the assistant's turns are supervised: the last one of a row alone, each by itself, or all.

@@ -21,7 +21,7 @@ from reflectune.data_builders.exporting.layout import Exported, Layout
 from reflectune.data_builders.exporting.rows import Row, rows_of
 from reflectune.data_builders.exporting.source import data_file, read, scheme_and_images
 from reflectune.data_builders.exporting.writers import Writer, open_writer
-from reflectune.models.scheme import Scheme
+from reflectune.models.schemes.base import Scheme
 
 LAYOUTS: Final[Mapping[str, Layout]] = {
     "trl": trl.LAYOUT,

@@ -21,7 +21,7 @@ from reflectune.data_builders.reflection_data import (
     prompted_from_row,
     read_manifest,
 )
-from reflectune.models.scheme import Scheme, find_scheme
+from reflectune.models.schemes.base import Scheme, find_scheme
 
 BATCH = 256
 """Examples that are in memory at a time."""

@@ -24,7 +24,7 @@ from reflectune.data_builders.reflection_data import (
     write_manifest,
     write_prompted,
 )
-from reflectune.models.scheme import PLAIN, passage_text
+from reflectune.models.schemes.base import PLAIN, passage_text
 from reflectune.retrieval.contexts import ContextBuilder, ContextForm
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retriever import open_retriever

@@ -8,7 +8,7 @@ from typing import Literal
 
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.data_builders.probing.asking import Asking
-from reflectune.models.image_config import ImageKeys
+from reflectune.models.processing.image_config import ImageKeys
 from reflectune.retrieval.passages import Lead
 
 SCHEME = "mmkb_rag"

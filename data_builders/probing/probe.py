@@ -14,13 +14,13 @@ from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.probing.asking import Asking
 from reflectune.data_builders.probing.correctness import Correctness
-from reflectune.data_builders.probing.documents import Document, shorten
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
 from reflectune.data_builders.probing.summaries import add_sentences, add_words
 from reflectune.data_builders.probing.values import finite_sum
-from reflectune.models.engine import Branches, Generation, PrefixEngine
+from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine
+from reflectune.models.prefix.sampling import Sampling
 from reflectune.models.rendering import Rendered
-from reflectune.models.sampling import Sampling
+from reflectune.retrieval.documents import Document, shorten
 
 Row = tuple[int, int]
 """A question's place in its batch, and a branch: 0 without a document, k with the k-th."""

@@ -14,15 +14,15 @@ from reflectune.core.hashing import file_fingerprint
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.label_statistics import probe_statistics, probe_table
-from reflectune.data_builders.labels import Rule
 from reflectune.data_builders.probing.config import SCHEME, ProbeConfig
+from reflectune.data_builders.probing.labels import Rule
 from reflectune.data_builders.probing.questions import count_free_form, select_questions, windows
+from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import ProbeLog, seal, stream_probes
 from reflectune.data_builders.probing.work import Work
 from reflectune.metrics.bem import Bem
 from reflectune.models.loading import Loaded, load
-from reflectune.retrieval.encoders import load_encoder
+from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.index import load_index
 from reflectune.retrieval.retriever import EntryRetriever
 

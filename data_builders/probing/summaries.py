@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from reflectune.core.types import AnswerStyle, Passage
-from reflectune.data_builders.labels import Rule, is_right, srt_labels
+from reflectune.data_builders.probing.labels import Rule, is_right, srt_labels
 from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.values import finite_sum
-from reflectune.models.engine import PrefixEngine, Prefixes
+from reflectune.models.prefix.engine import PrefixEngine, Prefixes
 from reflectune.retrieval.passages import sentences
 
 

@@ -15,15 +15,15 @@ from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.data_builders.probing.correctness import find_metric
-from reflectune.data_builders.probing.documents import find_documents
 from reflectune.data_builders.probing.memory import Halving
 from reflectune.data_builders.probing.probe import Prober, Ready
 from reflectune.data_builders.probing.records import Probe
 from reflectune.metrics.bem import Bem
-from reflectune.models.budget import find_budget
-from reflectune.models.engine import PrefixEngine
-from reflectune.models.forward import Forward
 from reflectune.models.loading import Loaded
+from reflectune.models.prefix.budget import find_budget
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.forward import Forward
+from reflectune.retrieval.documents import find_documents
 from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retriever import Retriever
 from reflectune.retrieval.types import Hit

@@ -10,15 +10,15 @@ from reflectune.core.types import Question
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.closed_book import ClosedBook
+from reflectune.inference.pipelines.diagnostics import ProbeBuilder
 from reflectune.inference.pipelines.documents import DocumentFinder
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, Reflection
 from reflectune.inference.pipelines.mr2ag import MR2AG
 from reflectune.inference.pipelines.naive_rag import NaiveRAG
 from reflectune.inference.pipelines.oracle import MR2AGOracle, Oracle, OracleAmongOthers
 from reflectune.inference.pipelines.stages import ReflectionScores, Relevance, Retrieval
-from reflectune.inference.probes import ProbeBuilder
-from reflectune.inference.prompted_reader import PromptedReader
-from reflectune.inference.reader import Reader
+from reflectune.inference.reading.prompted_reader import PromptedReader
+from reflectune.inference.reading.reader import Reader
 from reflectune.retrieval.contexts import CONTEXT_FORMS, ContextBuilder, ContextForm
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.rerankers.base import Reranker

@@ -8,7 +8,7 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.reader import Reader
+from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 
 

@@ -10,8 +10,8 @@ from PIL import Image
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.documents import DocumentFinder, Found
-from reflectune.inference.prompted_reader import PromptedReader
-from reflectune.inference.reader import Answer, Reader
+from reflectune.inference.reading.prompted_reader import PromptedReader
+from reflectune.inference.reading.reader import Answer, Reader
 from reflectune.inference.trace import Trace
 
 Row = tuple[int, int]

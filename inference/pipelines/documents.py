@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.probing.documents import find_documents
 from reflectune.inference.trace import PassageTrace
+from reflectune.retrieval.documents import find_documents
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
 from reflectune.retrieval.retriever import Retriever

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.document_choice import Mct, MctTrace, apply_mct, keep_first, keep_relevant, read_mct
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.documents import DocumentFinder, Found
-from reflectune.inference.prompted_reader import PromptedReader
-from reflectune.inference.reader import Answer, Opened, Reader
+from reflectune.inference.reading.prompted_reader import PromptedReader
+from reflectune.inference.reading.reader import Answer, Opened, Reader
+from reflectune.inference.selection.document_choice import Mct, MctTrace, apply_mct, keep_first, keep_relevant, read_mct
 from reflectune.inference.trace import Trace
 
 

@@ -10,8 +10,8 @@ from PIL import Image
 from reflectune.core.types import Passage, Question
 from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.ranking import best
-from reflectune.inference.reader import Answer, Judged, Opened, Reader
+from reflectune.inference.reading.reader import Answer, Judged, Opened, Reader
+from reflectune.inference.selection.ranking import best
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages

@@ -9,7 +9,7 @@ from PIL import Image
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.with_context import answer_with_context
-from reflectune.inference.reader import Reader
+from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.contexts import ContextBuilder, ContextForm
 from reflectune.retrieval.retriever import Retriever

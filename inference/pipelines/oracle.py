@@ -11,9 +11,9 @@ from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.pipelines.base import Clock, Pipeline
+from reflectune.inference.pipelines.diagnostics import gold_passages
 from reflectune.inference.pipelines.with_context import answer_with_context
-from reflectune.inference.probes import gold_passages
-from reflectune.inference.reader import Reader
+from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages

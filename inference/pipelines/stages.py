@@ -9,10 +9,10 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.diagnostics import GOLD, STATING, ProbeBuilder, is_stating
 from reflectune.inference.pipelines.documents import DocumentFinder, Found
-from reflectune.inference.probes import GOLD, STATING, ProbeBuilder, is_stating
-from reflectune.inference.prompted_reader import PromptedReader
-from reflectune.inference.reader import Reader
+from reflectune.inference.reading.prompted_reader import PromptedReader
+from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.retriever import Retriever
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reflectune.inference.paper_numbers import MR2AG_5
+from reflectune.inference.scoring.paper_numbers import MR2AG_5
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "marks.py"
 

@@ -4,8 +4,8 @@ import pytest
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
-from reflectune.data_builders.mr2ag import Recipe
-from reflectune.data_builders.mr2ag_config import BuildConfig
+from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.data_builders.mr2ag.examples import Recipe
 
 
 def folders(tmp_path: Path) -> list[str]:

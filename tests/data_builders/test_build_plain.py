@@ -21,11 +21,11 @@ from reflectune.data_builders.reflection_data import (
     write_examples,
     write_manifest,
 )
-from reflectune.models.scheme import passage_text
+from reflectune.models.schemes.base import passage_text
 from reflectune.retrieval.build_index import IndexConfig
 from reflectune.retrieval.build_index import run as build_index
 from reflectune.retrieval.contexts import ContextBuilder
-from reflectune.retrieval.encoders import load_encoder
+from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.index import load_index
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.rerankers.words import WordReranker

@@ -16,12 +16,12 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, PromptedBranch, Question
 from reflectune.data_builders.dataset import read_questions, write_questions
-from reflectune.data_builders.derive_config import DeriveConfig
-from reflectune.data_builders.derive_run import read_rel_scores, run
+from reflectune.data_builders.mmkb.config import DeriveConfig
+from reflectune.data_builders.mmkb.run import read_rel_scores, run
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
 from reflectune.data_builders.probing.store import ProbeLog, seal
 from reflectune.data_builders.reflection_data import Manifest, read_manifest, read_prompted, write_manifest
-from reflectune.models.mct import read_reply
+from reflectune.models.schemes.mct import read_reply
 
 SETTINGS = {
     "model": "m123",
@@ -288,5 +288,5 @@ def test_a_metric_and_what_it_needs_go_together(config: Callable[..., DeriveConf
 
 
 def test_no_model_library_is_needed() -> None:
-    code = "import sys, reflectune.data_builders.derive_run; sys.exit('torch' in sys.modules)"
+    code = "import sys, reflectune.data_builders.mmkb.run; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,8 +18,8 @@ from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.from_trl import import_trl
 from reflectune.data_builders.exporting.run import export
 from reflectune.data_builders.reflection_data import Manifest, read_examples, write_examples, write_manifest
-from reflectune.train.data import load_examples
-from reflectune.train.mixture import Part
+from reflectune.train.data.examples import load_examples
+from reflectune.train.data.mixture import Part
 
 TOWER = Passage("tower", 0, 0, "Gold Tower", "", "", "It was founded in 1872.")
 GOOD = [

@@ -16,7 +16,7 @@ from reflectune.data_builders.reflection_data import (
     write_manifest,
     write_prompted,
 )
-from reflectune.models.scheme import MR2AG
+from reflectune.models.schemes.base import MR2AG
 
 PASSAGE = Passage("e1", 2, 1, "Gold Tower", "A gold tower.", "History", "It was founded in 1872.\n“Élan”")
 KNOWLEDGE = ReflectionExample(

@@ -12,8 +12,8 @@ from reflectune.core.types import Evidence, Passage, Question
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.models.loading import save_checkpoint
 from reflectune.models.miniature.architecture import Family, build_model, build_processor, train_tokenizer
-from reflectune.models.scheme import ANSWER_PROMPTS, MMKB_RAG, MR2AG, PLAIN, Scheme
-from reflectune.models.tokens import add_reflection_tokens
+from reflectune.models.schemes.base import ANSWER_PROMPTS, MMKB_RAG, MR2AG, PLAIN, Scheme
+from reflectune.models.schemes.tokens import add_reflection_tokens
 from reflectune.retrieval.types import Hit
 
 

@@ -31,27 +31,27 @@ from reflectune.core.types import (
     TrainingExample,
 )
 from reflectune.data_builders.dataset import Dataset, write_questions
-from reflectune.data_builders.labels import Rule, ret_label
 from reflectune.data_builders.probing.asking import Asking
 from reflectune.data_builders.probing.correctness import find_metric
-from reflectune.data_builders.probing.documents import Document
+from reflectune.data_builders.probing.labels import Rule, ret_label
 from reflectune.data_builders.probing.probe import Prober
-from reflectune.inference import single
-from reflectune.inference.both_ways import BothWays
-from reflectune.inference.collaborators import open_prompted_reader, open_reader, open_reranker, open_retriever
 from reflectune.inference.config import AnswerConfig, ReadingConfig
 from reflectune.inference.pipelines.build import RECIPES, Parts, build_finder, build_pipeline
+from reflectune.inference.pipelines.diagnostics import ProbeBuilder
 from reflectune.inference.pipelines.document_answers import DocumentAnswers
-from reflectune.inference.probes import ProbeBuilder
+from reflectune.inference.reading.collaborators import open_prompted_reader, open_reader, open_reranker, open_retriever
+from reflectune.inference.running import single
+from reflectune.inference.running.both_ways import BothWays
 from reflectune.inference.trace import Trace
-from reflectune.models.engine import Branches, Generation, PrefixEngine, Prefixes
 from reflectune.models.loading import Loaded, load, save_checkpoint
-from reflectune.models.scheme import find_scheme
-from reflectune.retrieval.encoders import load_encoder
+from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
+from reflectune.models.schemes.base import find_scheme
+from reflectune.retrieval.documents import Document
+from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.index import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.passages import split_passages
-from reflectune.train.answers import AnswerReader
+from reflectune.train.fine_tuning.answers import AnswerReader
 
 WORD, LIST = "oak", "oak && elm"
 SENTENCE = "The answer is oak, as everyone knows."

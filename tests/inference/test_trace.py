@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.types import Passage
-from reflectune.inference.document_choice import PROBLEMS, MctTrace
-from reflectune.inference.ranking import Scores
+from reflectune.inference.selection.document_choice import PROBLEMS, MctTrace
+from reflectune.inference.selection.ranking import Scores
 from reflectune.inference.trace import PassageTrace, Trace, by_question, from_row, to_row
 from reflectune.retrieval.types import Hit
 

@@ -7,8 +7,8 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
+from reflectune.data_builders.mmkb.rescoring import by_metric
 from reflectune.data_builders.probing.correctness import find_metric
-from reflectune.data_builders.rescoring import by_metric
 from reflectune.metrics import evqa, infoseek
 from reflectune.metrics.bem import TooLongError
 from reflectune.metrics.predictions import Prediction

@@ -19,8 +19,8 @@ from reflectune.core.types import Branch, Passage, ReflectionExample
 from reflectune.models.loading import Loaded
 from reflectune.models.miniature.architecture import build_model, build_processor, train_tokenizer
 from reflectune.models.rendering import Renderer
-from reflectune.models.scheme import ANSWER_PROMPTS, MMKB_RAG, MR2AG, Scheme
-from reflectune.models.tokens import add_reflection_tokens
+from reflectune.models.schemes.base import ANSWER_PROMPTS, MMKB_RAG, MR2AG, Scheme
+from reflectune.models.schemes.tokens import add_reflection_tokens
 
 CORPUS = [
     "What is it made of? When was the tower built? Who drew this?",

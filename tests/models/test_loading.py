@@ -6,11 +6,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from reflectune.core.errors import UserError
+from reflectune.models.attention.tree import collate
 from reflectune.models.loading import INFO_FILE, Loaded, load, read_info, save_checkpoint
-from reflectune.models.pretrained import load_processor
-from reflectune.models.processors import ImageOnlyQwen2VLProcessor
-from reflectune.models.scheme import MMKB_RAG, MR2AG, SCHEME_FILE
-from reflectune.models.tree import collate
+from reflectune.models.processing.processors import ImageOnlyQwen2VLProcessor
+from reflectune.models.schemes.base import MMKB_RAG, MR2AG, SCHEME_FILE
+from reflectune.models.weights.pretrained import load_processor
 
 FAMILIES = ["llava", "qwen2_vl"]
 
@@ -218,6 +218,6 @@ def test_qwens_hub_processor_loads_without_torchvision(make, tmp_path):
 
 def test_a_processor_saved_without_torchvision_loads_where_it_is_installed(make, tmp_path, monkeypatch):
     make.processor("qwen2_vl").save_pretrained(tmp_path)
-    monkeypatch.setattr("reflectune.models.pretrained.find_spec", lambda name: object())
+    monkeypatch.setattr("reflectune.models.weights.pretrained.find_spec", lambda name: object())
 
     assert type(load_processor(tmp_path, "qwen2_vl")) is ImageOnlyQwen2VLProcessor

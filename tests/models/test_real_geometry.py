@@ -17,10 +17,10 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
-from reflectune.models.engine import PrefixEngine
+from reflectune.models.attention.tree import IGNORE, Segment, Tree, TreeCollator
+from reflectune.models.attention.tree_mask import STRIDE, layout_of
+from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering import Rendered
-from reflectune.models.tree import IGNORE, Segment, Tree, TreeCollator
-from reflectune.models.tree_attention import STRIDE, layout_of
 
 IMAGE, GATE, BRANCH = 3, 7, 20
 

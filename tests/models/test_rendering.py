@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Branch, FollowUp, Passage, PromptedBranch, PromptedExample, ReflectionExample
-from reflectune.models import scheme as layouts
 from reflectune.models.rendering import Renderer
-from reflectune.models.scheme import MMKB_RAG, MR2AG, PLAIN, answer_prompt, passage_text
+from reflectune.models.schemes import base as layouts
+from reflectune.models.schemes.base import MMKB_RAG, MR2AG, PLAIN, answer_prompt, passage_text
 
 KINDS = ["llava", "qwen2_vl", "llama", "llama_legacy"]
 QUESTION = "When was the tower built?"

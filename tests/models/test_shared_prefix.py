@@ -31,11 +31,12 @@ from transformers import (
 )
 
 from reflectune.core.errors import UserError
-from reflectune.models import shared_attention, tree_attention
-from reflectune.models.engine import PrefixEngine
+from reflectune.models.attention import shared as shared_attention
+from reflectune.models.attention import tree_mask as tree_attention
+from reflectune.models.attention.tree import IGNORE, Segment, Tree, TreeCollator, independent_rows, loss_terms
+from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering import Rendered
-from reflectune.models.tree import IGNORE, Segment, Tree, TreeCollator, independent_rows, loss_terms
-from reflectune.train.parameters import freeze_tower, tower_of
+from reflectune.train.setup.parameters import freeze_tower, tower_of
 
 IMAGE, VOCABULARY = 3, 120
 FAMILIES = ["llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"]
@@ -266,7 +267,7 @@ def vision_calls(model: PreTrainedModel) -> list[int]:
 @pytest.mark.parametrize("copied", [0, 80])
 def test_questions_about_one_picture_read_it_once(family, keep, copied, monkeypatch):
     monkeypatch.setattr(shared_attention, "COPIED", copied)
-    monkeypatch.setattr("reflectune.models.engine.WORTHWHILE", 1)
+    monkeypatch.setattr("reflectune.models.prefix.engine.WORTHWHILE", 1)
     model = build(family)
     first, other = prefix(model, 1, 4, seed=0), prefix(model, 1, 5, seed=1)
     asked = [about(model, first, [20, 21, 22]), other, about(model, first, [23, 24]), first]

@@ -21,8 +21,8 @@ from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExamp
 from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest, write_prompted
 from reflectune.models.miniature.architecture import Family, Size, build_model, build_processor, train_tokenizer
 from reflectune.train.config import SftConfig
-from reflectune.train.fine_tune import fine_tune
-from reflectune.train.trainer import ReflectionTrainer
+from reflectune.train.fine_tuning.fine_tune import fine_tune
+from reflectune.train.fine_tuning.trainer import ReflectionTrainer
 
 COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}
 

@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from reflectune.train import sft
-from reflectune.train.trainer import ReflectionTrainer
+from reflectune.train.fine_tuning.trainer import ReflectionTrainer
 
 torch.set_num_threads(1)
 NOTES, LAST = Path(sys.argv.pop(1)), int(sys.argv.pop(1))

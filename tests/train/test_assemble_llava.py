@@ -19,8 +19,8 @@ from reflectune.core.errors import UserError
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import build_clip, build_clip_processor, train_tokenizer
 from reflectune.train import assemble_llava
-from reflectune.train.assemble_config import AssembleConfig
-from reflectune.train.assembling import PROJECTOR, assemble
+from reflectune.train.llava.assemble import PROJECTOR, assemble
+from reflectune.train.llava.config import AssembleConfig
 
 SEEN, WIDTH, KNOWN = 32, 48, 300
 

@@ -28,7 +28,7 @@ from reflectune.core.gate_outcomes import GateOutcome, PassageOutcome
 from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.probing.correctness import find_metric
-from reflectune.inference.both_ways import BothWays, log_odds
+from reflectune.inference.running.both_ways import BothWays, log_odds
 from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.models.miniature.architecture import (
     Family,
@@ -37,15 +37,15 @@ from reflectune.models.miniature.architecture import (
     build_processor,
     train_tokenizer,
 )
-from reflectune.models.scheme import ANSWER_PROMPTS, SCHEMES
-from reflectune.models.tokens import add_reflection_tokens
-from reflectune.retrieval.encoders import load_encoder
+from reflectune.models.schemes.base import ANSWER_PROMPTS, SCHEMES
+from reflectune.models.schemes.tokens import add_reflection_tokens
+from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.index import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.train.grpo import GrpoConfig, run
-from reflectune.train.lora import add_adapters
 from reflectune.train.refining.refine import chosen, refine
 from reflectune.train.refining.rewards import Costs, rewards_of
+from reflectune.train.setup.lora import add_adapters
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
@@ -467,7 +467,7 @@ def test_answers_are_kept_and_serve_runs_of_other_costs(
 ) -> None:
     shared = str(tmp_path / "answers")
     run(config("one", retrieval_cost=0.1, rewards=shared, max_steps=1))
-    monkeypatch.setattr("reflectune.inference.both_ways.build_pipeline", None)  # nothing is left to answer
+    monkeypatch.setattr("reflectune.inference.running.both_ways.build_pipeline", None)  # nothing is left to answer
 
     run(config("other", retrieval_cost=0.2, rewards=shared, max_steps=1))
 

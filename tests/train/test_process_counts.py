@@ -12,14 +12,14 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import ReflectionExample
 from reflectune.data_builders.reflection_data import read_examples, write_examples
 from reflectune.models.loading import load
-from reflectune.train.checkpoints import RECORD, mark_whole
-from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
-from reflectune.train.data import EncodedExamples
-from reflectune.train.fine_tune import fine_tune
-from reflectune.train.global_batch import GlobalBatch, refuse_other_batch, why_fixed
-from reflectune.train.order import TrainingOrder
-from reflectune.train.trainer import supervised_weight
+from reflectune.train.data.collator import Collator
+from reflectune.train.data.examples import EncodedExamples
+from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
+from reflectune.train.data.order import TrainingOrder
+from reflectune.train.fine_tuning.fine_tune import fine_tune
+from reflectune.train.fine_tuning.trainer import supervised_weight
+from reflectune.train.saving.checkpoints import RECORD, mark_whole
 
 
 def shares(order: TrainingOrder, batch: GlobalBatch) -> list[list[int]]:

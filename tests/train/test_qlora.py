@@ -13,13 +13,13 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.data_builders.reflection_data import write_examples
+from reflectune.models.attention.tree import collate
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
-from reflectune.models.quantization import Quantization
-from reflectune.models.tree import collate
+from reflectune.models.weights.quantization import Quantization
 from reflectune.train.config import SftConfig
-from reflectune.train.fine_tune import fine_tune, prepare_model
-from reflectune.train.trainer import load_weights
+from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
+from reflectune.train.fine_tuning.trainer import load_weights
 
 pytest.importorskip("bitsandbytes")
 
@@ -95,7 +95,7 @@ def test_without_bitsandbytes_the_config_says_what_to_install(tmp_path: Path, mo
     parse_config(SftConfig, argv=arguments)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        "reflectune.models.quantization.find_spec",
+        "reflectune.models.weights.quantization.find_spec",
         lambda name: None if name == "bitsandbytes" else find_spec(name),
     )
 

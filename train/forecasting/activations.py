@@ -2,7 +2,7 @@
 
 They follow "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, §4.1), which adds up what
 each operation of a layer saves. Its layer is GPT's; here it is that of Llama and Qwen as transformers writes it, on the
-attention of `models/tree_attention.py`. `tests/train/test_activations.py` compares them with what autograd saves.
+attention of `models/attention/tree_mask.py`. `tests/train/forecasting/test_activations.py` compares them with what autograd saves.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from torch import nn
 
-from reflectune.models.positions import inner_model
+from reflectune.models.attention.positions import inner_model
 from reflectune.train.config import SftConfig
 from reflectune.train.forecasting.counting import planned_weights
 from reflectune.train.forecasting.forecast import Forecast, passing
-from reflectune.train.forecasting.memory import Division, in_words, total
+from reflectune.train.forecasting.memory import in_words, total
+from reflectune.train.setup.launch import Division
 
 _HEADROOM = 0.85
 """The share of memory that a suggested batch may take: the estimate was wrong already, or memory is in pieces."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from reflectune.train.config import SftConfig
 from reflectune.train.forecasting.memory import Weights
-from reflectune.train.parameters import freeze_tower, parameter_count
+from reflectune.train.setup.parameters import freeze_tower, parameter_count
 
 _IN_LAYER = re.compile(r"\.(?:layers|blocks)\.\d+\.")
 _FIRST_LAYER = re.compile(r"language_model\..*\blayers\.0\.")

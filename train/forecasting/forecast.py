@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reflectune.models.attention import has_backward
-from reflectune.models.pictures import distinct
-from reflectune.models.positions import inner_model
-from reflectune.models.tree import Tree, loss_terms
-from reflectune.train.collator import Collator
+from reflectune.models.attention.attention import has_backward
+from reflectune.models.attention.pictures import distinct
+from reflectune.models.attention.positions import inner_model
+from reflectune.models.attention.tree import Tree, loss_terms
 from reflectune.train.config import SftConfig
-from reflectune.train.data import EncodedExample
+from reflectune.train.data.collator import Collator
+from reflectune.train.data.examples import EncodedExample
 from reflectune.train.forecasting.activations import Activations, Architecture, Batch, Passing, activations
 from reflectune.train.forecasting.counting import weights_of
-from reflectune.train.forecasting.memory import Division, Part, Weights, memory
-from reflectune.train.launch import division
+from reflectune.train.forecasting.memory import Part, Weights, memory
+from reflectune.train.setup.launch import Division, division
 
 _LONG = 5.0
 """Seconds of a batch that is not timed a second time."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from reflectune.train.forecasting.activations import Activations
+from reflectune.train.setup.launch import Division
 
 GIB = 2**30
 CONTEXT = GIB
@@ -45,23 +46,6 @@ class Weights:
     double: bool
     layer: int
     outside: int
-
-
-@dataclass(frozen=True)
-class Division:
-    """Among how many processes a run is divided, and what of it.
-
-    Attributes:
-        kind: `zero1`, `zero2`, `zero3`, `fsdp`, or "" for nothing; see `train.launch.sharding`.
-        processes: How many there are.
-        offloads_optimizer: Whether gradients and optimiser states lie in the memory of the CPU.
-        offloads_weights: Whether weights do.
-    """
-
-    kind: str
-    processes: int
-    offloads_optimizer: bool = False
-    offloads_weights: bool = False
 
 
 @dataclass(frozen=True)

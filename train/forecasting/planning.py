@@ -9,12 +9,13 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
 from reflectune.core.durable import read_json
-from reflectune.models.image_fitting import refuse_other_family
-from reflectune.train.estimate_config import ARCHITECTURE, EstimateConfig
+from reflectune.models.processing.image_fitting import refuse_other_family
 from reflectune.train.forecasting.activations import Architecture, Batch
+from reflectune.train.forecasting.config import ARCHITECTURE, EstimateConfig
 from reflectune.train.forecasting.counting import planned_weights
 from reflectune.train.forecasting.forecast import Forecast, passing
-from reflectune.train.forecasting.memory import GIB, Division, table
+from reflectune.train.forecasting.memory import GIB, table
+from reflectune.train.setup.launch import Division
 
 QUESTION_TOKENS = 60
 """Of the text around a picture and a question."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from reflectune.models.positions import inner_model
+from reflectune.models.attention.positions import inner_model
 from reflectune.train.config import SftConfig
 
 _SAMPLE_ROWS = 4096

@@ -9,8 +9,8 @@ from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from reflectune.core.errors import UserError
-from reflectune.train.checkpoints import RECORD
 from reflectune.train.config import SftConfig
+from reflectune.train.saving.checkpoints import RECORD
 
 _OWN = (RECORD, TRAINER_STATE_NAME, "training_args.bin")
 """Files that belong to the run, and not to the model."""

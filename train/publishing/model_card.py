@@ -13,7 +13,7 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.types import TrainingExample
 from reflectune.models.loading import Loaded, resolve
 from reflectune.train.config import SftConfig
-from reflectune.train.data import kind
+from reflectune.train.data.examples import kind
 
 _PAPERS = {
     "mr2ag": "mR²AG ([2411.15041](https://arxiv.org/abs/2411.15041))",

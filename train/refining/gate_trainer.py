@@ -15,8 +15,9 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from reflectune.core.gate_outcomes import GateOutcome, Measure
-from reflectune.models.tree import IGNORE
-from reflectune.train.order import TrainingOrder
+from reflectune.models.attention.tree import IGNORE
+from reflectune.train.data.order import TrainingOrder
+from reflectune.train.fine_tuning.trainer import ReflectionTrainer
 from reflectune.train.refining.gate_policy import (
     PolicyLoss,
     divergence,
@@ -25,7 +26,6 @@ from reflectune.train.refining.gate_policy import (
     outcome_probabilities,
 )
 from reflectune.train.refining.rewards import Costs, Rewards, rewards_of
-from reflectune.train.trainer import ReflectionTrainer
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from PIL import Image
 from reflectune.core.gate_outcomes import NOTHING_HELD, Held, HeldPassage
 from reflectune.core.paths import Roots
 from reflectune.core.types import AnswerStyle, Branch, Passage, PromptedBranch, Question
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering import Renderer
-from reflectune.models.scheme import MMKB_RAG
-from reflectune.models.tree import IGNORE, Segment, Tree
-from reflectune.train.data import EncodedExamples
+from reflectune.models.schemes.base import MMKB_RAG
+from reflectune.train.data.examples import EncodedExamples
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,12 @@ from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.questions import select_questions
 from reflectune.models.loading import ADAPTER_FILE, Loaded, read_info
-from reflectune.models.scheme import load_scheme
-from reflectune.train.checkpoints import is_finished, refuse_occupied
-from reflectune.train.collator import Collator
-from reflectune.train.failures import advising
-from reflectune.train.fine_tune import (
+from reflectune.models.schemes.base import load_scheme
+from reflectune.train.data.collator import Collator
+from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
+from reflectune.train.data.order import TrainingOrder
+from reflectune.train.fine_tuning.failures import advising
+from reflectune.train.fine_tuning.fine_tune import (
     global_batch,
     load_base,
     prepare_model,
@@ -36,17 +37,16 @@ from reflectune.train.fine_tune import (
     train,
     training_arguments,
 )
-from reflectune.train.global_batch import GlobalBatch, refuse_other_batch, why_fixed
-from reflectune.train.grpo_config import GateConfig
-from reflectune.train.launch import refuse_bad_launch, sharding
-from reflectune.train.order import TrainingOrder
-from reflectune.train.parameters import keep_trained_weights_in_fp32
-from reflectune.train.preview import parameter_table
+from reflectune.train.forecasting.preview import parameter_table
 from reflectune.train.publishing.hub import publish
 from reflectune.train.publishing.model_card import write_card
+from reflectune.train.refining.config import GateConfig
 from reflectune.train.refining.gate_trainer import GateTrainer, Objective
 from reflectune.train.refining.gate_trees import GateExample, GateExamples
 from reflectune.train.refining.rewards import Costs, rewards_of
+from reflectune.train.saving.checkpoints import is_finished, refuse_occupied
+from reflectune.train.setup.launch import refuse_bad_launch, sharding
+from reflectune.train.setup.parameters import keep_trained_weights_in_fp32
 
 Measuring = Callable[[Loaded, Dataset, Sequence[Question]], Measure]
 """Makes what answers the questions with a model."""

@@ -8,8 +8,8 @@ import pytest
 
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.llm import LlmAnnotator, conversation, read_reply
-from reflectune.models.endpoint import Endpoint
-from reflectune.models.remote import RemoteModel
+from reflectune.models.remote.client import RemoteModel
+from reflectune.models.remote.endpoint import Endpoint
 
 QUESTION = Question("q1", "i.png", "When was it founded?", ("1872", "A.D. 1872"))
 PASSAGE = Passage("e1", 0, 0, "Gold Tower", "A tower.", "History", "It was founded in 1872.")

@@ -17,7 +17,7 @@ from reflectune.data_builders.reflection_data import (
     read_manifest,
     read_prompted,
 )
-from reflectune.models.scheme import ANSWER_PROMPTS, MMKB_RAG
+from reflectune.models.schemes.base import ANSWER_PROMPTS, MMKB_RAG
 
 READ = ANSWER_PROMPTS["read_short"].removeprefix("{passage} ")
 SHORT, LIST = ANSWER_PROMPTS["answer_short"], ANSWER_PROMPTS["answer_list"]

@@ -13,7 +13,7 @@ import yaml
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.run import LAYOUTS, export
 from reflectune.models.miniature.architecture import train_tokenizer
-from reflectune.models.scheme import MMKB_RAG, MR2AG
+from reflectune.models.schemes.base import MMKB_RAG, MR2AG
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

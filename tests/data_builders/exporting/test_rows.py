@@ -13,7 +13,7 @@ from reflectune.core.types import (
     ReflectionExample,
 )
 from reflectune.data_builders.exporting.rows import Masking, rows_of
-from reflectune.models.scheme import ANSWER_PROMPTS, MMKB_RAG, MR2AG, PLAIN, Scheme
+from reflectune.models.schemes.base import ANSWER_PROMPTS, MMKB_RAG, MR2AG, PLAIN, Scheme
 
 GOLD = Passage("t", 0, 0, "Tower", "", "", "Founded in 1872.")
 OTHER = Passage("l", 0, 0, "Lake", "", "", "It is deep.")

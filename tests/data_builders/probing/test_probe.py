@@ -13,15 +13,15 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.label_statistics import probe_statistics
-from reflectune.data_builders.labels import Rule, ret_label, srt_labels
 from reflectune.data_builders.probing.asking import Asking
 from reflectune.data_builders.probing.correctness import find_metric
-from reflectune.data_builders.probing.documents import Document
+from reflectune.data_builders.probing.labels import Rule, ret_label, srt_labels
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.data_builders.probing.records import Probe
-from reflectune.models.engine import PrefixEngine
+from reflectune.data_builders.probing.statistics import probe_statistics
 from reflectune.models.loading import Loaded
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.retrieval.documents import Document
 from reflectune.retrieval.passages import split_passages
 
 SHORT = Asking(max_new_tokens=8)

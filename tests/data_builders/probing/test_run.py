@@ -15,10 +15,10 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.data_builders.dataset import Dataset, write_questions
-from reflectune.data_builders.label_statistics import probe_statistics
-from reflectune.data_builders.labels import Rule
 from reflectune.data_builders.probing.config import ProbeConfig
+from reflectune.data_builders.probing.labels import Rule
 from reflectune.data_builders.probing.run import run
+from reflectune.data_builders.probing.statistics import probe_statistics
 from reflectune.data_builders.probing.store import read_settings, stream_probes
 
 REPOSITORY = Path(__file__).parents[3]

@@ -8,14 +8,14 @@ import pytest
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.labels import Rule, srt_labels
 from reflectune.data_builders.probing.asking import Asking
 from reflectune.data_builders.probing.correctness import find_metric
-from reflectune.data_builders.probing.documents import Document
+from reflectune.data_builders.probing.labels import Rule, srt_labels
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.data_builders.probing.records import Probe
-from reflectune.models.engine import PrefixEngine
 from reflectune.models.loading import Loaded
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.retrieval.documents import Document
 from reflectune.retrieval.passages import split_passages
 
 ELSEWHERE = "Guides like to tell the story."

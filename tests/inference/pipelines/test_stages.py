@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from reflectune.inference.pipelines.diagnostics import ProbeBuilder
 from reflectune.inference.pipelines.documents import DocumentFinder
 from reflectune.inference.pipelines.stages import ReflectionScores, Relevance, Retrieval
-from reflectune.inference.probes import ProbeBuilder
 
 
 def test_retrieval_records_hits_of_every_question(make, scripted) -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from reflectune.models.loading import load
-from reflectune.train.collator import Collator
 from reflectune.train.config import SftConfig
-from reflectune.train.data import load_examples
-from reflectune.train.failures import Reading
-from reflectune.train.fine_tune import encoded_examples, prepare_model
+from reflectune.train.data.collator import Collator
+from reflectune.train.data.examples import load_examples
+from reflectune.train.fine_tuning.failures import Reading
+from reflectune.train.fine_tuning.fine_tune import encoded_examples, prepare_model
 from reflectune.train.forecasting.forecast import duration, largest_batch, patches, seconds_of_batch
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
-from reflectune.models.quantization import Quantization, quantized_layers
+from reflectune.models.weights.quantization import Quantization, quantized_layers
 from reflectune.train.config import SftConfig
-from reflectune.train.fine_tune import prepare_model
+from reflectune.train.fine_tuning.fine_tune import prepare_model
 from reflectune.train.forecasting.activations import Activations
 from reflectune.train.forecasting.counting import NEW_TOKENS, planned_weights, weights_of
-from reflectune.train.forecasting.memory import GIB, Division, Part, Weights, four_bits, memory, table, total
-from reflectune.train.launch import division
+from reflectune.train.forecasting.memory import GIB, Part, Weights, four_bits, memory, table, total
+from reflectune.train.setup.launch import Division, division
 
 BILLION = 10**9
 FULL = Weights(7 * BILLION, 0, 4, 0, False, 2 * 10**8, BILLION)

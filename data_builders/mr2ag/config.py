@@ -1,0 +1,145 @@
+"""The settings of `build_mr2ag.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from reflectune.data_builders.annotators.choice import NAMES
+from reflectune.data_builders.mr2ag.examples import Recipe, StringFilter
+from reflectune.models.remote.endpoint import RemoteConfig
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class BuildConfig(RemoteConfig):
+    """Build one split of reflection data. The `llm_…` keys say whom the annotator `llm` asks."""
+
+    dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
+    output: str = field(default="", metadata=_help("folder for the reflection data"))
+    split: str = field(default="train", metadata=_help("whose questions"))
+    index: str = field(default="", metadata=_help("index folder, for hard negatives"))
+    encoder: str = field(default="miniature/clip", metadata=_help("the encoder that the index was built with"))
+    device: str = field(default="auto", metadata=_help("where the encoder runs: cpu, cuda, or auto"))
+    annotator: str = field(
+        default="string",
+        metadata=_help("what tells evidence: string (the answer occurs), gold (the data set says so), or llm"),
+    )
+    string_filter: StringFilter = field(
+        default="strict",
+        metadata=_help("what string search takes out: strict, strict_parts, negatives or off; see mr2ag.Recipe"),
+    )
+    known_sections: bool = field(
+        default=True, metadata=_help("look for evidence only in the sections that the data set names, if it names some")
+    )
+    positives: int = field(default=1, metadata=_help("most evidence passages of a question"))
+    negatives_same_article: int = field(default=2, metadata=_help("other passages of the question's article"))
+    negatives_retrieved: int = field(default=2, metadata=_help("passages of look-alikes that the index ranks high"))
+    negatives_random: int = field(default=1, metadata=_help("passages of random entries"))
+    retrieval_depth: int = field(default=10, metadata=_help("best entries to draw hard negatives from"))
+    visual_ratio: float = field(
+        default=0.2, metadata=_help("share of visual-dependent questions in the data; 1: they alone")
+    )
+    visual_dataset: str = field(
+        default="",
+        metadata=_help("data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same"),
+    )
+    visual_split: str = field(default="", metadata=_help("split that they are from; default: the same split"))
+    without_image: Literal["refuse", "blank"] = field(
+        default="refuse",
+        metadata=_help("a question without an image (Natural Questions): a bad row, or give it a black image"),
+    )
+    lead: Literal["none", "first_sentence"] = field(
+        default="first_sentence", metadata=_help("what stands before each passage: nothing, or what the entry is")
+    )
+    limit: int | None = field(
+        default=None, metadata=_help("most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed")
+    )
+    seed: int = field(default=0, metadata=_help("seed of every draw"))
+    proofread: int = field(default=50, metadata=_help("random examples in the page for proof-reading; 0: no page"))
+    on_error: Literal["stop", "skip"] = field(
+        default="stop", metadata=_help("a bad row: stop, or list it in statistics.json and go on")
+    )
+    dry_run: bool = field(default=False, metadata=_help("say what would be built, show one example, and stop"))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = [f"`{name}` is needed" for name in ("dataset", "output", "split") if not getattr(self, name)]
+        issues += self._number_problems()
+        if self.annotator not in NAMES:
+            issues.append(f"`annotator` is one of {', '.join(NAMES)}; found `{self.annotator}`")
+        for name in ("dataset", "visual_dataset"):
+            folder = getattr(self, name)
+            if folder and not Path(folder, "dataset.json").is_file():
+                issues.append(
+                    f"`{name}`: {folder} has no dataset.json; give a folder that build_world or convert wrote"
+                )
+        if self.negatives_retrieved and not self.index:
+            issues.append(
+                "`negatives_retrieved` needs an `index`; build one with retrieval.build_index, or set it to 0"
+            )
+        if self.index and not Path(self.index, "manifest.json").is_file():
+            issues.append(f"`index`: {self.index} has no manifest.json; build it with retrieval.build_index")
+        return issues + (self.llm_problems() if self.annotator == "llm" else [])
+
+    def recipe(self) -> Recipe:
+        """How many passages of which source."""
+        return Recipe(
+            positives=self.positives,
+            same_article=self.negatives_same_article,
+            retrieved=self.negatives_retrieved,
+            random=self.negatives_random,
+            seed=self.seed,
+            string_filter=self.string_filter,
+            known_sections=self.known_sections,
+        )
+
+    def what_decides(self) -> dict[str, Any]:
+        """The settings that decide what is built; the data sets and the index are hashed apart."""
+        asked = _LLM_DECIDES if self.annotator == "llm" else frozenset[str]()
+        return {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if (name in asked if name.startswith("llm_") else name not in _ELSEWHERE)
+            and not (name in _LATER and value == _LATER[name])
+        }
+
+    def _number_problems(self) -> list[str]:
+        counts = ("negatives_same_article", "negatives_retrieved", "negatives_random", "proofread")
+        issues = [
+            f"`{name}` must be at least 0, found {getattr(self, name)}" for name in counts if getattr(self, name) < 0
+        ]
+        for name in ("positives", "retrieval_depth", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                issues.append(f"`{name}` must be at least 1, found {value}")
+        if not 0 <= self.visual_ratio <= 1:
+            issues.append(f"`visual_ratio` must be between 0 and 1, found {self.visual_ratio}")
+        if self.visual_ratio == 1 and self.visual_dataset:
+            issues.append(
+                "`visual_ratio: 1` takes the visual-dependent questions of `dataset`; leave out `visual_dataset`"
+            )
+        return issues
+
+
+_ELSEWHERE: Final = frozenset(
+    ("dataset", "output", "index", "device", "on_error", "dry_run", "visual_dataset", "proofread")
+)
+"""Where things are, and what is shown of them."""
+
+_LLM_DECIDES: Final = frozenset(("llm_url", "llm_model", "llm_max_tokens", "llm_options"))
+"""Of the `llm_…` settings: those that decide what is answered, not how fast or at what price."""
+
+_LATER: Final[Mapping[str, Any]] = {
+    "string_filter": "strict",
+    "known_sections": True,
+    "visual_split": "",
+    "without_image": "refuse",
+}
+"""Settings that came when there was data already: with these values they change nothing, so that it stays valid."""

@@ -1,0 +1,197 @@
+"""Builds a split of mR²AG-IT: questions and articles in, training examples out; goes on where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from reflectune.core.durable import RowLog, read_json, read_rows, write_atomically, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.progress import progress_bar
+from reflectune.core.types import Question
+from reflectune.data_builders.annotators.choice import opened
+from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator, conversation
+from reflectune.data_builders.annotators.protocol import Annotator
+from reflectune.data_builders.annotators.string import by_string
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, Batch, Workshop
+from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.data_builders.mr2ag.selection import image_roots, select_questions, visual_beside
+from reflectune.data_builders.mr2ag.statistics import STATISTICS, statistics, summary
+from reflectune.data_builders.proofreading.page import write_page
+from reflectune.data_builders.reflection_data import (
+    MANIFEST,
+    Manifest,
+    read_manifest,
+    write_examples,
+    write_manifest,
+)
+from reflectune.models.schemes.base import passage_text
+from reflectune.retrieval.retriever import Retriever, open_retriever
+
+_CHUNK = 64
+"""Questions that are retrieved for, annotated and written to the log together."""
+
+_LETTERS_A_TOKEN = 4
+"""Of English text, roughly; for an estimate of what an annotation will cost."""
+
+
+def run(config: BuildConfig) -> None:
+    """Build as the config says; a dry run shows one example, asks no server and writes nothing."""
+    dataset = Dataset(Path(config.dataset))
+    retriever = (
+        open_retriever(config.index, config.encoder, dataset.knowledge, device=config.device)
+        if config.negatives_retrieved
+        else None
+    )
+    if config.dry_run:
+        print(preview(dataset, retriever, config))
+        return
+    with opened(config.annotator, config, Path(config.output, "llm_replies.jsonl")) as annotate:
+        build_split(dataset, retriever, annotate, config)
+        if isinstance(annotate, LlmAnnotator):
+            print(annotate.model.summary())
+
+
+def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotator, config: BuildConfig) -> None:
+    """Write `{split}.parquet`, its page for proof-reading, and its part of the manifest and of `statistics.json`.
+
+    Args:
+        dataset: Questions, images and knowledge base.
+        retriever: For hard negatives; None if the config asks for none.
+        annotate: Tells evidence.
+        config: What to build.
+
+    Raises:
+        UserError: A row is bad and `on_error` is stop, or no question gave an example.
+    """
+    output = Path(config.output)
+    target = output / f"{config.split}.parquet"
+    index = file_fingerprint(Path(config.index, "manifest.json")) if retriever is not None else ""
+    elsewhere = [Dataset(Path(config.visual_dataset)).fingerprint] if config.visual_dataset else []
+    asked = [PROMPT_HASH] if config.annotator == "llm" else []
+    key = fingerprint([config.what_decides(), dataset.fingerprint, index, *elsewhere, *asked])
+    if is_built(output, dataset, config.split, key):
+        print(f"nothing to do: {target} is built")
+        return
+    knowledge, visual = select_questions(dataset, config)
+    workshop = Workshop(dataset, retriever, annotate, config)
+    if config.without_image == "blank":
+        _write_blank(output)
+    whole = _build_logged(workshop, knowledge, output / f".{config.split}.{key}.jsonl", key)
+    visual_wanted = len(visual) if config.visual_ratio == 1 else visual_beside(len(whole.examples), config)
+    seen = workshop.visual(visual, visual_wanted)
+    whole.examples += seen.examples
+    whole.rejected += seen.rejected
+    numbers = statistics(whole, knowledge, visual_wanted) | {"annotator": _described(annotate, config)}
+    if not whole.examples:
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in numbers["questions_left_out"].items())
+        raise UserError(
+            f"no question of split {config.split} of {dataset.root} gave an example: {reasons or 'none there'}"
+        )
+    write_examples(target, whole.examples)
+    if config.proofread:
+        page = output / f"proofread_{config.split}.html"
+        roots = image_roots(dataset, config)
+        write_page(page, whole.examples, roots, f"{config.split} of {dataset.root.name}", config.proofread)
+    _record(config, dataset, key, numbers)
+    for log_path in output.glob(f".{config.split}.*.jsonl"):  # this build's, and those of builds that were given up
+        log_path.unlink()
+    print(summary(target, numbers))
+
+
+def preview(dataset: Dataset, retriever: Retriever | None, config: BuildConfig) -> str:
+    """How much there is to build, and the first example; of the `llm` annotator, what it would ask."""
+    knowledge, visual = select_questions(dataset, config)
+    lines = [
+        f"{config.split} of {dataset.root}: {len(knowledge):,} knowledge-based questions, "
+        f"{len(visual):,} visual ones to draw from"
+    ]
+    if config.annotator == "llm":
+        return "\n".join([*lines, _estimate(Workshop(dataset, None, by_string, config), knowledge, config)])
+    with opened(config.annotator, config, Path()) as annotate:
+        workshop = Workshop(dataset, retriever, annotate, config)
+        for example in workshop.knowledge(knowledge[:8]).examples[:1]:
+            lines.append(f"{example.id}: {example.question} ({example.image})")
+            lines += [
+                f"  {'[Relevant] ' + branch.answer if branch.relevant else '[Irrelevant]'} {branch.source}: "
+                f"{passage_text(branch.passage)}"
+                for branch in example.branches
+            ]
+    return "\n".join(lines)
+
+
+def is_built(output: Path, dataset: Dataset, split: str, key: str) -> bool:
+    """Whether this very split is there already.
+
+    Raises:
+        UserError: The folder holds another data set's splits.
+    """
+    if not (output / MANIFEST).is_file():
+        return False
+    manifest = read_manifest(output)
+    if manifest.image_root != dataset.root.resolve():
+        raise UserError(f"{output} holds data of {manifest.image_root}, not of {dataset.root}; choose another `output`")
+    return manifest.fingerprints.get(split) == key and (output / f"{split}.parquet").is_file()
+
+
+def _build_logged(workshop: Workshop, questions: Sequence[Question], log_path: Path, key: str) -> Batch:
+    """Build in chunks, each one row of a log: what is in the log is not built again."""
+    with RowLog(log_path, key) as log:
+        starts = range(0, len(questions), _CHUNK)
+        for start in progress_bar(starts, desc="questions", unit=f"×{_CHUNK}"):
+            if str(start) not in log.done:
+                log.append(str(start), dataclasses.asdict(workshop.knowledge(questions[start : start + _CHUNK])))
+    whole = Batch()
+    for row in read_rows(log_path):
+        whole.add(row)
+    return whole
+
+
+def _described(annotate: Annotator, config: BuildConfig) -> dict[str, Any]:
+    """Who told evidence; of an LLM also the prompt's hash, and what all replies in its file cost."""
+    if not isinstance(annotate, LlmAnnotator):
+        return {"name": config.annotator}
+    return {"name": "llm", "model": config.llm_model, "prompt": PROMPT_HASH, **annotate.model.usage()}
+
+
+def _estimate(workshop: Workshop, questions: Sequence[Question], config: BuildConfig) -> str:
+    """What the `llm` annotator would be asked, estimated from the first questions; nothing is sent."""
+    some = questions[:_CHUNK]
+    prompts = [conversation((question, p)) for question in some for p in workshop.candidates(question)]
+    scale = len(questions) / max(1, len(some))
+    letters = sum(len(prompt[0]["content"]) for prompt in prompts)
+    requests, tokens = round(len(prompts) * scale), round(letters / _LETTERS_A_TOKEN * scale)
+    cost = config.endpoint().cost(tokens, 0)
+    lines = [
+        f"{config.llm_model} would be asked about {requests:,} paragraphs: about {tokens:,} tokens to send"
+        + (f", {cost:.2f} for them and more for the replies" if cost else "")
+        + (f" (estimated from the first {len(some)} questions)" if len(questions) > len(some) else "")
+    ]
+    if prompts:
+        lines += ["the first one:", prompts[0][0]["content"].rstrip()]
+    return "\n".join(lines)
+
+
+def _write_blank(output: Path) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (BLANK_SIDE, BLANK_SIDE)).save(buffer, "PNG")
+    write_atomically(output / "blank.png", buffer.getvalue())
+
+
+def _record(config: BuildConfig, dataset: Dataset, key: str, numbers: dict[str, Any]) -> None:
+    """Write the split's statistics, and then the manifest, which says that the split is there."""
+    output, split = Path(config.output), config.split
+    known = read_json(output / STATISTICS, "statistics") if (output / STATISTICS).is_file() else {}
+    write_json(output / STATISTICS, {**known, split: numbers})
+    root = dataset.root
+    before = read_manifest(output) if (output / MANIFEST).is_file() else Manifest("mr2ag", root, {})
+    visual = Dataset(Path(config.visual_dataset)).image_roots if config.visual_dataset else ()
+    folders = tuple(sorted({*before.image_folders, *(str(folder.resolve()) for folder in visual)}))
+    write_manifest(output, Manifest("mr2ag", root, {**before.fingerprints, split: key}, folders))

@@ -1,1 +1,0 @@
-"""Many settings over one set of forward passes: the memory, the sweep, and the papers' tables in miniature."""

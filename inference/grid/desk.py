@@ -1,0 +1,122 @@
+"""The models, the retriever and the memory that grid points are run with."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+
+from reflectune.core.types import Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.grid.memory import Ledger, RememberingEngine
+from reflectune.inference.grid.points import Point
+from reflectune.inference.grid.retrieval import RememberingRetriever
+from reflectune.inference.pipelines.base import Pipeline
+from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_pipeline, reranks
+from reflectune.inference.pipelines.diagnostics import ProbeBuilder
+from reflectune.inference.pipelines.oracle import GoldRetriever
+from reflectune.inference.reading.collaborators import open_engine, open_model, open_reranker, open_retriever
+from reflectune.inference.reading.prompted_reader import PromptedReader
+from reflectune.inference.reading.reader import Reader
+from reflectune.inference.reading.unjudging import UnjudgingReader
+from reflectune.inference.trace import Trace
+from reflectune.retrieval.rerankers.base import Reranker
+
+
+class PointDesk:
+    """Runs the pipelines of grid points, all over the same remembering engines, one a model.
+
+    A model is loaded when the first point needs it.
+    """
+
+    def __init__(self, config: ReadingConfig, dataset: Dataset, pipeline: str, seed: int = 0) -> None:
+        """Bind what is the same for all points.
+
+        Args:
+            config: Names the models, the index, and the settings that points start from.
+            dataset: The data set.
+            pipeline: The pipeline of points that don't name one.
+            seed: Of what a diagnosis draws.
+        """
+        self._config, self._dataset, self._pipeline, self._seed = config, dataset, pipeline, seed
+        self._engines: dict[str, RememberingEngine] = {}
+        self._hashes: dict[str, str] = {}
+        self._retriever = RememberingRetriever(open_retriever(config, dataset.knowledge))
+        self._gold = GoldRetriever()
+        self._pipelines: dict[Any, Pipeline] = {}
+
+    def run(self, point: Point, questions: Sequence[Question], images: Sequence[Image.Image]) -> dict[str, Trace]:
+        """The traces of those questions that the point's pipeline takes, by id."""
+        if point.run_key not in self._pipelines:
+            self._pipelines[point.run_key] = self._build(point)
+        takes = RECIPES[self._name(point)].takes
+        taken = [(q, image) for q, image in zip(questions, images, strict=True) if takes(q)]
+        if not taken:
+            return {}
+        own, pictures = [q for q, _ in taken], [image for _, image in taken]
+        self._gold.expect(own, pictures)
+        traces = self._pipelines[point.run_key].run(own, pictures)
+        role = RECIPES[self._name(point)].model
+        if self._pipeline == "mr2ag" and role not in (None, "model"):
+            self._engine(role).forget()  # a baseline's context, which may be long, is read at no other point
+        return {trace.question_id: trace for trace in traces}
+
+    def ledger(self) -> Ledger:
+        """What was asked of all models so far, and done."""
+        ledgers = [engine.ledger for engine in self._engines.values()]
+        return Ledger(sum(each.asked for each in ledgers), sum(each.done for each in ledgers))
+
+    def fingerprints(self, roles: Sequence[ModelRole], points: Sequence[Point] = ()) -> dict[str, str]:
+        """What the models of these roles hash to; if a point has passages picked, the reranker too."""
+        for role in roles:
+            self._engine(role)
+        reranker = {"reranker": self._reranker.fingerprint} if any(reranks(self._name(p)) for p in points) else {}
+        return {**{role: self._hashes[role] for role in roles}, **reranker}
+
+    def forget(self) -> None:
+        """Drop what was read, said and found."""
+        self._retriever.forget()
+        for engine in self._engines.values():
+            engine.forget()
+
+    def _name(self, point: Point) -> str:
+        return str(point.settings.get("pipeline", self._pipeline))
+
+    def _build(self, point: Point) -> Pipeline:
+        name, config = self._name(point), point.config(self._config)
+        parts = Parts(
+            config=config,
+            knowledge=self._dataset.knowledge,
+            probes=ProbeBuilder(
+                self._dataset.root, self._dataset.manifest, self._dataset.knowledge, config.lead, self._seed
+            ),
+            retriever=self._gold if point.settings.get("entries") == "gold" else self._retriever,
+            reranker=self._reranker if reranks(name) else None,
+        )
+        return build_pipeline(name, self._with_readers(name, point, parts))
+
+    def _with_readers(self, name: str, point: Point, parts: Parts) -> Parts:
+        config, role = parts.config, RECIPES[name].model
+        if role is None:
+            return parts
+        if name in ("mmkb_rag", "reflection"):
+            prompted = PromptedReader(self._engine(role), config.max_new_tokens, config.max_reply_tokens)
+            base = Reader(self._engine("base_model"), config.max_new_tokens) if answered_by_base(name, config) else None
+            return dataclasses.replace(parts, prompted=prompted, base=base)
+        kind = Reader if point.settings.get("relevance", True) else UnjudgingReader
+        return dataclasses.replace(parts, reader=kind(self._engine(role), config.max_new_tokens))
+
+    @functools.cached_property
+    def _reranker(self) -> Reranker:
+        return open_reranker(self._config)
+
+    def _engine(self, role: ModelRole) -> RememberingEngine:
+        if role not in self._engines:
+            loaded = open_model(self._config, role)
+            self._hashes[role] = loaded.fingerprint
+            self._engines[role] = RememberingEngine(open_engine(self._config, loaded))
+        return self._engines[role]

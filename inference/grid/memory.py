@@ -1,0 +1,222 @@
+"""An engine that reads a prompt, and decodes an answer, once: every grid point after the first is served from memory.
+
+It stands where a `PrefixEngine` does, below the readers, so that readers and pipelines run unchanged, whatever their
+method. What is remembered is keyed by token ids and pictures, hence by exactly what decides the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reflectune.inference.grid.renderings import RememberingRenderer
+from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
+from reflectune.models.prefix.image_prefix import key_of
+from reflectune.models.prefix.sampling import Sampling
+from reflectune.models.rendering import Rendered
+
+Row = tuple[int, int]
+
+
+@dataclass
+class Ledger:
+    """How much was asked of a model, and how much of it the model had to do.
+
+    Attributes:
+        asked: Prefixes and branches to read, answers to decode and answers to score, counted one by one.
+        done: Those of them that were not in memory.
+    """
+
+    asked: int = 0
+    done: int = 0
+
+    @property
+    def saved(self) -> int:
+        """What was served from memory."""
+        return self.asked - self.done
+
+
+@dataclass
+class Node:
+    """A prefix or a branch that has been read: where the engine keeps it, and what has come of it."""
+
+    state: Prefixes | Branches
+    row: Row
+    branches: dict[tuple[int, ...], Node] = field(default_factory=dict)
+    found: dict[Hashable, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KnownPrefixes(Prefixes):
+    """Prefixes of which some, or all, had been read before."""
+
+    nodes: list[Node] = field(default_factory=list)
+    look_up: Callable[[Node, Sequence[int]], Tensor] = field(kw_only=True)
+
+    def probabilities(self, token_ids: Sequence[int]) -> Tensor:
+        """As `Prefixes.probabilities`."""
+        return _stacked([self.look_up(node, token_ids) for node in self.nodes], len(token_ids))
+
+
+@dataclass(frozen=True)
+class KnownBranches(Branches):
+    """Branches of which some, or all, had been read before."""
+
+    nodes: list[list[Node]] = field(default_factory=list)
+    look_up: Callable[[Node, Sequence[int]], Tensor] = field(kw_only=True)
+
+    def probabilities(self, token_ids: Sequence[int]) -> list[Tensor]:
+        """As `Branches.probabilities`."""
+        return [_stacked([self.look_up(node, token_ids) for node in own], len(token_ids)) for own in self.nodes]
+
+
+class RememberingEngine(PrefixEngine):
+    """Answers as the engine it is made from, and keeps what that engine read and said until `forget`.
+
+    Everything that was read stays in memory with its keys and values. So give one batch of questions to all grid points
+    in turn, then forget it.
+
+    Args:
+        engine: Reads and decodes what is not in memory.
+    """
+
+    def __init__(self, engine: PrefixEngine) -> None:
+        self._engine = engine
+        self.renderer: RememberingRenderer = RememberingRenderer(engine.renderer)
+        self.token_budget, self.max_length = engine.token_budget, engine.max_length
+        self.ledger = Ledger()
+        self._prefixes: dict[str, Node] = {}
+        self._told: dict[Hashable, Any] = {}
+
+    def forget(self) -> None:
+        """Drop everything that was read, said and rendered; the ledger goes on counting."""
+        self._prefixes.clear()
+        self._told.clear()
+        self.renderer.forget()
+
+    def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
+        """As `PrefixEngine.read`; only prefixes that are new are read."""
+        keys = [key_of(prefix) for prefix in prefixes]
+        new = {key: prefix for key, prefix in zip(keys, prefixes, strict=True) if key not in self._prefixes}
+        if new:
+            state = self._engine.read(list(new.values()))
+            self._prefixes.update({key: Node(state, (i, 0)) for i, key in enumerate(new)})
+        self._count(len(keys), len(new))
+        nodes = [self._prefixes[key] for key in keys]
+        return KnownPrefixes(self, [], {i: (0, i) for i in range(len(nodes))}, nodes, look_up=self._probabilities)
+
+    def branch(self, prefixes: Prefixes, branches: Sequence[Sequence[Sequence[int]]]) -> Branches:
+        """As `PrefixEngine.branch`; only branches that are new are read."""
+        if len(branches) != len(prefixes):
+            raise ValueError(f"expected branches for {len(prefixes)} questions, found {len(branches)}")
+        known = _nodes(prefixes)
+        new: dict[tuple[int, tuple[int, ...]], Node] = {}
+        for node, own in zip(known, branches, strict=True):
+            new.update({(id(node), tuple(ids)): node for ids in own if tuple(ids) not in node.branches})
+        self._read_branches_of(list(new.values()), [list(ids) for _, ids in new])
+        self._count(sum(map(len, branches)), len(new))
+        nodes = [[node.branches[tuple(ids)] for ids in own] for node, own in zip(known, branches, strict=True)]
+        return KnownBranches(self, prefixes, branches, [], {}, nodes, look_up=self._probabilities)
+
+    def generate(
+        self,
+        state: Prefixes | Branches,
+        rows: Sequence[Row],
+        forced: Sequence[int] = (),
+        max_new_tokens: int = 32,
+        sampling: Sampling | None = None,
+    ) -> list[Generation]:
+        """As `PrefixEngine.generate`; only answers that are new are decoded."""
+
+        def decode(inner: Prefixes | Branches, own: Sequence[Row], places: Sequence[int]) -> list[Generation]:
+            drawn = sampling and replace(sampling, seeds=[sampling.seeds[place] for place in places])
+            return self._engine.generate(inner, own, forced, max_new_tokens, drawn)
+
+        how = ("generate", tuple(forced), max_new_tokens, sampling.temperature if sampling else None)
+        keys = [(*how, sampling.seeds[place] if sampling else None) for place in range(len(rows))]
+        return self._each(_rows(state, rows), keys, decode)
+
+    def score(
+        self,
+        state: Prefixes | Branches,
+        rows: Sequence[Row],
+        answers: Sequence[Sequence[int]],
+        forced: Sequence[int] = (),
+    ) -> list[list[float]]:
+        """As `PrefixEngine.score`; only answers that are new are scored."""
+
+        def score(inner: Prefixes | Branches, own: Sequence[Row], places: Sequence[int]) -> list[list[float]]:
+            return self._engine.score(inner, own, [answers[place] for place in places], forced)
+
+        keys = [("score", tuple(forced), tuple(answer)) for answer in answers]
+        return self._each(_rows(state, rows), keys, score)
+
+    def _read_branches_of(self, nodes: Sequence[Node], branches: Sequence[list[int]]) -> None:
+        """Read one branch on top of each node, all of one engine's state together."""
+        states = {id(node.state): node.state for node in nodes}
+        for key, state in states.items():
+            assert isinstance(state, Prefixes)
+            own = [(node, ids) for node, ids in zip(nodes, branches, strict=True) if id(node.state) == key]
+            wanted: list[list[list[int]]] = [[] for _ in range(len(state))]
+            rows = []
+            for node, ids in own:
+                rows.append((node.row[0], len(wanted[node.row[0]])))
+                wanted[node.row[0]].append(ids)
+            read = self._engine.branch(state, wanted)
+            for (node, ids), row in zip(own, rows, strict=True):
+                node.branches[tuple(ids)] = Node(read, row)
+
+    def _each(
+        self,
+        nodes: Sequence[Node],
+        keys: Sequence[Hashable],
+        make: Callable[[Prefixes | Branches, Sequence[Row], Sequence[int]], list[Any]],
+    ) -> list[Any]:
+        """What is known under `keys` of `nodes`; `make` is given what isn't: an engine's state, rows, and places."""
+        new: dict[tuple[int, Hashable], int] = {}
+        for place, (node, key) in enumerate(zip(nodes, keys, strict=True)):
+            if key not in node.found:
+                new.setdefault((id(node), key), place)
+        by_state: dict[int, list[int]] = {}
+        for place in new.values():
+            by_state.setdefault(id(nodes[place].state), []).append(place)
+        for places in by_state.values():
+            made = make(nodes[places[0]].state, [nodes[place].row for place in places], places)
+            for place, value in zip(places, made, strict=True):
+                nodes[place].found[keys[place]] = value
+        self._count(len(nodes), len(new))
+        return [node.found[key] for node, key in zip(nodes, keys, strict=True)]
+
+    def _probabilities(self, node: Node, token_ids: Sequence[int]) -> Tensor:
+        """Of one row, shape (tokens,); computed for all rows that were read with it, once."""
+        key = (id(node.state), tuple(token_ids))
+        if key not in self._told:
+            self._told[key] = node.state.probabilities(token_ids)
+        found: Tensor = self._told[key][node.row[0]]
+        return found[node.row[1]] if isinstance(node.state, Branches) else found
+
+    def _count(self, asked: int, done: int) -> None:
+        self.ledger.asked += asked
+        self.ledger.done += done
+
+
+def _nodes(prefixes: Prefixes) -> list[Node]:
+    if not isinstance(prefixes, KnownPrefixes):
+        raise ValueError("these prefixes were read by another engine")
+    return prefixes.nodes
+
+
+def _rows(state: Prefixes | Branches, rows: Sequence[Row]) -> list[Node]:
+    if isinstance(state, KnownBranches):
+        return [state.nodes[question][branch] for question, branch in rows]
+    assert isinstance(state, Prefixes)
+    nodes = _nodes(state)
+    return [nodes[question] for question, _ in rows]
+
+
+def _stacked(rows: Sequence[Tensor], tokens: int) -> Tensor:
+    return torch.stack(list(rows)) if rows else torch.empty(0, tokens)

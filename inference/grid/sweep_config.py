@@ -1,0 +1,108 @@
+"""The settings of `sweep.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from reflectune.data_builders.metric_config import MetricConfig
+from reflectune.inference.config import ReadingConfig
+from reflectune.inference.grid.points import ELSEWHERE, Point, expand, problems
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+VARIED: Final[Mapping[str, tuple[str, ...]]] = {
+    "mr2ag": ("top_n", "gamma", "fallback", "lead", "relevance", "entries", "ranking"),
+    "mmkb_rag": (
+        *("top_n", "documents", "lead", "entries", "max_reply_tokens", "answer_model"),
+        *("ret", "gamma", "srt", "k", "threshold", "mct"),
+    ),
+}
+"""The settings that make a difference, by pipeline."""
+
+
+class Grid(dict[str, Any]):
+    """Values by setting; a command line gives it as JSON."""
+
+    def __init__(self, values: Any = ()) -> None:
+        """Read a mapping, or JSON."""
+        super().__init__(json.loads(values) if isinstance(values, str) else values)
+
+
+@dataclass
+class SweepConfig(MetricConfig, ReadingConfig):
+    """Answer questions at every point of a grid of settings, from one set of forward passes."""
+
+    pipeline: Literal["mr2ag", "mmkb_rag"] = field(default="mmkb_rag", metadata=_help("whose settings to vary"))
+    grid: Grid = field(default_factory=Grid, metadata=_help("a list of values for each setting to vary"))
+    product: bool = field(
+        default=False,
+        metadata=_help("take all combinations; else vary one setting at a time from this config's values"),
+    )
+    splits: list[str] = field(
+        default_factory=lambda: ["val_unseen_question", "val_unseen_entity"], metadata=_help("splits to answer")
+    )
+    output: str = field(default="", metadata=_help("folder for sweep.json, sweep.html and the plots"))
+    limit: int | None = field(default=None, metadata=_help("questions per split, drawn by seed; all if unset"))
+    batch_questions: int = field(default=8, metadata=_help("questions kept in memory together"))
+    on_error: Literal["stop", "skip"] = field(
+        default="stop", metadata=_help("a question with a bad image or no text: stop, or count it as wrong")
+    )
+    seed: int = field(default=0, metadata=_help("seed of sampling and of bootstrap intervals"))
+
+    def __post_init__(self) -> None:
+        """Ask for the pipeline's own scheme, if none is named."""
+        super().__post_init__()
+        self.scheme = self.scheme or self.pipeline
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = super().problems() + self.metric_issues(self.dataset)
+        if not self.grid:
+            issues.append("`grid` is empty; give at least one setting with a list of values, e.g. gamma: [0, 0.5, 1]")
+        idle = [name for name in self.grid if name not in VARIED[self.pipeline]]
+        if idle:
+            known = ", ".join(VARIED[self.pipeline])
+            issues.append(f"`grid`: {', '.join(idle)} can't be varied for {self.pipeline}, only {known}")
+        varied = {name: values for name, values in self.grid.items() if name not in idle}
+        issues += problems(varied, self.reading())
+        issues += [f"`{name}` is needed" for name in ("output", "model", "index") if not getattr(self, name)]
+        if self.pipeline == "mmkb_rag" and not self.base_model:
+            issues.append("`base_model` is needed: RET is measured against what it knows, and it may answer")
+        if self.batch_questions < 1:
+            issues.append(f"`batch_questions` must be at least 1, found {self.batch_questions}")
+        if self.limit is not None and self.limit < 1:
+            issues.append(f"`limit` must be at least 1, or unset for all questions; found {self.limit}")
+        return issues
+
+    def reading(self) -> ReadingConfig:
+        """The settings that points start from."""
+        own = {item.name: getattr(self, item.name) for item in dataclasses.fields(ReadingConfig)}
+        return ReadingConfig(**own)
+
+    def start(self) -> dict[str, Any]:
+        """The values that settings of the grid have in this config."""
+        home = {"relevance": True, "entries": "retrieved", "ranking": "full", "pipeline": self.pipeline}
+        return {name: home[name] if name in ELSEWHERE else getattr(self, name) for name in self.grid}
+
+    def points(self) -> list[Point]:
+        """The grid's points, the starting point first."""
+        reading = self.reading()
+        grid = {
+            name: values
+            if name in ELSEWHERE
+            else [getattr(dataclasses.replace(reading, **{name: value}), name) for value in values]
+            for name, values in self.grid.items()
+        }
+        return expand(grid, self.start(), product=self.product)
+
+    def log(self) -> Path:
+        """Where finished questions are kept."""
+        return Path(self.output, "questions.jsonl")

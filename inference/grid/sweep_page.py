@@ -1,0 +1,154 @@
+"""A sweep's plots, as a page and as SVG files: accuracy and retrieval rate along each axis, and reliability."""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.durable import write_atomically
+from reflectune.inference.grid.judgements import NAMES
+from reflectune.inference.grid.outcomes import Judgement, Results
+from reflectune.inference.grid.points import show
+from reflectune.inference.grid.sweep_config import SweepConfig
+from reflectune.inference.report.svg import UNIT_TICKS, Line, line_chart
+from reflectune.inference.scoring import curves
+from reflectune.metrics import gates
+from reflectune.metrics.breakdown import OVERALL
+
+Record = Mapping[str, Any]
+
+UNIT = ("gamma", "threshold")
+"""Axes that are probabilities; the values of any other one are set side by side."""
+
+
+def write_page(folder: Path, config: SweepConfig, results: Results, found: Record) -> None:
+    """Write `sweep.html`, and each plot as `NAME.svg`."""
+    plots = charts(config, results, found)
+    style = _style()
+    for name, figure in plots.items():
+        write_atomically(folder / f"{name}.svg", standalone(figure, style))
+    passes = found["forward_passes"]
+    lead = (
+        f"{found['questions']} questions at {len(found['points'])} points of {config.pipeline}, model {config.model}. "
+        f"Forward passes made: {passes['made']}; served from memory: {passes['saved']}."
+    )
+    body = f"<h1>Sweep</h1><p class='lead'>{html.escape(lead)}</p><div class='charts'>{''.join(plots.values())}</div>"
+    page = (
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Sweep</title><style>{style}</style>"
+        f"<main>{body}<h2>All points</h2><div class='scroll'>{_table(found)}</div></main></html>"
+    )
+    write_atomically(folder / "sweep.html", page)
+
+
+def charts(config: SweepConfig, results: Results, found: Record) -> dict[str, str]:
+    """Every plot as HTML, by name: one an axis of the grid, and the reliability diagrams."""
+    plots = {name: axis_chart(name, config.start(), found["points"]) for name in config.grid}
+    for kind, (name, outcome) in NAMES[config.pipeline].items():
+        judged = results.judgements(kind)
+        if judged:
+            plots[f"reliability_{kind}"] = reliability(name, outcome, judged)
+    return plots
+
+
+def axis_chart(axis: str, start: Mapping[str, Any], points: Sequence[Record]) -> str:
+    """Accuracy, with its interval, and retrieval rate along one setting; the others as they start."""
+    others = {name: show(value) for name, value in start.items() if name != axis}
+    own = [p for p in points if axis in p["settings"] and _matches(p["settings"], others)]
+    own.sort(key=lambda point: _order(point["settings"][axis]))
+    places = _places(axis, [point["settings"][axis] for point in own])
+    found = [(x, point) for x, point in zip(places, own, strict=True) if point["accuracy"] is not None]
+    scale = not any(
+        isinstance(point["settings"][axis], (bool, str)) and point["settings"][axis] != "auto" for point in own
+    )
+    low, high = ([(x, point["accuracy"][end]) for x, point in found] for end in ("low", "high"))
+    fixed = ", ".join(f"{name} {value}" for name, value in others.items())
+    return line_chart(
+        f"Accuracy against {axis}",
+        axis,
+        "accuracy",
+        [
+            Line("accuracy", [(x, p["accuracy"]["value"]) for x, p in found], dots=True, joined=scale),
+            Line("retrieval rate (right)", [(x, p["retrieval_rate"]) for x, p in found], dots=True, joined=scale),
+            Line("accuracy, 95 % interval", [*low, *reversed(high), *low[:1]], dots=not scale, joined=scale),
+        ],
+        note=f"The data set's metric; the others fixed: {fixed}." if fixed else "The data set's metric.",
+        x_ticks=UNIT_TICKS if axis in UNIT else [(x, show(point["settings"][axis])) for x, point in found],
+        right_label="retrieval rate",
+    )
+
+
+def reliability(name: str, outcome: str, judged: Sequence[Judgement]) -> str:
+    """How often what a probability speaks of is so, in ten bins; with the calibration error, and AUROC if it exists."""
+    values, truth = [own.probability for own in judged], [float(own.true) for own in judged]
+    error = gates.expected_calibration_error(np.array(values), np.array(truth))
+    told = f"{len(judged)} probabilities. Expected calibration error {error:.3f}"
+    if len(set(truth)) == 2:
+        told += f", AUROC {gates.auroc(np.array(values), np.array(truth)):.3f}"
+    points = curves.calibration(values, truth)
+    return line_chart(
+        f"Reliability of {name}",
+        "probability given",
+        outcome,
+        [Line(name, points, dots=True)],
+        note=f"{told}. Ten bins; calibrated is the diagonal.",
+        diagonal=True,
+    )
+
+
+def standalone(figure: str, style: str) -> str:
+    """The SVG of a figure as a file of its own."""
+    drawing = re.search(r"<svg.*</svg>", figure, re.DOTALL)
+    if drawing is None:
+        raise ValueError("expected a figure with an <svg>")
+    return (
+        drawing[0]
+        .replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1)
+        .replace(">", f"><style>{html.escape(style, quote=False)}</style>", 1)
+    )
+
+
+def _matches(settings: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
+    return all(name not in settings or show(settings[name]) == value for name, value in wanted.items())
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Numbers by size, then words."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return (not number, float(value) if number else 0.0, str(value))
+
+
+def _places(axis: str, values: Sequence[Any]) -> list[float]:
+    if axis in UNIT:
+        return [float(value) for value in values]
+    return [(i + 0.5) / len(values) for i in range(len(values))]
+
+
+def _style() -> str:
+    return importlib.resources.files("reflectune.inference.report").joinpath("page.css").read_text(encoding="utf-8")
+
+
+def _table(found: Record) -> str:
+    points, titles = found["points"], found["metric"]["columns"]
+    own = [column for column in titles if column != OVERALL]
+    columns = ("accuracy", *own, "visual", "retrieval_rate", "passages_read")
+    head = "".join(f"<th>{html.escape(titles.get(column, column.replace('_', ' ')))}</th>" for column in columns)
+    rows = "".join(
+        f"<tr><th>{html.escape(point['name'])}</th>{''.join(f'<td>{_cell(point.get(c))}</td>' for c in columns)}</tr>"
+        for point in points
+    )
+    return f"<table><thead><tr><th>point</th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, Mapping):
+        interval = f"{100 * value['low']:.1f} to {100 * value['high']:.1f}"
+        return f"{100 * value['value']:.1f}<span class='interval'>{interval}</span>"
+    return f"{value:.3f}"

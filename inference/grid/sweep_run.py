@@ -1,0 +1,111 @@
+"""A sweep from its config to `sweep.json` and its plots."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.durable import write_json
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.grid.desk import PointDesk
+from reflectune.inference.grid.judgements import JUDGES, MEASURES
+from reflectune.inference.grid.outcomes import Results, point_scores
+from reflectune.inference.grid.points import Point
+from reflectune.inference.grid.sweep_config import SweepConfig
+from reflectune.inference.grid.sweep_page import write_page
+from reflectune.inference.grid.walk import Walk, walk
+from reflectune.inference.running.experiment import select
+from reflectune.inference.scoring.scores import Measure
+
+ELSEWHERE = frozenset(
+    "dataset index model base_model bem output device dry_run limit on_error splits grid product seed".split()
+)
+"""Settings that do not decide a question's row, or whose content is hashed."""
+
+
+def run(config: SweepConfig) -> dict[str, Any]:
+    """Run all points, then write `sweep.json`, `sweep.html` and one SVG a plot into the config's output folder.
+
+    Returns:
+        The content of sweep.json.
+    """
+    dataset = Dataset(Path(config.dataset))
+    questions = select(dataset, config.splits, config.limit, config.seed)
+    points = config.points()
+    config.metric = config.scored_by(config.dataset)
+    measure = Measure(config.metric)
+    measure.check(questions)
+    measure.bem = config.open_bem(config.device)
+    desk = PointDesk(config.reading(), dataset, config.pipeline, config.seed)
+    walked = walk(
+        Walk(
+            points=[*points, *MEASURES[config.pipeline]],
+            measure=measure,
+            judge=JUDGES[config.pipeline],
+            image_root=dataset.root,
+            path=config.log(),
+            fingerprint=_fingerprint(config, dataset, points, desk, measure),
+            batch_questions=config.batch_questions,
+            on_error=config.on_error,
+        ),
+        questions,
+        desk,
+    )
+    results, ledger = walked.results, walked.ledger
+    found = {
+        "pipeline": config.pipeline,
+        "model": config.model,
+        "data_set": {"folder": config.dataset, "fingerprint": dataset.fingerprint},
+        "metric": measure.facts(measure.official(questions)),
+        "questions": len(questions),
+        "seed": config.seed,
+        "start": {name: _plain(value) for name, value in config.start().items()},
+        "forward_passes": {"made": ledger.done, "asked": ledger.asked, "saved": ledger.saved},
+        "points": [_record(results, point, config.seed) for point in points],
+    }
+    write_json(Path(config.output, "sweep.json"), found)
+    write_page(Path(config.output), config, results, found)
+    return found
+
+
+def describe(config: SweepConfig) -> str:
+    """What a run would do, for `--dry_run`; it loads no model."""
+    questions = select(Dataset(Path(config.dataset)), config.splits, config.limit, config.seed)
+    points = config.points()
+    runs = len({point.run_key for point in points})
+    return "\n".join(
+        [
+            f"{len(questions)} questions at {len(points)} points of {config.pipeline}: {runs} runs of it over one set",
+            f"of forward passes, {config.batch_questions} questions at a time:",
+            *(f"  {point.name}" for point in points),
+            f"into {config.output}: sweep.json, sweep.html, one SVG a plot",
+        ]
+    )
+
+
+def _record(results: Results, point: Point, seed: int) -> dict[str, Any]:
+    settings = {name: _plain(value) for name, value in point.settings.items()}
+    return {"name": point.name, "settings": settings, **point_scores(results, point.name, seed)}
+
+
+def _fingerprint(config: SweepConfig, dataset: Dataset, points: list[Point], desk: PointDesk, measure: Measure) -> str:
+    settings = dataclasses.asdict(config)
+    return fingerprint(
+        {
+            "settings": {name: str(value) for name, value in settings.items() if name not in ELSEWHERE},
+            "points": [(point.name, repr(point.run_key), point.ranking) for point in points],
+            "dataset": dataset.fingerprint,
+            **({"bem": measure.bem.fingerprint} if measure.bem is not None else {}),
+            "index": file_fingerprint(Path(config.index, "manifest.json")),
+            "models": desk.fingerprints(["model", "base_model"] if config.pipeline == "mmkb_rag" else ["model"]),
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON: a number of documents as a number, `auto` as the word."""
+    if type(value) in (bool, int, float, str):
+        return value
+    return int(value) if isinstance(value, int) and value else str(value)

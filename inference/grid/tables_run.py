@@ -1,0 +1,176 @@
+"""A tables command from its config to `tables.json` and `tables.md`: build, answer, compare, and time each stage."""
+
+from __future__ import annotations
+
+import gc
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from accelerate import PartialState
+
+from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.config import ModelRole
+from reflectune.inference.grid import stages, tables_mmkb, tables_mr2ag
+from reflectune.inference.grid.claims import measure
+from reflectune.inference.grid.desk import PointDesk
+from reflectune.inference.grid.layout import markdown
+from reflectune.inference.grid.outcomes import Results
+from reflectune.inference.grid.plan import Answering, Plan
+from reflectune.inference.grid.stages import Spent
+from reflectune.inference.grid.tables_config import TablesConfig
+from reflectune.inference.grid.walk import Walk, walk
+from reflectune.inference.running.experiment import select
+from reflectune.inference.scoring.scores import Measure
+
+PATIENCE: Final = timedelta(days=30)
+"""How long a process waits for the first one, which trains meanwhile."""
+
+ELSEWHERE = frozenset("dataset index model plain_model device".split())
+"""Settings that do not decide a question's row, or whose content is hashed."""
+
+FOLDERS = ("--output", "--runs", "--world", "--index", "--probes")
+"""Options that change no number."""
+
+PLANS = {"mr2ag": tables_mr2ag.plan, "mmkb_rag": tables_mmkb.plan}
+
+
+def run(config: TablesConfig) -> dict[str, Any]:
+    """Do what isn't done, then write `tables.json` and `tables.md` into the config's output folder.
+
+    Of several processes the first one builds and writes, while the others wait; questions are shared out among all.
+
+    Returns:
+        The content of tables.json.
+
+    Raises:
+        UserError: A stage failed, or the folder was filled with other settings.
+    """
+    state = PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+    planned = PLANS[config.paper](config)
+    spent: list[Spent] = []
+    if state.is_main_process:
+        print("\n".join(_describe(planned)), flush=True)
+        spent += stages.run_stages(planned.stages)
+    state.wait_for_everyone()
+    found: dict[str, list[Results]] = {}
+    for own in planned.answering:
+        results, minutes = answer(config, own)
+        found.setdefault(own.model, []).append(results)
+        spent.append(minutes)
+    if state.is_main_process:
+        record = _record(config, planned, found, spent)
+        write_json(Path(config.output, "tables.json"), record)
+        write_atomically(Path(config.output, "tables.md"), markdown(record))
+    state.wait_for_everyone()
+    tables: dict[str, Any] = read_json(Path(config.output, "tables.json"), "the tables")
+    return tables
+
+
+def _record(
+    config: TablesConfig, planned: Plan, found: Mapping[str, Sequence[Results]], spent: Sequence[Spent]
+) -> dict[str, Any]:
+    """The content of tables.json."""
+    seeds = len(config.seeds)
+    return {
+        "title": planned.title,
+        "command": command_line(sys.argv[1:]),
+        "lead": f"{seeds} seed{'s' if seeds > 1 else ''}, mean ± standard deviation in per cent; {config.base_model}, "
+        f"{config.method} fine-tuning. Miniature numbers: read their order. The paper's is a column of ranks; its "
+        "numbers, of other models and questions, are in docs/paper_numbers.md. A claim holds if the 95 % interval of "
+        "every lead it rests on, over seeds and questions, is above 0; it does not hold if one is below 0; else it is "
+        "within noise, and a tie is no lead.",
+        "config": asdict(config),
+        "tables": [measure(table, found, config.seed) for table in planned.tables],
+        "minutes": [asdict(each) for each in spent],
+    }
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command that tables were made by, but for options that say where something lies."""
+    kept: list[str] = []
+    is_folder = False
+    for word in arguments:
+        is_folder = word.split("=")[0] in FOLDERS if word.startswith("--") else is_folder
+        kept += [] if is_folder else [word]
+    return shlex.join(["python", "-m", "reflectune.inference.tables", *kept])
+
+
+def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
+    """Take the questions through all points of one model, those that are not finished."""
+    is_main = PartialState().is_main_process
+    reading = config.reading(own.world, own.index, own.checkpoint, own.plain)
+    dataset = Dataset(own.world)
+    questions = select(dataset, config.splits, config.limit, config.seed)
+    measure = Measure(config.scored_by(str(own.world)))
+    measure.check(questions)
+    measure.bem = config.open_bem(config.device)
+    folder = Path(config.output, "answers", f"{own.model.replace(' ', '_')}-{own.seed}")
+    desk = PointDesk(reading, dataset, config.paper, config.seed)
+    tuned_plainly: list[ModelRole] = ["plain_model"] if own.plain else []
+    roles: list[ModelRole] = ["model", "base_model", *tuned_plainly]
+    key = {
+        "settings": {name: str(value) for name, value in asdict(reading).items() if name not in ELSEWHERE},
+        "points": [(point.name, repr(point.run_key), point.ranking) for point in own.points],
+        "dataset": dataset.fingerprint,
+        "metric": [measure.metric, measure.bem.fingerprint if measure.bem is not None else None],
+        "index": file_fingerprint(own.index / "manifest.json"),
+        "models": desk.fingerprints(roles, own.points),
+    }
+    start, name = time.monotonic(), f"answering, {own.model}, seed {own.seed}"
+    if is_main:
+        about = f"about {own.estimate:g} min, {len(questions)} questions, {len(own.points)} points"
+        print(f"\n== {name}: {about}", flush=True)
+    asked = Walk(
+        own.points,
+        measure,
+        lambda question, traces, measure: [],
+        dataset.root,
+        folder / "questions.jsonl",
+        fingerprint(key),
+        dataset.fingerprint,
+        config.batch_questions,
+    )
+    found = walk(asked, questions, desk)
+    minutes = _minutes(folder / "minutes.json", (time.monotonic() - start) / 60 if found.answered else 0.0)
+    if is_main:
+        ledger = found.ledger
+        print(f"== {name}: {minutes:.1f} min, {ledger.done} forward passes made, {ledger.saved} saved", flush=True)
+    del desk
+    gc.collect()
+    return found.results, Spent(name, own.estimate, round(minutes, 2), reused=not found.answered)
+
+
+def _minutes(mark: Path, new: float) -> float:
+    """The minutes of all runs, with this one's; the first process keeps the sum."""
+    before = float(read_json(mark, "the minutes of an earlier run")["minutes"]) if mark.exists() else 0.0
+    if PartialState().is_main_process:
+        write_json(mark, {"minutes": before + new})
+    return before + new
+
+
+def describe(config: TablesConfig) -> str:
+    """What a run would do, for `--dry_run`."""
+    return "\n".join(_describe(PLANS[config.paper](config)))
+
+
+def _describe(planned: Plan) -> list[str]:
+    estimates = [*(own.estimate for own in planned.stages), *(own.estimate for own in planned.answering)]
+    return [
+        f"{planned.title}: about {sum(estimates):.0f} min on two idle cores if nothing is finished",
+        *stages.describe(planned.stages),
+        *(f"  answering with {own.model}, seed {own.seed}: about {own.estimate:g} min" for own in planned.answering),
+    ]
+
+
+def show(record: dict[str, Any]) -> str:
+    """The tables as printed."""
+    return markdown(record)

@@ -1,0 +1,145 @@
+"""Questions through all grid points, batch by batch: each batch meets every point before its readings are forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from accelerate import PartialState
+from PIL import Image
+
+from reflectune.core.durable import RowLog
+from reflectune.core.progress import progress_bar
+from reflectune.core.types import Question
+from reflectune.inference.grid.memory import Ledger
+from reflectune.inference.grid.outcomes import Judgement, Outcome, Results, Row, outcome, to_row
+from reflectune.inference.grid.points import Point
+from reflectune.inference.running.runner import Batch, open_questions, run_sharded
+from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.trace import Trace
+
+Traces = Mapping[str, Mapping[str, Trace]]
+"""By question id, then by point."""
+
+
+class Desk(Protocol):
+    """What points are run with."""
+
+    def run(self, point: Point, questions: Sequence[Question], images: Sequence[Image.Image]) -> dict[str, Trace]:
+        """The traces of those questions that the point's pipeline takes, by id."""
+        ...
+
+    def ledger(self) -> Ledger:
+        """What was asked of all models so far, and done."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what was read of the questions so far."""
+        ...
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What is asked, and where it is kept.
+
+    Attributes:
+        points: The grid points.
+        measure: What an answer is worth.
+        judge: Which probabilities a question's traces (by point) hold, and whether what they speak of is so.
+        image_root: Folder that image paths are relative to.
+        path: The log of finished questions.
+        fingerprint: Hash of everything that determines a row.
+        source: The data set's fingerprint.
+        batch_questions: Questions in a batch.
+        on_error: What to do with a question whose image or text is bad.
+    """
+
+    points: Sequence[Point]
+    measure: Measure
+    judge: Callable[[Question, Mapping[str, Trace], Measure], Sequence[Judgement]]
+    image_root: Path
+    path: Path
+    fingerprint: str
+    source: str = ""
+    batch_questions: int = 8
+    on_error: Literal["stop", "skip"] = "stop"
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What came of a walk.
+
+    Attributes:
+        results: All outcomes.
+        ledger: What was asked of the models for them, and done, earlier runs included.
+        answered: How many questions this run took through the points; the others were finished before.
+    """
+
+    results: Results
+    ledger: Ledger
+    answered: int
+
+
+def walk(own: Walk, questions: Sequence[Question], desk: Desk) -> Walked:
+    """Take all questions that are not finished through all points, shared out among the processes.
+
+    A batch is always run whole and in the same company, so that an interrupted walk, or one on another number of
+    processes, ends with the same rows (see `run_sharded`).
+
+    Args:
+        own: What is asked.
+        questions: The questions.
+        desk: Runs a point's pipeline on a batch.
+
+    Raises:
+        UserError: A question is bad (and `on_error` is "stop"), or the log is of other settings.
+    """
+    ordered = sorted(questions, key=lambda question: question.id)
+    name, folder = own.path.stem, own.path.parent
+
+    def answer(batches: Sequence[Batch], log: RowLog, done: Collection[str], total: int) -> None:
+        left, hidden = sum(map(len, batches)), not PartialState().is_main_process
+        with progress_bar(total=total, initial=total - left, desc=name, unit="question", disable=hidden) as bar:
+            for batch in batches:
+                for question_id, row in _rows(own, batch, desk).items():
+                    if question_id not in done:
+                        log.append(question_id, row)
+                bar.update(len(batch))
+
+    rows, answered = run_sharded(name, ordered, answer, folder, own.fingerprint, own.batch_questions)
+    counted = [rows[question.id]["passes"] for question in ordered]
+    ledger = Ledger(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))
+    asked = {question.id: rows[question.id] for question in ordered}
+    return Walked(Results(ordered, asked, own.measure, own.source), ledger, answered)
+
+
+def _rows(own: Walk, batch: Sequence[Question], desk: Desk) -> dict[str, Row]:
+    """A row for each question of a batch; the first one holds what the batch cost."""
+    good, images, errors = open_questions(batch, own.image_root, own.on_error)
+    before = desk.ledger()
+    runs: dict[Any, dict[str, Trace]] = {}
+    for point in own.points:
+        if good and point.run_key not in runs:
+            runs[point.run_key] = desk.run(point, good, images)
+    desk.forget()
+    own.measure.read(good, runs.values())
+    after = desk.ledger()
+    passes = {"asked": after.asked - before.asked, "done": after.done - before.done}
+    rows: dict[str, Row] = {}
+    for question in batch:
+        if question.id in errors:
+            failed = Outcome(0.0, retrieved=False, read=0, answer="", problem=errors[question.id])
+            rows[question.id] = to_row({point.name: failed for point in own.points}, [])
+        else:
+            traces = {p.name: runs[p.run_key][question.id] for p in own.points if question.id in runs[p.run_key]}
+            made = {
+                p.name: outcome(question, traces[p.name], own.measure, p.ranking)
+                for p in own.points
+                if p.name in traces
+            }
+            rows[question.id] = to_row(made, own.judge(question, traces, own.measure))
+        rows[question.id]["passes"] = passes if len(rows) == 1 else {"asked": 0, "done": 0}
+    own.measure.forget()
+    return rows

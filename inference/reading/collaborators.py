@@ -1,0 +1,108 @@
+"""Open what a pipeline works with: a model behind a reader, a retriever over an index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accelerate import PartialState
+
+from reflectune.core.errors import UserError
+from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.reading.prompted_reader import PromptedReader
+from reflectune.inference.reading.reader import Reader
+from reflectune.models.loading import Loaded, load
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.processing.image_fitting import images_fingerprint, images_in_words
+from reflectune.models.schemes.base import PLAIN
+from reflectune.models.weights.pretrained import load_processor
+from reflectune.retrieval import retriever
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.rerankers import loading as rerankers
+from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.retriever import EntryRetriever
+
+
+def open_tuned(config: ReadingConfig) -> Loaded:
+    """Load the config's fine-tuned checkpoint.
+
+    Raises:
+        UserError: It has no scheme, another one, or was never fine-tuned.
+    """
+    scheme, images = config.scheme or None, config.image_settings()
+    loaded = load(config.model, scheme=scheme, dtype=config.dtype, device=_device(config), images=images)
+    if not loaded.is_tuned:
+        raise UserError(
+            f"`model`: {config.model} is not fine-tuned: its reflection tokens would mean nothing; give a folder "
+            "that train/sft.py wrote"
+        )
+    return loaded
+
+
+def open_model(config: ReadingConfig, role: ModelRole) -> Loaded:
+    """Load the model of a role, checked for it.
+
+    Raises:
+        UserError: It was not fine-tuned with the scheme that the role needs.
+    """
+    if role == "model":
+        return open_tuned(config)
+    loaded = open_plain(config, getattr(config, role))
+    if role == "plain_model" and (loaded.scheme is None or loaded.scheme.name != PLAIN.name):
+        raise UserError(
+            f"`plain_model`: {config.plain_model} was not fine-tuned with scheme plain; the untuned model is "
+            "`base_model`, and one that reflects is `model`"
+        )
+    return loaded
+
+
+def open_plain(config: ReadingConfig, name: str) -> Loaded:
+    """Load a model to be asked plainly, normally a base without reflection tokens.
+
+    Raises:
+        UserError: It would see other pictures than the config's checkpoint, which is of the same family.
+    """
+    loaded = load(name, dtype=config.dtype, device=_device(config), images=config.image_settings())
+    if config.model and Path(config.model).is_dir():
+        _refuse_other_images(loaded, Path(config.model))
+    return loaded
+
+
+def _refuse_other_images(base: Loaded, checkpoint: Path) -> None:
+    """Two models of a family that are compared, or work together, must see the same picture."""
+    processor = load_processor(checkpoint, base.model.config.model_type)
+    if type(processor) is not type(base.processor):
+        return
+    if images_fingerprint(processor) != images_fingerprint(base.processor):
+        raise UserError(
+            f"{checkpoint} was trained on pictures that were fitted with {images_in_words(processor)}, but "
+            f"{base.name} would see them with {images_in_words(base.processor)}; give the first in the config, for both"
+        )
+
+
+def _device(config: ReadingConfig) -> str:
+    return str(PartialState().device) if config.device == "auto" else config.device
+
+
+def open_engine(config: ReadingConfig, loaded: Loaded) -> PrefixEngine:
+    """The engine that reads with a loaded model."""
+    return PrefixEngine(loaded, config.token_budget, config.keep_images)
+
+
+def open_reader(config: ReadingConfig, loaded: Loaded) -> Reader:
+    """A reader over a loaded model."""
+    return Reader(open_engine(config, loaded), config.max_new_tokens)
+
+
+def open_prompted_reader(config: ReadingConfig, loaded: Loaded) -> PromptedReader:
+    """A reader over a loaded model of scheme `mmkb_rag`."""
+    return PromptedReader(open_engine(config, loaded), config.max_new_tokens, config.max_reply_tokens)
+
+
+def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> EntryRetriever:
+    """The retriever over the config's index, which must have been built from this knowledge base and encoder."""
+    return retriever.open_retriever(config.index, config.encoder, knowledge, device=_device(config))
+
+
+def open_reranker(config: ReadingConfig) -> Reranker:
+    """The reranker that picks naive RAG's passages."""
+    return rerankers.open_reranker(config, device=_device(config))

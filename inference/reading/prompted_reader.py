@@ -1,0 +1,124 @@
+"""A model as MMKB-RAG sees it: RET, SRT, MCT and the answer, four prompts on top of one shared prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+
+from reflectune.core.types import Passage, PromptName, Question
+from reflectune.inference.reading.reader import Answer, Opened, share
+from reflectune.models.prefix.engine import Generation, PrefixEngine
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply in words to P_MCT.
+
+    Attributes:
+        raw: The reply as it was decoded.
+        text: The same without reflection tokens.
+        shown: How many of the documents given were shown: the leading ones that the model's context holds.
+        tokens: Number of tokens generated.
+        finished: Whether it ended by itself.
+    """
+
+    raw: str
+    text: str
+    shown: int
+    tokens: int
+    finished: bool
+
+
+class PromptedReader:
+    """One loaded model of scheme `mmkb_rag` with its engine.
+
+    Args:
+        engine: The model's.
+        max_new_tokens: The longest answer, in tokens.
+        max_reply_tokens: The longest reply to P_MCT, in tokens.
+    """
+
+    def __init__(self, engine: PrefixEngine, max_new_tokens: int, max_reply_tokens: int) -> None:
+        self._engine, self._renderer = engine, engine.renderer
+        self._max_new_tokens, self._max_reply_tokens = max_new_tokens, max_reply_tokens
+
+    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
+        """Read images and questions up to where all four prompts go on."""
+        prefixes = [self._renderer.question_prefix(q.text, image) for q, image in zip(questions, images, strict=True)]
+        return Opened(questions, self._engine.read(prefixes), [len(prefix.ids) for prefix in prefixes])
+
+    def gates(self, opened: Opened) -> list[float]:
+        """Score_RET of each question, equation 4: the softmax of two logits, in [0, 1]."""
+        prompt = self._renderer.prompt_branch("ret")
+        state = self._engine.branch(opened.prefixes, [[prompt] for _ in opened.questions])
+        found = state.probabilities(self._ids("retrieve", "no_retrieve"))
+        return [share(*own[0].tolist()) for own in found]
+
+    def judge(self, opened: Opened, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
+        """Score_SRT of each question's documents, equation 7, all read in one batch; a question may have none.
+
+        Returns:
+            In [0, 1], by question and document; None for a document that the model's context does not hold with its
+            question and an answer: none is ever cut.
+        """
+        places: list[list[int]] = []
+        branches: list[list[list[int]]] = []
+        for length, own in zip(opened.lengths, documents, strict=True):
+            ids = [self._renderer.prompt_branch("srt", [passage]) for passage in own]
+            room = self._engine.max_length - length - self._max_new_tokens
+            places.append([k for k, prompt in enumerate(ids) if len(prompt) <= room])
+            branches.append([ids[k] for k in places[-1]])
+        state = self._engine.branch(opened.prefixes, branches)
+        scores: list[list[float | None]] = [[None] * len(own) for own in documents]
+        for i, found in enumerate(state.probabilities(self._ids("relevant", "irrelevant"))):
+            for k, (yes, no) in zip(places[i], found.tolist(), strict=True):
+                scores[i][k] = share(yes, no)
+        return scores
+
+    def agree(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Reply]:
+        """Replies to P_MCT about the documents of some questions, by position of the question.
+
+        A question gets none if its context holds fewer than two of its documents: nothing can agree then.
+        """
+        fitted = {i: self._fit("mct", opened, i, own, self._max_reply_tokens) for i, own in documents.items()}
+        asked = {i: ids for i, (shown, ids) in fitted.items() if shown >= 2}
+        found = self._generate(opened, asked, self._max_reply_tokens)
+        return {
+            i: Reply(made.text, self._renderer.strip(made.text), fitted[i][0], len(made.token_ids), made.finished)
+            for i, made in found.items()
+        }
+
+    def answer(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Answer]:
+        """Answers of some questions from their documents by P_vqa, equation 9; from the question alone if it has none.
+
+        The leading documents are read, as many as the model's context holds whole.
+        """
+        fitted = {i: self._fit("vqa", opened, i, own, self._max_new_tokens) for i, own in documents.items()}
+        found = self._generate(opened, {i: ids for i, (_, ids) in fitted.items()}, self._max_new_tokens)
+        return {
+            i: Answer(self._renderer.strip(made.text), made.score, len(made.token_ids), fitted[i][0])
+            for i, made in found.items()
+        }
+
+    def _fit(
+        self, name: PromptName, opened: Opened, row: int, passages: Sequence[Passage], reply: int
+    ) -> tuple[int, list[int]]:
+        """How many leading passages leave room for a reply to this question, and the prompt about them."""
+        style, room = opened.questions[row].answer_style, self._engine.max_length - opened.lengths[row] - reply
+        for count in range(len(passages), 0, -1):
+            ids = self._renderer.prompt_branch(name, passages[:count], style)
+            if len(ids) <= room:
+                return count, ids
+        return 0, self._renderer.prompt_branch(name, (), style)
+
+    def _generate(self, opened: Opened, prompts: Mapping[int, list[int]], most: int) -> dict[int, Generation]:
+        """What the model says to one prompt of each of these questions."""
+        branches = [[prompts[i]] if i in prompts else [] for i in range(len(opened.questions))]
+        state = self._engine.branch(opened.prefixes, branches)
+        found = self._engine.generate(state, [(i, 0) for i in prompts], max_new_tokens=most)
+        return dict(zip(prompts, found, strict=True))
+
+    def _ids(self, *roles: str) -> list[int]:
+        return [self._renderer.token_id(role) for role in roles]

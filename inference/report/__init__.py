@@ -1,0 +1,1 @@
+"""The report page: tables, charts and traces as one HTML file."""

@@ -1,0 +1,136 @@
+"""The report's charts: which curves are drawn from which traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from reflectune.core.types import Question
+from reflectune.inference.config import FORMS
+from reflectune.inference.pipelines.diagnostics import GOLD, SAME_ARTICLE, attribute_of
+from reflectune.inference.report.svg import Line, line_chart
+from reflectune.inference.scoring import curves
+from reflectune.inference.scoring.evaluation import gate_rows
+from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
+from reflectune.inference.scoring.scores import Measure, Traces
+from reflectune.inference.selection.ranking import product
+from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.metrics import gates
+
+
+def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure) -> str:
+    """All charts that the traces allow, as HTML."""
+    gate, ret = gate_rows(questions, traces.get("mr2ag", {})), ret_rows(questions, traces, measure)
+    return "".join(
+        [
+            _gate("The gate against its threshold γ", gate, ("knowledge-based", "visual"), gamma),
+            _gate("RET against its threshold γ", ret, ("the base model is wrong", "it is right"), gamma),
+            _relevance(list(traces.get("relevance", {}).values())),
+            _risk(measure.official(questions), traces, measure),
+            _calibration(questions, traces, measure),
+        ]
+    )
+
+
+def confidence(trace: Trace) -> float | None:
+    """What an answer can be ranked by: the chosen passage's product, else eq. 7 of the answer; None if neither."""
+    if trace.chosen is not None:
+        scores = trace.passages[trace.chosen].scores
+        if scores is not None:
+            return product(scores)
+    return trace.confidence
+
+
+def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str], gamma: float) -> str:
+    """Rows are (probability, 1 if it should be looked up else 0); `kinds` names the questions of both kinds."""
+    if not rows:
+        return ""
+    values, labels = [value for value, _ in rows], [label == 1 for _, label in rows]
+    needed = [value for value, label in zip(values, labels, strict=True) if label]
+    needless = [value for value, label in zip(values, labels, strict=True) if not label]
+    lines = [
+        Line("right decisions", curves.accuracy_at(values, labels)),
+        Line(f"retrieves: {kinds[0]}", curves.share_at_least(needed)),
+        Line(f"retrieves: {kinds[1]}", curves.share_at_least(needless)),
+    ]
+    return line_chart(
+        title,
+        "γ",
+        "share of questions",
+        [line for line in lines if line.points],
+        marker=(gamma, f"γ = {gamma:g}"),
+    )
+
+
+def _relevance(traces: Sequence[Trace]) -> str:
+    gold = _s_rel(traces, lambda p: p.source == GOLD)
+    if not gold:
+        return ""
+    lines = [Line("evidence accepted", curves.share_at_least(gold))]
+    kinds: Mapping[str, Callable[[PassageTrace], bool]] = {
+        "same article accepted": lambda p: p.source == SAME_ARTICLE,
+        "look-alike accepted": lambda p: attribute_of(p.source) is not None,
+    }
+    found = {name: _s_rel(traces, kind) for name, kind in kinds.items()}
+    lines += [Line(name, curves.share_at_least(values)) for name, values in found.items() if values]
+    others = _s_rel(traces, lambda p: p.source != GOLD)
+    if others:
+        lines.append(Line("balanced accuracy", curves.balanced_accuracy_at(gold, others)))
+    return line_chart("Relevance against a threshold on S_rel", "threshold on S_rel", "share of passages", lines)
+
+
+def _risk(questions: Sequence[Question], traces: Traces, measure: Measure) -> str:
+    lines = []
+    for name in ("mr2ag", "mmkb_rag", *FORMS["naive_rag"], "oracle_article", "closed_book"):
+        points = _risk_points(questions, traces.get(name, {}), measure)
+        if points:
+            lines.append(Line(name, points))
+    if not lines:
+        return ""
+    note = "Answers ordered by the chosen passage's product (mr2ag) or by equation 7 (the others). Lower is better."
+    return line_chart("Risk against coverage", "share of questions answered", "share of those wrong", lines, note=note)
+
+
+def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace], measure: Measure) -> curves.Points:
+    """An abstention or a failure counts as wrong, and is the last to be covered."""
+    found = [
+        (confidence(traces[q.id]) or 0.0, measure.correctness(q, traces[q.id])) for q in questions if q.id in traces
+    ]
+    return curves.risk_coverage([value for value, _ in found], [right for _, right in found])
+
+
+def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure) -> str:
+    tuned, probed = traces.get("mr2ag", {}), traces.get("relevance", {}).values()
+    judged = [(p.s_rel, float(p.source == GOLD)) for t in probed for p in t.passages if p.s_rel is not None]
+    answered = [
+        (p.s_ans, measure.correctness(q, tuned[q.id]))
+        for q in measure.official(questions)
+        if q.id in tuned and (p := _chosen(tuned[q.id])) is not None and p.s_ans is not None
+    ]
+    pairs = {
+        "gate": gate_rows(questions, tuned),
+        "S_rel": judged,
+        "S_ans": answered,
+        "RET": ret_rows(questions, traces, measure),
+        "SRT": srt_rows(traces.get("reflection", {}).values()),
+    }
+    lines, errors = [], []
+    for name, found in pairs.items():
+        if found:
+            values, outcomes = [value for value, _ in found], [outcome for _, outcome in found]
+            error = gates.expected_calibration_error(np.array(values), np.array(outcomes))
+            lines.append(Line(name, curves.calibration(values, outcomes), dots=True))
+            errors.append(f"{name} {error:.3f}")
+    if not lines:
+        return ""
+    note = f"Ten bins; calibrated is the diagonal. Expected calibration error: {', '.join(errors)}."
+    return line_chart("Calibration", "probability given", "share that was right", lines, note=note, diagonal=True)
+
+
+def _chosen(trace: Trace) -> PassageTrace | None:
+    return trace.passages[trace.chosen] if trace.chosen is not None else None
+
+
+def _s_rel(traces: Iterable[Trace], wanted: Callable[[PassageTrace], bool]) -> list[float]:
+    return [p.s_rel for t in traces for p in t.passages if p.s_rel is not None and wanted(p)]

@@ -1,0 +1,189 @@
+"""What the report's list of questions is built from in the browser: JSON, with each image, entry and passage once."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.paths import Roots
+from reflectune.core.types import Passage, Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.scoring.evaluation import TUNED
+from reflectune.inference.scoring.scores import Measure, Traces
+from reflectune.inference.selection.ranking import product
+from reflectune.inference.trace import PassageTrace, Trace
+
+LONGEST_SIDE = 288
+"""Pixels: larger images are scaled down to this."""
+
+
+def browser_data(
+    dataset: Dataset, questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure
+) -> dict[str, Any]:
+    """The JSON that `page.js` reads.
+
+    Args:
+        dataset: Where images and entries are.
+        questions: The questions to list.
+        traces: By pipeline, then by question id.
+        gamma: The gate's threshold.
+        measure: What an answer is worth.
+
+    Returns:
+        `images` (data URIs), `entries`, `passages` and `questions`; the latter refer to the former by position.
+    """
+    tables = _Tables(dataset)
+    names = sorted(traces, key=lambda name: (name not in TUNED, name))
+    rows = [
+        _question(
+            question,
+            {name: traces[name][question.id] for name in names if question.id in traces[name]},
+            tables,
+            measure,
+        )
+        for question in questions
+    ]
+    return {
+        "gamma": gamma,
+        "pipelines": names,
+        "images": tables.images,
+        "entries": tables.entries,
+        "passages": tables.passages,
+        "questions": rows,
+    }
+
+
+class _Tables:
+    """Images, entries and passages, each stored at its first use and referred to by position."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.images: list[str] = []
+        self.entries: list[dict[str, Any]] = []
+        self.passages: list[dict[str, Any]] = []
+        self._dataset = dataset
+        self._places: dict[tuple[str, str], int] = {}
+
+    def image(self, path: str | Path, roots: Roots) -> int:
+        """Position of an image below `roots`; -1 if it can't be read (then the evaluation has said so already)."""
+        key = ("image", str(Path(self._dataset.root, path).resolve()))
+        if key not in self._places:
+            try:
+                self.images.append(data_uri(load_image(path, root=roots)))
+                self._places[key] = len(self.images) - 1
+            except UserError:
+                self._places[key] = -1
+        return self._places[key]
+
+    def entry(self, entry_id: str) -> int:
+        """Position of an entry."""
+        key = ("entry", entry_id)
+        if key not in self._places:
+            entry = self._dataset.knowledge.get(entry_id)
+            roots = (self._dataset.knowledge.image_root, *self._dataset.image_roots)
+            image = self.image(self._dataset.knowledge.image_path(entry), roots) if entry.images else -1
+            self._places[key] = len(self.entries)
+            self.entries.append({"id": entry.id, "title": entry.title, "image": image})
+        return self._places[key]
+
+    def passage(self, passage: Passage) -> int:
+        """Position of a passage."""
+        key = ("passage", passage.id)
+        if key not in self._places:
+            self._places[key] = len(self.passages)
+            self.passages.append(
+                {
+                    "entry": self.entry(passage.entry_id),
+                    "place": f"{passage.entry_id}#{passage.section}",
+                    "heading": passage.heading,
+                    "text": " ".join(filter(None, [passage.lead, passage.text])),
+                }
+            )
+        return self._places[key]
+
+
+def data_uri(image: Image.Image) -> str:
+    """A small copy of an image as a data URI, made from its pixels, so that nothing else of the file comes along."""
+    small = image.copy()
+    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    buffer = io.BytesIO()
+    small.save(buffer, format="WEBP", quality=82)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, measure: Measure) -> dict[str, Any]:
+    return {
+        "id": question.id,
+        "split": question.split,
+        "type": question.answer_type,
+        "text": question.text,
+        "answers": list(question.answers),
+        "range": list(question.range) if question.range else None,
+        "image": tables.image(question.image, tables._dataset.image_roots) if question.image else -1,
+        "knowledge": question.is_knowledge_based,
+        "famous": question.meta.get("famous") == "yes",
+        "entities": list(question.entity_ids),
+        "evidence": [f"{evidence.entry_id}#{evidence.section}" for evidence in question.evidence],
+        "traces": {
+            name: {
+                **_trace(question, trace, tables, measure),
+                "lookup": _should_look_up(name, question, traces, measure),
+            }
+            for name, trace in traces.items()
+        },
+    }
+
+
+def _trace(question: Question, trace: Trace, tables: _Tables, measure: Measure) -> dict[str, Any]:
+    return {
+        "answer": trace.answer,
+        "correct": measure.correctness(question, trace) if measure.has_truth(question) else 0,
+        "gate": _round(trace.gate),
+        "retrieved": trace.retrieved,
+        "hits": [[tables.entry(hit.entry_id), _round(hit.score)] for hit in trace.hits],
+        "passages": [_passage(passage, tables) for passage in trace.passages],
+        "chosen": trace.chosen,
+        "confidence": _round(trace.confidence),
+        "kept": list(trace.kept),
+        "used": list(trace.used),
+        "mct": None if trace.mct is None else dataclasses.asdict(trace.mct),
+        "fallback": trace.fallback,
+        "error": trace.error,
+    }
+
+
+def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], measure: Measure) -> bool | None:
+    """What a gate should say: in MMKB-RAG whether the base model is wrong by itself; None if that is not known."""
+    if name != "mmkb_rag":
+        return question.is_knowledge_based
+    base = traces.get("closed_book")
+    return (
+        None
+        if base is None or base.error or not measure.has_truth(question)
+        else measure.correctness(question, base) == 0
+    )
+
+
+def _passage(read: PassageTrace, tables: _Tables) -> dict[str, Any]:
+    scores = read.scores
+    return {
+        "passage": tables.passage(read.passage),
+        "ret": _round(read.s_ret),
+        "rel": _round(read.s_rel),
+        "relevant": read.relevant,
+        "answer": read.answer,
+        "ans": _round(read.s_ans),
+        "product": None if scores is None else _round(product(scores)),
+    }
+
+
+def _round(value: float | None) -> float | None:
+    """Four significant digits; more would only make the page heavier."""
+    return None if value is None else float(f"{value:.4g}")

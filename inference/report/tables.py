@@ -1,0 +1,208 @@
+"""The report's tables, as HTML; every text from outside is escaped."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from reflectune.inference.scoring.paper_numbers import ranks
+from reflectune.inference.selection.ranking import standing
+
+Cells = Sequence[str]
+
+
+def scores(metrics: Mapping[str, Any]) -> str:
+    """Official scores of every pipeline by split and type, what the tuned ones gain, and the break-downs."""
+    tables, heads = metrics["pipelines"], _heads(metrics)
+    types = sorted({kind for table in tables.values() for kind in table["by_type"]} - set(heads))
+    strongest = metrics["best_baseline"]
+    rows = [
+        [
+            _name(name, f"at equal depth: {strongest}" if name == "best_baseline" else ""),
+            *(_score(table.get(column)) for column in heads),
+            *(_score(table["by_type"].get(kind)) for kind in types),
+            _share(metrics["coverage"].get(name)),
+        ]
+        for name, table in tables.items()
+    ]
+    head = ["pipeline", *heads.values(), *(html.escape(kind.replace("_", " ")) for kind in types), "answered"]
+    caption = f"{metrics['metric']['caption']}; knowledge-based questions, in %, with 95 % bootstrap intervals."
+    return _table(head, rows, caption) + _splits(metrics) + _gains(metrics) + _famous(metrics)
+
+
+def parts(metrics: Mapping[str, Any]) -> str:
+    """Each decision by itself: gate, relevance, answers, visual questions, retrieval."""
+    relevance, answer, visual = metrics["relevance"], metrics["answer"], metrics["visual"]
+    scored = f"metric {metrics['metric']['name']}"
+    rows = [
+        ("Retrieval gate, accuracy", "knowledge-based against visual questions", metrics["gate"]["accuracy"]),
+        ("Retrieval gate, AUROC", "the same, over all thresholds", metrics["gate"]["auroc"]),
+        ("Relevance within the article", "evidence against other sections, balanced", relevance["within_article"]),
+        ("Relevance against look-alikes", "evidence against their same section, balanced", relevance["look_alikes"]),
+        *(
+            (f"Look-alikes rejected: {attribute}", f"differing in {attribute} alone", found)
+            for attribute, found in relevance["by_attribute"].items()
+        ),
+        ("Answer, gold passage given", f"the tuned model, {scored}", answer["gold_passage"]),
+        ("Answer, whole gold article given", f"the base model, {scored}", answer["gold_article"]),
+        ("Visual questions, tuned", f"through the gate, {scored}", visual["tuned"]),
+        ("Visual questions, base", f"closed book, {scored}", visual["base"]),
+        *(
+            (f"Retrieval, {name.replace('_', ' ')}", "equation 3, exhaustive over the knowledge base", found)
+            for name, found in metrics["retrieval"].items()
+        ),
+        *(_reflection(metrics["reflection"], metrics["metric"]["columns"]) if metrics["reflection"] else ()),
+    ]
+    cells = [
+        [html.escape(name), _score(found), "–" if found is None else str(found["n"]), html.escape(about)]
+        for name, about, found in rows
+    ]
+    return _table(["decision", "%", "questions", "what is measured"], cells, "", prose=3)
+
+
+def _reflection(
+    found: Mapping[str, Any], heads: Mapping[str, str]
+) -> Iterator[tuple[str, str, Mapping[str, float] | None]]:
+    """MMKB-RAG's decisions: name, what is measured, score."""
+    titles = {**heads, "overall": "all questions"}
+    for scope, title in ((scope, titles.get(scope, scope)) for scope in found["ret"]):
+        ret, known, srt = (found[name][scope] for name in ("ret", "ret_knowledge", "srt"))
+        wrong = "against: the base model's closed-book answer is wrong"
+        yield f"RET, AUROC, {title}", wrong, ret["auroc"]
+        yield f"RET, AUROC, {title}, knowledge-based", f"{wrong}; without the visual ones", known["auroc"]
+        yield f"RET, accuracy, {title}", f"{wrong}; at γ", ret["accuracy"]
+        yield f"RET, calibration error, {title}", f"{wrong}; ten bins, lower is better", ret["calibration_error"]
+        yield f"SRT, first document states an answer, {title}", "where one of its documents does", srt["stating_first"]
+        yield f"Retriever's order, the same, {title}", "the same questions", srt["stating_first_retriever"]
+        yield f"A document states an answer, {title}", "of the question's entity", srt["stating_retrieved"]
+    yield "Looked up by mmkb_rag", "RET at γ, all questions", found["retrieved"]
+
+
+def rankings(metrics: Mapping[str, Any]) -> str:
+    """The eight rankings, their order here and in Table 5 of the paper, and whether the full product is the best."""
+    found = metrics["rankings"]
+    if not found:
+        return '<p class="note">mr2ag was not run; no other pipeline ranks its answers by products.</p>'
+    label, heads = {"full": "ret·rel·ans (the full product)"}, _heads(metrics)
+    order = {column: _order(found["scores"], column) for column in heads}
+    papers = {column: title for column, title in heads.items() if column in found["paper_ranks"]}
+    rows = [
+        [
+            html.escape(label.get(name, name.replace("*", "·"))),
+            *(_score(table.get(column)) for column in heads),
+            *(f"{order[column].get(name, '–')} / {found['paper_ranks'][column][name]}" for column in papers),
+        ]
+        for name, table in found["scores"].items()
+    ]
+    head = ["ranked by", *heads.values(), *(f"rank / paper's rank: {name}" for name in papers.values())]
+    caption = (
+        "Answers chosen among mr2ag's candidates by each product of S_ret, S_rel, S_ans. “random” is the exact "
+        "expectation of a random choice; ties share equally."
+    )
+    if papers:
+        caption += (
+            " Rank 1 is the best here and in the paper's Table 5, whose numbers, of other models and questions, are in "
+            "docs/paper_numbers.md."
+        )
+    return _table(head, rows, caption) + "".join(
+        f'<p class="note">{html.escape(sentence)}</p>'
+        for sentence in ranking_sentences(found, metrics["metric"]["columns"])
+    )
+
+
+def ranking_sentences(found: Mapping[str, Any], heads: Mapping[str, str]) -> list[str]:
+    """Whether Table 5's order holds here, if the paper has one, and how the full product stands, per column."""
+    sentences = []
+    for column, leads in found["full_product_leads"].items():
+        place = standing([leads])
+        told = "is the best" if place.is_best else str(place).replace("*", "·")
+        if place.behind:
+            told = f"is {told}"
+        share = found["pairs_ordered_as_in_paper"].get(column)
+        order = "" if share is None else f"{100 * share:.0f} % of the pairs of rankings are ordered as in the paper; "
+        sentences.append(
+            f"{heads[column].capitalize()}: {order}the full product {told}, by the 95 % intervals of its leads."
+        )
+    return sentences
+
+
+def _order(scores: Mapping[str, Any], column: str) -> dict[str, int]:
+    """The rank of each ranking in a column, by its score as printed."""
+    values = {name: score["value"] for name, table in scores.items() if (score := table.get(column)) is not None}
+    return ranks({name: round(100 * value, 1) for name, value in values.items()})
+
+
+def _heads(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of the metric's table and their heads, as HTML."""
+    return {column: html.escape(title) for column, title in metrics["metric"]["columns"].items()}
+
+
+def facts(values: Mapping[str, str]) -> str:
+    """Name and value of everything that determined the run."""
+    rows = [[html.escape(name), html.escape(value)] for name, value in values.items()]
+    return _table(["", ""], rows, "", prose=1)
+
+
+def _splits(metrics: Mapping[str, Any]) -> str:
+    """Scores by each split's own name, where they say more than the official two."""
+    found = metrics["by_split"]
+    splits = sorted({split for table in found.values() for split in table})
+    shown = set(metrics["metric"]["columns"].values())
+    if len(splits) <= 1 or set(splits) <= shown or (len(splits) == 2 and metrics["metric"]["name"] == "infoseek"):
+        return ""
+    rows = [[_name(name), *(_score(table.get(split)) for split in splits)] for name, table in found.items()]
+    return _table(["pipeline", *map(html.escape, splits)], rows, "By split, two-hop questions included.")
+
+
+def _gains(metrics: Mapping[str, Any]) -> str:
+    heads = metrics["metric"]["columns"]
+    rows = [
+        [_name(name), _score(found, sign=True), html.escape(heads[found["of"]]) if found else "–"]
+        for name, found in metrics["comparisons"].items()
+    ]
+    caption = "Difference of the scores in points, paired by question, with its 95 % interval; which score it is of."
+    return _table(["difference", "points", "score"], rows, caption) if rows else ""
+
+
+def _famous(metrics: Mapping[str, Any]) -> str:
+    found = {name: table for name, table in metrics["famous"].items() if table["yes"]}
+    rows = [[_name(name), _score(table["yes"]), _score(table["no"])] for name, table in found.items()]
+    caption = "Score on facts that the base model knows by heart (nothing is claimed there), and on the others."
+    return _table(["pipeline", "known by heart", "others"], rows, caption) if rows else ""
+
+
+def _table(head: Cells, rows: Sequence[Cells], caption: str, prose: int | None = None) -> str:
+    """A table whose cells are HTML already; the column `prose` holds sentences."""
+    lines = []
+    for row in rows:
+        cells = "".join(
+            f'<td class="prose">{cell}</td>' if position == prose else f"<td>{cell}</td>"
+            for position, cell in enumerate(row)
+            if position
+        )
+        lines.append(f'<tr><th scope="row">{row[0]}</th>{cells}</tr>')
+    titles = "".join(
+        f'<th scope="col" class="prose">{title}</th>' if position == prose else f'<th scope="col">{title}</th>'
+        for position, title in enumerate(head)
+    )
+    top = f"<thead><tr>{titles}</tr></thead>" if any(head) else ""
+    told = f"<p>{html.escape(caption)}</p>" if caption else ""
+    return f'<div class="scroll">{told}<table>{top}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _score(found: Mapping[str, float] | None, sign: bool = False) -> str:
+    if found is None:
+        return "–"
+    form = "+.1f" if sign else ".1f"
+    low, high = format(100 * found["low"], form), format(100 * found["high"], form)
+    return f'{format(100 * found["value"], form)}<span class="interval">{low} … {high}</span>'
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def _name(name: str, note: str = "") -> str:
+    small = f'<span class="interval">{html.escape(note)}</span>' if note else ""
+    return html.escape(name) + small

@@ -1,0 +1,1 @@
+"""Pipelines over questions: sharded and resumable, one at a time, both ways."""

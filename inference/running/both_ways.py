@@ -1,0 +1,239 @@
+"""Answers questions both ways, without retrieval and with it, to tell what a gate's two outcomes are worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from reflectune.core.errors import UserError
+from reflectune.core.gate_outcomes import GateOutcome, Held, HeldPassage, PassageOutcome
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.types import PromptedBranch, Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.probing.correctness import Correctness
+from reflectune.inference.config import ReadingConfig
+from reflectune.inference.pipelines.base import Pipeline
+from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_finder, build_pipeline
+from reflectune.inference.pipelines.document_answers import DocumentAnswers
+from reflectune.inference.reading.collaborators import (
+    open_engine,
+    open_plain,
+    open_prompted_reader,
+    open_reader,
+    open_retriever,
+)
+from reflectune.inference.reading.unjudging import UnjudgingReader
+from reflectune.inference.running.runner import run_pipeline
+from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.models.loading import Loaded
+from reflectune.models.schemes.base import MMKB_RAG
+
+DIRECT, RETRIEVED, PASSAGES = "direct", "retrieved", "passages"
+
+_GAMMA = {DIRECT: math.inf, RETRIEVED: -1.0}
+"""Thresholds that no gate reaches, and that every gate reaches."""
+
+_FURTHEST = 30.0
+"""Log-odds beyond it, either way, are told as this: a probability in half precision may be 0 or 1."""
+
+
+class BothWays:
+    """Measures the outcomes of questions' gates with the pipeline of the model's own scheme.
+
+    The traces of each round are kept in `folder/round-NNN/{direct,retrieved,passages}.jsonl`, as an evaluation keeps
+    them: the work is shared among processes, and what is finished is never done again. They depend on no cost, so that
+    runs that differ in their costs alone may share the first round.
+
+    Args:
+        config: Names the index and the base model, and has the pipeline's settings.
+        loaded: The model, which may train between two rounds.
+        dataset: The data set.
+        questions: Those to answer.
+        folder: Where traces are kept.
+        correctness: What an answer is worth, by the data set's metric; see `find_metric`.
+        batch_questions: Questions answered together.
+        relevance: Whether to answer from every passage alone, too.
+        run: Hash of what determines the weights in rounds after the first.
+    """
+
+    def __init__(
+        self,
+        config: ReadingConfig,
+        loaded: Loaded,
+        dataset: Dataset,
+        questions: Sequence[Question],
+        *,
+        folder: Path,
+        correctness: Correctness,
+        batch_questions: int = 8,
+        relevance: bool = False,
+        run: str = "",
+    ) -> None:
+        values = {item.name: getattr(config, item.name) for item in dataclasses.fields(ReadingConfig)}
+        self._config, self._loaded, self._dataset = ReadingConfig(**values), loaded, dataset
+        self._questions, self._folder, self._batch = questions, folder, batch_questions
+        self._correctness = correctness
+        self._names = (DIRECT, RETRIEVED, PASSAGES) if relevance else (DIRECT, RETRIEVED)
+        self._run = run
+        for question in questions:
+            self._correctness("?", question)  # one that can't be scored is an error before hours of answering
+
+    def __call__(self, number: int, *, kept: bool = False) -> list[GateOutcome]:
+        """The outcomes of a round of measuring, one a question, in the order of the questions.
+
+        Args:
+            number: Of the round, from 0.
+            kept: Whether an earlier run must have finished this round: the weights are later ones by now.
+
+        Raises:
+            UserError: `kept`, and the round's traces are not there; or they are of other settings.
+        """
+        folder = self._folder / f"round-{number:03d}"
+        missing = [name for name in self._names if not (folder / f"{name}.jsonl").is_file()]
+        if kept and missing:
+            raise UserError(
+                f"{folder} lacks {', '.join(f'{name}.jsonl' for name in missing)}, which the run had measured with "
+                "earlier weights; restore it, or delete the run's folder and start again"
+            )
+        base = self._open_base()
+        parts, hashed = self._parts(base), self._fingerprint(number, base)
+        traces = {
+            name: run_pipeline(
+                name,
+                functools.partial(self._build, name, parts),
+                self._questions,
+                image_root=self._dataset.root,
+                folder=folder,
+                fingerprint=hashed,
+                batch_questions=self._batch,
+                on_error="stop",
+            )
+            for name in self._names
+        }
+        return [
+            self._outcome(question, {n: own[question.id] for n, own in traces.items()}) for question in self._questions
+        ]
+
+    @functools.cached_property
+    def _scheme(self) -> str:
+        assert self._loaded.scheme is not None  # only a fine-tuned model has gates
+        return self._loaded.scheme.name
+
+    def _open_base(self) -> Loaded | None:
+        """The model that answers for MMKB-RAG, if it is another one; it is let go after each round."""
+        if answered_by_base(self._scheme, self._config):
+            return open_plain(self._config, self._config.base_model)
+        return None
+
+    def _parts(self, base: Loaded | None) -> Parts:
+        parts = Parts(
+            config=self._config,
+            knowledge=self._dataset.knowledge,
+            retriever=open_retriever(self._config, self._dataset.knowledge),
+        )
+        if self._scheme != MMKB_RAG.name:
+            return dataclasses.replace(parts, reader=open_reader(self._config, self._loaded))
+        return dataclasses.replace(
+            parts,
+            prompted=open_prompted_reader(self._config, self._loaded),
+            base=open_reader(self._config, base) if base else None,
+        )
+
+    def _build(self, name: str, parts: Parts) -> Pipeline:
+        if name != PASSAGES:
+            forced = dataclasses.replace(parts.config, gamma=_GAMMA[name])
+            return build_pipeline(self._scheme, dataclasses.replace(parts, config=forced))
+        if parts.prompted is not None:
+            return DocumentAnswers(parts.prompted, build_finder(parts), parts.base)
+        engine = open_engine(self._config, self._loaded)
+        every = UnjudgingReader(engine, self._config.max_new_tokens)
+        always = dataclasses.replace(parts.config, gamma=_GAMMA[RETRIEVED])
+        return build_pipeline(self._scheme, dataclasses.replace(parts, reader=every, config=always))
+
+    def _fingerprint(self, number: int, base: Loaded | None) -> str:
+        settings = [name for name in RECIPES[self._scheme].settings if name not in ("gamma", "ret")]
+        return fingerprint(
+            {
+                "scheme": self._scheme,
+                "dataset": self._dataset.fingerprint,
+                "index": file_fingerprint(Path(self._config.index, "manifest.json")),
+                "model": self._loaded.fingerprint,
+                "base_model": base.fingerprint if base else None,
+                "batch_questions": self._batch,
+                "settings": {
+                    name: getattr(self._config, name)
+                    for name in (*settings, "lead", "max_new_tokens", "token_budget", "dtype")
+                },
+                **({"round": number, "run": self._run} if number else {}),
+            }
+        )
+
+    def _outcome(self, question: Question, traces: Mapping[str, Trace]) -> GateOutcome:
+        retrieved = traces[RETRIEVED]
+        return GateOutcome(
+            question.id,
+            direct=self._correctness(traces[DIRECT].answer, question),
+            retrieved=self._correctness(retrieved.answer, question),
+            passages_read=retrieved.tokens["passages_read"],
+            log_odds=log_odds(retrieved.gate or 0.0),
+            passages=_passages(question, retrieved, traces.get(PASSAGES), self._correctness),
+            held=self._held(traces[DIRECT], retrieved, refined=PASSAGES in traces),
+        )
+
+    def _held(self, direct: Trace, retrieved: Trace, *, refined: bool) -> Held:
+        """What else the model said; `refined` if its relevance gates are measured for their own sake."""
+        own_words, prompted = not answered_by_base(self._scheme, self._config), self._scheme == MMKB_RAG.name
+        passages = []
+        for own in _one(retrieved):
+            log_odds, answer = None if refined else _relevance(own), "" if prompted else own.answer or ""
+            if log_odds is not None or answer:
+                passages.append(HeldPassage(own.passage, log_odds, answer))
+        replies = self._replies(retrieved, own_words) if prompted else ()
+        return Held(tuple(passages), direct.answer if own_words else "", tuple(replies))
+
+    def _replies(self, retrieved: Trace, own_words: bool) -> Iterator[PromptedBranch]:
+        documents, mct = [own.passage for own in retrieved.passages], retrieved.mct
+        if mct is not None and not mct.problem:
+            shown = tuple(documents[place] for place in retrieved.kept[: mct.shown])
+            yield PromptedBranch("mct", shown, reply=self._loaded.renderer.strip(mct.reply))
+        if own_words and retrieved.answer and retrieved.used and not (mct is not None and mct.merged):
+            yield PromptedBranch("vqa", tuple(documents[place] for place in retrieved.used), reply=retrieved.answer)
+
+
+def _one(retrieved: Trace) -> list[PassageTrace]:
+    """One of the passages that were judged: as often as not the best, drawn by the question's id."""
+    judged = sorted((own for own in retrieved.passages if own.s_rel is not None), key=lambda own: -(own.s_rel or 0.0))
+    drawn = random.Random(retrieved.question_id)
+    return [drawn.choice(judged[1:] if judged[1:] and drawn.random() < 0.5 else judged[:1])] if judged else []
+
+
+def log_odds(yes: float, no: float | None = None) -> float:
+    """log(yes / no), where `no` is the rest of `yes` if it is not given."""
+    no = 1.0 - yes if no is None else no
+    if min(yes, no) <= 0.0:
+        return _FURTHEST if yes > no else -_FURTHEST
+    return min(max(math.log(yes) - math.log(no), -_FURTHEST), _FURTHEST)
+
+
+def _passages(
+    question: Question, judged: Trace, answered: Trace | None, correctness: Correctness
+) -> tuple[PassageOutcome, ...]:
+    """The passages that were both judged and answered from."""
+    if answered is None:
+        return ()
+    answers = {own.passage.id: own.answer for own in answered.passages if own.answer is not None}
+    return tuple(
+        PassageOutcome(own.passage, correctness(answers[own.passage.id], question), _relevance(own))
+        for own in judged.passages
+        if own.s_rel is not None and own.passage.id in answers
+    )
+
+
+def _relevance(passage: PassageTrace) -> float:
+    assert passage.s_rel is not None
+    assert passage.s_irr is not None
+    return log_odds(passage.s_rel, passage.s_irr)

@@ -1,0 +1,254 @@
+"""An evaluation from its config to its report: which pipelines run on which model, over which questions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import random
+import resource
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+from reflectune.core.durable import read_json, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.types import Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.config import EvaluateConfig, ModelRole
+from reflectune.inference.pipelines.build import (
+    RECIPES,
+    Parts,
+    answered_by_base,
+    build_pipeline,
+    reranks,
+    stages_for,
+)
+from reflectune.inference.pipelines.diagnostics import ProbeBuilder
+from reflectune.inference.reading.collaborators import (
+    open_model,
+    open_prompted_reader,
+    open_reader,
+    open_reranker,
+    open_retriever,
+)
+from reflectune.inference.report.page import write_report
+from reflectune.inference.running.runner import run_pipeline
+from reflectune.inference.scoring.evaluation import evaluate
+from reflectune.inference.scoring.notices import ModelFacts, notices
+from reflectune.inference.scoring.scores import Measure, Traces
+from reflectune.inference.trace import Trace
+
+Plan = dict[str, list[Question]]
+
+
+def run(config: EvaluateConfig) -> dict[str, Any]:
+    """Run all pipelines of a config, then write `metrics.json` and `report.html` into its output folder.
+
+    Returns:
+        The content of metrics.json; of all processes only the first one scores the answers, the others return {}.
+
+    Raises:
+        UserError: A question can't be answered or can't be scored, or the folder holds traces of other settings.
+    """
+    state = PartialState(cpu=not torch.cuda.is_available())
+    dataset = Dataset(Path(config.dataset))
+    questions = select(dataset, config.splits, config.limit, config.seed)
+    measure = Measure(config.scored_by(config.dataset))
+    measure.check(questions)
+    if state.is_main_process:
+        measure.bem = config.open_bem(str(state.device) if config.device == "auto" else config.device)
+    planned = plan(config, questions)
+    parts = Parts(
+        config=config,
+        knowledge=dataset.knowledge,
+        probes=ProbeBuilder(dataset.root, dataset.manifest, dataset.knowledge, config.lead, config.seed),
+        retriever=open_retriever(config, dataset.knowledge) if config.index else None,
+        reranker=open_reranker(config) if any(map(reranks, planned)) else None,
+    )
+    traces, models = _answer(config, dataset, parts, planned)
+    if not state.is_main_process:
+        return {}
+    found = {
+        **evaluate(questions, traces, measure=measure, gamma=config.gamma, seed=config.seed),
+        "minutes": minutes(traces),
+        "peak_gib": _peak_gib(Path(config.output)),
+    }
+    write_json(Path(config.output, "metrics.json"), found)
+    write_report(
+        Path(config.output, "report.html"),
+        dataset=dataset,
+        questions=questions,
+        traces=traces,
+        metrics=found,
+        title=f"reflectune on {_name(dataset)}",
+        facts=_facts(config, dataset, models),
+        notices=notices(questions, traces, found, dataset.manifest, models, measure),
+        measure=measure,
+        gamma=config.gamma,
+        most=config.report_questions,
+        seed=config.seed,
+    )
+    return found
+
+
+def select(dataset: Dataset, splits: Sequence[str], limit: int | None, seed: int) -> list[Question]:
+    """The questions of the splits; of each at most `limit`, drawn at random.
+
+    Raises:
+        UserError: There is no question in them.
+    """
+    chosen: list[Question] = []
+    for split in splits:
+        questions = dataset.questions(split)
+        if limit is not None and len(questions) > limit:
+            questions = random.Random(f"{seed} {split}").sample(questions, limit)
+        chosen += questions
+    if not chosen:
+        raise UserError(f"{dataset.root}: no questions in {', '.join(splits)}; name splits that the data set has")
+    return chosen
+
+
+def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
+    """The pipelines and stages to run, in order, each with the questions it takes; one that takes none is left out."""
+    taken = {name: [q for q in questions if RECIPES[name].takes(q)] for name in stages_for(config.forms())}
+    return {name: own for name, own in taken.items() if own}
+
+
+def describe(config: EvaluateConfig) -> str:
+    """What a run would do, for `--dry_run`: it reads the questions, and loads no model."""
+    dataset = Dataset(Path(config.dataset))
+    questions = select(dataset, config.splits, config.limit, config.seed)
+    lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}, scored by "]
+    lines[0] += config.scored_by(config.dataset)
+    for name, own in plan(config, questions).items():
+        role = RECIPES[name].model
+        reader = f" with {role} {getattr(config, role)}" if role else ""
+        reader += f", answers by base_model {config.base_model}" if answered_by_base(name, config) else ""
+        lines.append(f"  {name}: {len(own)} questions in batches of {config.batch_questions}{reader}")
+    lines.append(f"into {config.output}: traces/, metrics.json, report.html")
+    return "\n".join(lines)
+
+
+def minutes(traces: Traces) -> dict[str, float]:
+    """Minutes that each pipeline or stage spent answering, all processes and interrupted runs together."""
+    spent = {
+        f"evaluate/{name}": sum(sum(trace.seconds.values()) for trace in found.values()) / 60
+        for name, found in traces.items()
+    }
+    return {name: round(value, 5) for name, value in {"evaluate": sum(spent.values()), **spent}.items()}
+
+
+def _answer(
+    config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Plan
+) -> tuple[dict[str, dict[str, Trace]], list[ModelFacts]]:
+    """Run what is planned, model by model, so that only those are in memory that are needed at once."""
+    traces: dict[str, dict[str, Trace]] = {}
+    models: list[ModelFacts] = []
+    base_stays = any(answered_by_base(name, config) for name in planned)
+    for role in (None, "base_model", "plain_model", "model"):
+        names = [name for name in planned if RECIPES[name].model == role]
+        if not names and not (role == "base_model" and base_stays):
+            continue
+        ready = parts
+        if role:
+            ready, facts = _with_model(config, parts, role)
+            models.append(facts)
+        if role == "base_model" and base_stays:
+            parts = dataclasses.replace(parts, base=ready.reader)
+        for name in names:
+            traces[name] = run_pipeline(
+                name,
+                functools.partial(build_pipeline, name, ready),
+                planned[name],
+                image_root=dataset.root,
+                folder=Path(config.output, "traces"),
+                fingerprint=_fingerprint(name, config, dataset, models, ready),
+                batch_questions=config.batch_questions,
+                on_error=config.on_error,
+            )
+        del ready
+        gc.collect()
+    return {name: traces[name] for name in planned}, models
+
+
+def _with_model(config: EvaluateConfig, parts: Parts, role: ModelRole) -> tuple[Parts, ModelFacts]:
+    """The parts with a reader over a newly loaded model, and what a report says of that model."""
+    loaded = open_model(config, role)
+    facts = ModelFacts(role, loaded.name, loaded.fingerprint, loaded.model.num_parameters())
+    if role == "model" and loaded.scheme is not None and loaded.scheme.name == "mmkb_rag":
+        return dataclasses.replace(parts, prompted=open_prompted_reader(config, loaded)), facts
+    return dataclasses.replace(parts, reader=open_reader(config, loaded)), facts
+
+
+def _fingerprint(
+    name: str, config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts], parts: Parts
+) -> str:
+    """Hash of everything that a pipeline's traces depend on; how many questions are asked is not part of it."""
+    recipe = RECIPES[name]
+    hashes = {model.role: model.fingerprint for model in models}
+    settings = ("batch_questions", "lead", *recipe.settings)
+    if recipe.model:
+        settings += ("max_new_tokens", "token_budget", "dtype")
+    if name == "relevance":
+        settings += ("seed",)
+    return fingerprint(
+        {
+            "pipeline": name,
+            "dataset": dataset.fingerprint,
+            "index": _index_fingerprint(config) if recipe.retrieves else None,
+            "model": hashes[recipe.model] if recipe.model else None,
+            **({"reranker": parts.reranker.fingerprint} if parts.reranker and reranks(name) else {}),
+            **({"base_model": hashes["base_model"]} if answered_by_base(name, config) else {}),
+            "settings": {setting: getattr(config, setting) for setting in settings},
+        }
+    )
+
+
+def _name(dataset: Dataset) -> str:
+    return str(dataset.manifest.get("name", dataset.root.resolve().name))
+
+
+def _index_fingerprint(config: EvaluateConfig) -> str:
+    return file_fingerprint(Path(config.index, "manifest.json"))
+
+
+def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts]) -> Mapping[str, str]:
+    roles = {"model": "fine-tuned model", "plain_model": "model fine-tuned without reflection"}
+    named = {roles.get(model.role, "base model"): str(model) for model in models}
+    index = {"index": f"{config.index}, manifest {_index_fingerprint(config)}", "encoder": config.encoder}
+    return {
+        "data set": f"{_name(dataset)}, {dataset.root}, fingerprint {dataset.fingerprint}",
+        "metric": config.scored_by(config.dataset) + (f", BEM {config.bem}" if config.bem else ""),
+        "splits": ", ".join(config.splits) + (f", at most {config.limit} questions of each" if config.limit else ""),
+        "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
+        **(index if config.index else {}),
+        **named,
+        "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",
+        "settings": f"top_n {config.top_n}, γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
+        f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
+        **({"mmkb_rag": _reflection(config)} if "mmkb_rag" in config.forms() else {}),
+        "seed": str(config.seed),
+        "output": config.output,
+    }
+
+
+def _reflection(config: EvaluateConfig) -> str:
+    """MMKB-RAG's settings in words."""
+    kept = f"those that reach {config.threshold:g}" if config.srt else "5"
+    return (
+        f"documents {config.documents}, RET {'on' if config.ret else 'off'}, SRT {'on' if config.srt else 'off'}, "
+        f"k {config.k}{'' if config.k else f' ({kept})'}, MCT {config.mct}, answers by the {config.answer_model} model"
+    )
+
+
+def _peak_gib(output: Path) -> float:
+    """The highest memory that any run into this folder has needed on the main process, in GiB."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # ru_maxrss is in KiB on Linux
+    before = output / "metrics.json"
+    earlier = read_json(before, "the earlier metrics").get("peak_gib", 0.0) if before.exists() else 0.0
+    return round(max(used, earlier), 2)

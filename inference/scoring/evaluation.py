@@ -1,0 +1,261 @@
+"""From traces to `metrics.json`: official scores, each decision by itself, the eight rankings, all with intervals."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.types import Question
+from reflectune.inference.config import FORMS
+from reflectune.inference.pipelines.diagnostics import SEVERAL, attribute_of
+from reflectune.inference.scoring.paper_numbers import MR2AG_5
+from reflectune.inference.scoring.reflection_metrics import reflection
+from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows
+from reflectune.inference.selection.ranking import FULL, RANKINGS, order_agreement
+from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.metrics import gates
+from reflectune.metrics.breakdown import OVERALL, by_label
+from reflectune.metrics.retrieval import article_recall_at_k
+
+BASELINES = (
+    *FORMS["closed_book"],
+    *FORMS["naive_rag"],
+    *(name for name in FORMS["tuned_baselines"] if not name.startswith("oracle")),
+)
+"""What a pipeline that reads `top_n` entries is compared with: none of these reads more of them, and none is told."""
+
+BEST_BASELINE = "best_baseline"
+TUNED = ("mr2ag", "mmkb_rag")
+"""Pipelines of a fine-tuned model, which are compared with the baselines."""
+
+PAPER_COLUMNS = {"overall": "overall", "unseen_question": "unseen question", "unseen_entity": "unseen entity"}
+"""Heads of Table 5's columns in the paper, by ours."""
+
+STAGES = ("retrieval", "relevance", "reflection")
+"""Traces that are measurements and not answers of a pipeline."""
+
+
+def evaluate(
+    questions: Sequence[Question], traces: Traces, *, measure: Measure, gamma: float, seed: int
+) -> dict[str, Any]:
+    """All scores of a run.
+
+    Args:
+        questions: The questions asked.
+        traces: By pipeline (or stage, see `STAGES`), then by question id.
+        measure: What an answer is worth, and which questions the scores are over.
+        gamma: The gate's threshold.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        The content of metrics.json but for `minutes` and `peak_gib`. A score is `{"value", "low", "high", "n"}`, with
+        its 95 % interval, a fraction of 1; it is None where the data cannot say.
+    """
+    asked = measure.official(questions)
+    measure.read(questions, traces.values())
+    pipelines = {name: found for name, found in traces.items() if name not in STAGES}
+    tables = {name: _table(asked, found, measure, seed) for name, found in pipelines.items()}
+    strongest = _strongest_baseline(tables, measure.headline(asked))
+    if strongest:
+        tables[BEST_BASELINE] = tables[strongest]
+        pipelines = {**pipelines, BEST_BASELINE: pipelines[strongest]}
+    mr2ag, base = traces.get("mr2ag", {}), traces.get("closed_book", {})
+    tuned = next((traces[name] for name in TUNED if name in traces), {})
+    probed = traces.get("relevance", {})
+    return {
+        "metric": measure.facts(asked),
+        "pipelines": tables,
+        "gate": _gate(questions, mr2ag, gamma, seed),
+        "relevance": _relevance([probed[q.id] for q in asked if q.id in probed], seed),
+        "answer": {
+            "gold_passage": mean(measure.correct(asked, probed), seed),
+            "gold_article": mean(
+                measure.correct([q for q in asked if q.evidence], traces.get("oracle_article", {})), seed
+            ),
+        },
+        "visual": {
+            "tuned": mean(measure.correct(measure.visual(questions), tuned), seed),
+            "base": mean(measure.correct(measure.visual(questions), base), seed),
+        },
+        "retrieval": _retrieval(asked, traces.get("retrieval", {}), seed),
+        "rankings": _rankings(asked, mr2ag, measure, seed),
+        "reflection": reflection(questions, traces, measure=measure, gamma=gamma, seed=seed),
+        "comparisons": _comparisons(asked, pipelines, measure, seed),
+        "famous": {name: _famous(asked, found, measure, seed) for name, found in pipelines.items()},
+        "two_hop": {
+            name: mean(measure.correct(measure.two_hop(questions), found), seed) for name, found in pipelines.items()
+        },
+        "by_split": {name: _by_split(questions, found, measure, seed) for name, found in pipelines.items()},
+        "coverage": {name: _coverage(questions, found) for name, found in pipelines.items()},
+        BEST_BASELINE: strongest,
+        "too_long_for_bem": list(measure.too_long),
+    }
+
+
+def _table(questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int) -> dict[str, Any]:
+    answered = [q for q in questions if q.id in traces]
+    values = np.array(measure.correct(answered, traces))
+    kinds = [measure.kind(q) for q in answered]
+    return {**measure.breakdown(answered, values, seed), "by_type": by_label(values, kinds, seed)}
+
+
+def _strongest_baseline(tables: Mapping[str, Any], headline: str) -> str | None:
+    """The baseline with the highest score on these very questions, which favours it.
+
+    Args:
+        tables: Scores by pipeline.
+        headline: The column that decides: `overall`, or InfoSeek's one half that there is.
+    """
+    scores = {name: score["value"] for name in BASELINES if name in tables and (score := tables[name].get(headline))}
+    return max(scores, key=lambda name: scores[name]) if scores else None
+
+
+def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: float, seed: int) -> dict[str, Any]:
+    rows = np.array(gate_rows(questions, traces), dtype=float).reshape(-1, 2)
+    both = len(set(rows[:, 1])) == 2
+    return {
+        "accuracy": mean((rows[:, 0] >= gamma) == (rows[:, 1] == 1), seed),
+        "auroc": score_rows(rows, seed, lambda r: gates.auroc(r[:, 0], r[:, 1]), strata=rows[:, 1]) if both else None,
+    }
+
+
+def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[tuple[float, float]]:
+    """(gate probability, 1 if knowledge-based else 0) of every question whose kind is known."""
+    found = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.is_knowledge_based is not None]
+    return [(gate, float(bool(q.is_knowledge_based))) for q, gate in found if gate is not None]
+
+
+def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:
+    look_alike = [trace for trace in traces if any(map(_is_look_alike, trace.passages))]
+    attributes = sorted({a for t in traces for p in t.passages if (a := attribute_of(p.source)) and a != SEVERAL})
+    return {
+        "within_article": _balanced(traces, lambda p: p.source == "same_article", seed),
+        "look_alikes": _balanced(look_alike, _is_look_alike, seed),
+        "by_attribute": {
+            attribute: score_rows(_judged(traces, _differs_in(attribute)), seed, _rejected_share)
+            for attribute in attributes
+        },
+    }
+
+
+def _is_look_alike(passage: PassageTrace) -> bool:
+    return attribute_of(passage.source) is not None
+
+
+def _differs_in(attribute: str) -> Callable[[PassageTrace], bool]:
+    return lambda passage: attribute_of(passage.source) == attribute
+
+
+def _judged(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool]) -> np.ndarray:
+    """Per question: gold passages accepted, gold passages, negatives rejected, negatives. Shape (questions, 4)."""
+    rows = []
+    for trace in traces:
+        gold = [p.relevant for p in trace.passages if p.source == "gold"]
+        others = [not p.relevant for p in trace.passages if negative(p)]
+        if gold and others:
+            rows.append((sum(gold), len(gold), sum(others), len(others)))
+    return np.array(rows, dtype=float).reshape(-1, 4)
+
+
+def _rejected_share(rows: np.ndarray) -> float:
+    return float(rows[:, 2].sum() / rows[:, 3].sum())
+
+
+def _balanced(traces: Sequence[Trace], negative: Callable[[PassageTrace], bool], seed: int) -> Score | None:
+    """Mean of the share of gold passages accepted and the share of negatives rejected; resampled by question."""
+    rows = _judged(traces, negative)
+    return score_rows(rows, seed, lambda r: float(r[:, 0].sum() / r[:, 1].sum() + r[:, 2].sum() / r[:, 3].sum()) / 2)
+
+
+def _retrieval(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
+    known = [q for q in questions if q.id in traces and q.entity_ids and not traces[q.id].error]
+    return {f"article_recall@{k}": mean([_found(q, traces[q.id], k) for q in known], seed) for k in (1, 5)}
+
+
+def _found(question: Question, trace: Trace, k: int) -> float:
+    return article_recall_at_k([hit.entry_id for hit in trace.hits], question.entity_ids, k)
+
+
+def _rankings(
+    questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int
+) -> dict[str, Any] | None:
+    """Table 5: the answers that mr2ag's candidates would have given under each ranking; `random` in expectation."""
+    answered = [q for q in questions if q.id in traces]
+    if not answered:
+        return None
+    right = {
+        name: np.array([measure.expected_correctness(q, traces[q.id], name) for q in answered]) for name in RANKINGS
+    }
+    table = {name: measure.breakdown(answered, values, seed) for name, values in right.items()}
+    columns = {
+        column: {name: found["value"] for name, scores in table.items() if (found := scores[column]) is not None}
+        for column in (OVERALL, *(own.name for own in measure.columns(answered)))
+        if table["random"][column] is not None
+    }
+    paper = PAPER_COLUMNS if measure.metric == "infoseek" else {}
+    return {
+        "scores": table,
+        "paper_ranks": {column: MR2AG_5.ranks(head) for column, head in paper.items()},
+        "pairs_ordered_as_in_paper": {
+            column: order_agreement(columns[column], MR2AG_5.column(head))
+            for column, head in paper.items()
+            if column in columns
+        },
+        "full_product_leads": {
+            column: {
+                name: measure.difference(answered, right[FULL], values, seed, column)
+                for name, values in right.items()
+                if name != FULL
+            }
+            for column in columns
+        },
+    }
+
+
+def _comparisons(
+    questions: Sequence[Question], pipelines: Traces, measure: Measure, seed: int
+) -> dict[str, dict[str, Any] | None]:
+    """Each tuned pipeline less each baseline by the metric's own headline score, paired by question."""
+    every = itertools.product(TUNED, (BEST_BASELINE, *BASELINES))
+    pairs = [(first, second) for first, second in every if {first, second} <= set(pipelines)]
+    return {
+        f"{first} - {second}": _difference(questions, pipelines[first], pipelines[second], measure, seed)
+        for first, second in pairs
+    }
+
+
+def _difference(
+    questions: Sequence[Question],
+    first: Mapping[str, Trace],
+    second: Mapping[str, Trace],
+    measure: Measure,
+    seed: int,
+) -> dict[str, Any] | None:
+    both = [q for q in questions if q.id in first and q.id in second]
+    return measure.difference(both, measure.correct(both, first), measure.correct(both, second), seed)
+
+
+def _famous(
+    questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int
+) -> dict[str, Score | None]:
+    return {
+        answer: mean(measure.correct([q for q in questions if q.meta.get("famous") == answer], traces), seed)
+        for answer in ("yes", "no")
+    }
+
+
+def _by_split(
+    questions: Sequence[Question], traces: Mapping[str, Trace], measure: Measure, seed: int
+) -> dict[str, Score | None]:
+    known = [q for q in questions if q.is_knowledge_based is not False and measure.has_truth(q)]
+    splits = sorted({q.split for q in known})
+    return {split: mean(measure.correct([q for q in known if q.split == split], traces), seed) for split in splits}
+
+
+def _coverage(questions: Sequence[Question], traces: Mapping[str, Trace]) -> float | None:
+    """The share of the questions that a pipeline was given for which it has an answer, right or wrong."""
+    given = [traces[q.id] for q in questions if q.id in traces]
+    return sum(bool(trace.answer) and not trace.error for trace in given) / len(given) if given else None

@@ -1,0 +1,123 @@
+"""What a reader of a report must know before its numbers: what was left out, what failed, what can't be expected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reflectune.core.types import Question
+from reflectune.inference.scoring.scores import Measure, Traces
+
+MINIATURE_PARAMETERS = 50_000_000
+"""A model with fewer parameters is a miniature."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a report says of a model."""
+
+    role: str
+    name: str
+    fingerprint: str
+    parameters: int
+
+    @property
+    def is_miniature(self) -> bool:
+        """Whether the model is too small to know anything but the drawn world."""
+        return self.parameters < MINIATURE_PARAMETERS
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.parameters / 1e6:.1f} M parameters, fingerprint {self.fingerprint}"
+
+
+def notices(
+    questions: Sequence[Question],
+    traces: Traces,
+    metrics: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    models: Sequence[ModelFacts],
+    measure: Measure,
+) -> list[str]:
+    """Sentences for the head of a report; none if everything could be measured.
+
+    Args:
+        questions: The questions asked.
+        traces: By pipeline or stage, then by question id.
+        metrics: The content of metrics.json.
+        manifest: The data set's; a drawn world has `looks`.
+        models: The models that were run.
+        measure: What an answer is worth, and which questions the scores are over.
+    """
+    told = []
+    drawn = bool(manifest.get("looks"))
+    if any(model.is_miniature for model in models):
+        told.append(
+            "Miniature numbers: a model of this size knows only the drawn world. They show whether the mechanism works "
+            "and are not to be set beside a paper's."
+            if drawn
+            else "A miniature model was asked about data that it was not made for. Its answers here are not expected "
+            "to be right; this run shows only that everything works on such data."
+        )
+    told += _left_out(questions, traces, metrics, measure)
+    told += _reflection(traces, metrics["reflection"])
+    told += _failures(traces)
+    return told
+
+
+def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[str, Any], measure: Measure) -> list[str]:
+    told = []
+    asked = measure.official(questions)
+    if "mr2ag" in traces:
+        if not any(q.evidence for q in asked):
+            told.append(
+                "The data set does not say where answers stand (no evidence): relevance, and answers from the gold "
+                "passage, are left out."
+            )
+        elif metrics["relevance"]["look_alikes"] is None:
+            told.append("The data set does not say which entries look alike: that relevance mark is left out.")
+        if not any(q.is_knowledge_based is False for q in questions):
+            told.append("No question is marked as visual-dependent: the gate is not measured on such questions.")
+    if measure.metric == "infoseek" and not any(table["overall"] for table in metrics["pipelines"].values()):
+        told.append(
+            "The official overall score needs questions of both an unseen_question and an unseen_entity split; it is "
+            "left out."
+        )
+    if measure.metric == "evqa_exact":
+        told.append("E-VQA's score without BEM is a lower bound of the official one, and not to be set beside it.")
+    if metrics["too_long_for_bem"]:
+        told.append(f"{len(metrics['too_long_for_bem'])} questions had an answer too long for BEM, counted as wrong.")
+    unknown = sum(not measure.has_truth(q) for q in questions)
+    if unknown:
+        told.append(f"{unknown} questions have no answer that this metric can score: none known, or free text alone.")
+    return told
+
+
+def _reflection(traces: Traces, found: Mapping[str, Any] | None) -> list[str]:
+    """What is missing from MMKB-RAG's measurements, and how many replies of MCT could not be used."""
+    if found is None:
+        return []
+    told = []
+    if "closed_book" not in traces:
+        told.append("closed_book was not run: RET is not measured, since it is about what the base model can't answer.")
+    if not (found["srt"]["overall"]["stating_first"] or {}).get("n"):
+        told.append("No document is known to state an accepted answer: SRT's order is not measured.")
+    mct = found["mct"]
+    if mct["malformed"]:
+        kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in mct["problems"].items() if count)
+        told.append(
+            f"{mct['malformed']} of {mct['replies']} replies of MCT were malformed ({kinds}): SRT's order held."
+        )
+    return told
+
+
+def _failures(traces: Traces) -> list[str]:
+    """Every pipeline's failed questions: how many, and the first few with the reason."""
+    told = []
+    for name, found in traces.items():
+        failed = [trace for trace in found.values() if trace.error]
+        if failed:
+            shown = "; ".join(f"{trace.question_id}: {trace.error}" for trace in failed[:3])
+            more = " …" if len(failed) > 3 else ""
+            told.append(f"{name}: {len(failed)} questions failed and count as wrong. {shown}{more}")
+    return told

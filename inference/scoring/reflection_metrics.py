@@ -1,0 +1,122 @@
+"""MMKB-RAG's decisions by themselves: RET against what the base model knows, SRT's order, malformed replies of MCT."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.types import Question
+from reflectune.inference.pipelines.diagnostics import STATING
+from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows
+from reflectune.inference.selection.document_choice import PROBLEMS, by_relevance
+from reflectune.inference.trace import Trace
+from reflectune.metrics import gates
+from reflectune.metrics.breakdown import OVERALL
+
+Scopes = Mapping[str, Callable[[Question], bool]]
+"""Which questions a number is over: `overall`, all of them together, and the columns of the metric's table."""
+
+
+def reflection(
+    questions: Sequence[Question], traces: Traces, *, measure: Measure, gamma: float, seed: int
+) -> dict[str, Any] | None:
+    """How well the tuned model reflects, or None if neither `mmkb_rag` nor its stage `reflection` was run.
+
+    Args:
+        questions: The questions asked.
+        traces: By pipeline or stage, then by question id.
+        measure: What an answer is worth, and the columns of its tables, which are the scopes here.
+        gamma: RET's threshold.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        `ret`, by scope: `auroc`, `accuracy` and `calibration_error` of Score_RET (equation 4 of arXiv 2504.10074)
+        against "the base model's closed-book answer is wrong", and the share `base_wrong`, over all questions that the
+        gate decides on; `ret_knowledge` is the same over the knowledge-based ones alone. `srt`, by scope:
+        `stating_retrieved`, the share of questions with a stating document among their documents, and of these the
+        share where the first one is stating, by SRT (`stating_first`) and in the retriever's order
+        (`stating_first_retriever`). `retrieved`: the share of the pipeline's questions that were looked up. `mct`: how
+        many replies there were, and how many of them had which problem.
+    """
+    if not {"mmkb_rag", "reflection"} & set(traces):
+        return None
+    judged = {key: trace for key, trace in traces.get("reflection", {}).items() if not trace.error}
+    known = [q for q in measure.official(questions) if q.id in judged]
+    every = [*known, *(q for q in measure.visual(questions) if q.id in judged)]
+    scopes: Scopes = {OVERALL: lambda question: True} | {own.name: own.holds for own in measure.columns(known)}
+    answered = [trace for trace in traces.get("mmkb_rag", {}).values() if not trace.error]
+    return {
+        "ret": _by_scope(every, scopes, lambda own: _ret(ret_rows(own, traces, measure), gamma, seed)),
+        "ret_knowledge": _by_scope(known, scopes, lambda own: _ret(ret_rows(own, traces, measure), gamma, seed)),
+        "srt": _by_scope(known, scopes, lambda own: _srt([judged[q.id] for q in own], seed)),
+        "retrieved": mean([float(trace.retrieved) for trace in answered], seed),
+        "mct": _mct(answered),
+    }
+
+
+def ret_rows(questions: Iterable[Question], traces: Traces, measure: Measure) -> list[tuple[float, float]]:
+    """(Score_RET, 1 if the base model's closed-book answer is wrong else 0) of questions for which both are known."""
+    judged, base = traces.get("reflection", {}), traces.get("closed_book", {})
+    every = list(questions)
+    asked = [*measure.official(every), *measure.visual(every)]
+    both = [q for q in asked if q.id in judged and q.id in base]
+    found = [(judged[q.id].gate, 1.0 - measure.correctness(q, base[q.id])) for q in both if not base[q.id].error]
+    return [(gate, wrong) for gate, wrong in found if gate is not None]
+
+
+def srt_rows(traces: Iterable[Trace]) -> list[tuple[float, float]]:
+    """(Score_SRT, 1 if the document states an accepted answer else 0) of every document that was judged."""
+    return [(p.s_rel, float(p.source == STATING)) for t in traces for p in t.passages if p.s_rel is not None]
+
+
+def _by_scope(
+    questions: Sequence[Question], scopes: Scopes, numbers: Callable[[list[Question]], dict[str, Any]]
+) -> dict[str, Any]:
+    return {scope: numbers([q for q in questions if belongs(q)]) for scope, belongs in scopes.items()}
+
+
+def _ret(found: Sequence[tuple[float, float]], gamma: float, seed: int) -> dict[str, Score | None]:
+    rows = np.array(found, dtype=float).reshape(-1, 2)
+    both = len(set(rows[:, 1])) == 2
+    return {
+        "auroc": score_rows(rows, seed, _auroc, strata=rows[:, 1]) if both else None,
+        "accuracy": mean((rows[:, 0] > gamma) == (rows[:, 1] == 1), seed),
+        "calibration_error": score_rows(rows, seed, _calibration_error),
+        "base_wrong": mean(rows[:, 1], seed),
+    }
+
+
+def _auroc(rows: np.ndarray) -> float:
+    return gates.auroc(rows[:, 0], rows[:, 1])
+
+
+def _calibration_error(rows: np.ndarray) -> float:
+    return gates.expected_calibration_error(rows[:, 0], rows[:, 1])
+
+
+def _srt(traces: Sequence[Trace], seed: int) -> dict[str, Score | None]:
+    retrieved = [_states(trace, range(len(trace.passages))) for trace in traces]
+    stating = [trace for trace, found in zip(traces, retrieved, strict=True) if found]
+    return {
+        "stating_retrieved": mean(retrieved, seed),
+        "stating_first": mean([_states(t, by_relevance([p.s_rel for p in t.passages])[:1]) for t in stating], seed),
+        "stating_first_retriever": mean([_states(trace, [0]) for trace in stating], seed),
+    }
+
+
+def _states(trace: Trace, places: Iterable[int]) -> float:
+    """1 if a document at one of these places states an accepted answer, else 0."""
+    return float(any(trace.passages[place].source == STATING for place in places))
+
+
+def _mct(traces: Iterable[Trace]) -> dict[str, Any]:
+    replies = [trace.mct for trace in traces if trace.mct is not None]
+    found = Counter(reply.problem for reply in replies)
+    return {
+        "replies": len(replies),
+        "malformed": len(replies) - found[""],
+        "problems": {problem: found[problem] for problem in PROBLEMS},
+    }

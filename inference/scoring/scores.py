@@ -1,0 +1,185 @@
+"""What a score is: which questions it is over, what an answer is worth by the data set's metric, and its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.types import Question
+from reflectune.inference.selection.ranking import choice_weights
+from reflectune.inference.trace import Trace
+from reflectune.metrics import breakdown as tables
+from reflectune.metrics.bem import Bem
+from reflectune.metrics.breakdown import CAPTIONS, OVERALL, Column, Score, mean, score_rows
+from reflectune.metrics.intervals import paired_bootstrap
+from reflectune.metrics.registry import Metric, has_truth
+from reflectune.metrics.scoring import Answered, score_answers
+
+__all__ = ["Measure", "Score", "Traces", "is_two_hop", "mean", "score_rows"]
+
+Traces = Mapping[str, Mapping[str, Trace]]
+"""By pipeline or stage, then by question id."""
+
+
+class Measure:
+    """What answers are worth by a metric, which questions its scores are over, and the columns of its tables.
+
+    An answer that is too long for BEM is wrong; its question's id is in `too_long`.
+    """
+
+    def __init__(self, metric: Metric, bem: Bem | None = None) -> None:
+        """Bind the metric; `evqa` needs the answer-equivalence model."""
+        self.metric, self.bem = metric, bem
+        self.too_long: dict[str, None] = {}
+        self._known: dict[tuple[str, str], float] = {}
+
+    def read(self, questions: Sequence[Question], traces: Iterable[Mapping[str, Trace]]) -> None:
+        """Have BEM read all answers of some traces at once, in batches; one at a time would take many times as long.
+
+        Args:
+            questions: The questions.
+            traces: Mappings of traces by question id.
+        """
+        if self.metric != "evqa":
+            return
+        asked = {question.id: question for question in questions if self.has_truth(question)}
+        pairs = dict.fromkeys(
+            (trace.question_id, answer)
+            for found in traces
+            for trace in found.values()
+            if trace.question_id in asked and not trace.error
+            for answer in (trace.answer, *(p.answer for p in trace.passages if p.answer is not None))
+        )
+        self._score([(asked[key], answer) for key, answer in pairs if (key, answer) not in self._known])
+
+    def forget(self) -> None:
+        """Drop what was read."""
+        self._known.clear()
+
+    def check(self, questions: Iterable[Question]) -> None:
+        """Score an answer to every question that has a truth, so that one that can't be scored is an error at once.
+
+        Raises:
+            UserError: The question lacks what the metric compares with; the error names it.
+        """
+        metric: Metric = "evqa_exact" if self.metric == "evqa" else self.metric
+        answers = [Answered(q, "?", f"question {q.id} can't be scored") for q in questions if self.has_truth(q)]
+        score_answers(answers, metric, "official", None, too_long="wrong")
+
+    def worth(self, answer: str, question: Question) -> float:
+        """What an answer is worth, in [0, 1]."""
+        if (question.id, answer) in self._known:
+            return self._known[question.id, answer]
+        return self._score([(question, answer)])[0]
+
+    def correctness(self, question: Question, trace: Trace) -> float:
+        """What a trace's answer is worth; a failed pipeline's is worth nothing."""
+        return 0.0 if trace.error else self.worth(trace.answer, question)
+
+    def expected_correctness(self, question: Question, trace: Trace, ranking: str) -> float:
+        """The expected score of a question under a ranking; of its own answer where there was nothing to rank."""
+        pairs = [(p.scores, p.answer) for p in trace.passages if p.scores is not None and p.answer is not None]
+        if not pairs or trace.error:
+            return self.correctness(question, trace)
+        weights = choice_weights([scores for scores, _ in pairs], ranking)
+        return sum(
+            weight * self.worth(answer, question) for weight, (_, answer) in zip(weights, pairs, strict=True) if weight
+        )
+
+    def correct(self, questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[float]:
+        """`correctness` of the questions that have a trace, in order."""
+        return [self.correctness(q, traces[q.id]) for q in questions if q.id in traces]
+
+    def has_truth(self, question: Question) -> bool:
+        """Whether the data set gives what the metric compares with."""
+        return has_truth(question, self.metric)
+
+    def official(self, questions: Iterable[Question]) -> list[Question]:
+        """The questions that the score is over: those not known as visual; InfoSeek's without two-hop ones."""
+        return [
+            q
+            for q in questions
+            if q.is_knowledge_based is not False
+            and self.has_truth(q)
+            and not (self.metric == "infoseek" and is_two_hop(q))
+        ]
+
+    def visual(self, questions: Iterable[Question]) -> list[Question]:
+        """The visual-dependent questions."""
+        return [q for q in questions if q.is_knowledge_based is False and self.has_truth(q)]
+
+    def two_hop(self, questions: Iterable[Question]) -> list[Question]:
+        """The two-hop questions."""
+        return [q for q in questions if is_two_hop(q) and self.has_truth(q)]
+
+    def columns(self, questions: Sequence[Question]) -> tuple[Column, ...]:
+        """The columns of the metric's table beside the overall score."""
+        return tables.columns(self.metric, questions)
+
+    def kind(self, question: Question) -> str:
+        """What a question is broken down by: its answer type, or the metric's own question type."""
+        return tables.kind(question, self.metric)
+
+    def breakdown(
+        self, questions: Sequence[Question], values: Sequence[float] | np.ndarray, seed: int
+    ) -> dict[str, Score | None]:
+        """The overall score and that of each column, of one value a question."""
+        return tables.breakdown(self.metric, questions, values, seed)
+
+    def headline(self, questions: Sequence[Question]) -> str:
+        """The column that a system is known by: `overall`, or the one half of InfoSeek's that there is."""
+        return tables.headline(self.metric, questions).name
+
+    def difference(
+        self,
+        questions: Sequence[Question],
+        first: Sequence[float] | np.ndarray,
+        second: Sequence[float] | np.ndarray,
+        seed: int,
+        column: str = "",
+    ) -> dict[str, Any] | None:
+        """First less second, paired by question, with its interval; `of` says which score it is of.
+
+        Args:
+            questions: Those that both answered.
+            first: One value a question.
+            second: The other system's, in the same order.
+            seed: Seed of the interval.
+            column: A column of the metric's table; the headline score if "".
+
+        Returns:
+            None if there is no question in the column.
+        """
+        number = tables.headline(self.metric, questions)
+        one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+        if column not in ("", number.name):
+            (holds,) = (own.holds for own in self.columns(questions) if own.name == column)
+            kept = np.array([holds(question) for question in questions], dtype=bool)
+            one, other, number = one[kept], other[kept], tables.Headline(column)
+        if not len(one):
+            return None
+        pair = number.rows(one), number.rows(other)
+        found = paired_bootstrap(*pair, number.statistic, seed=seed, strata=number.half)
+        return {"value": found.value, "low": found.low, "high": found.high, "n": len(one), "of": number.name}
+
+    def facts(self, questions: Sequence[Question]) -> dict[str, object]:
+        """What a reader of scores must know of the metric: name, what a table says of it, columns and their heads."""
+        heads = {OVERALL: OVERALL} | {column.name: column.title for column in self.columns(questions)}
+        bem = {"name": self.bem.name, "fingerprint": self.bem.fingerprint} if self.bem is not None else None
+        return {"name": self.metric, "caption": CAPTIONS[self.metric], "columns": heads, "bem": bem}
+
+    def _score(self, pairs: Sequence[tuple[Question, str]]) -> list[float]:
+        answers = [Answered(question, answer, f"question {question.id} can't be scored") for question, answer in pairs]
+        values, too_long = score_answers(answers, self.metric, "official", self.bem, too_long="wrong")
+        self.too_long |= dict.fromkeys(too_long)
+        found = [float(value) for value in np.asarray(values)]
+        if self.metric == "evqa":
+            self._known |= {(q.id, answer): value for (q, answer), value in zip(pairs, found, strict=True)}
+        return found
+
+
+def is_two_hop(question: Question) -> bool:
+    """Whether the data set says that the answer is two articles away."""
+    return question.meta.get("two_hop") == "yes"

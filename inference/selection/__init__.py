@@ -1,0 +1,1 @@
+"""Which answer a product ranks first, and which documents a threshold keeps."""

@@ -1,0 +1,216 @@
+"""The attention that models are given: sdpa, until there is a tree in training or a shared prefix in inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from reflectune.core.errors import UserError
+from reflectune.models.attention.attention import attend, merge, whole_float32
+from reflectune.models.attention.positions import inner_model
+from reflectune.models.attention.tree_mask import tree_attention
+
+IMPLEMENTATION = "reflectune_shared_prefix"
+"""What this attention is called in transformers."""
+
+COPIED = 80
+"""Tokens up to which what rows share is copied for each of them, on a CPU: one kernel is then faster than two and a
+merge (`benchmarks/shared_attention.py`)."""
+
+KeysValues = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, of shape (rows, key heads, tokens, head size)."""
+
+
+def share_prefixes(model: nn.Module) -> None:
+    """Give a model's language model this attention; what the model computes without trees or prefixes is unchanged.
+
+    Raises:
+        UserError: The model's attention is not one that can be replaced exactly.
+    """
+    whole = inner_model(model)
+    config = whole.config.get_text_config()
+    found = config._attn_implementation
+    if found not in ("sdpa", IMPLEMENTATION):
+        reason = _WHY_NOT.get(found.split("|")[0], "it has not been shown to be replaced exactly")
+        raise UserError(
+            f"a shared prefix needs attn_implementation=sdpa, found {found}: {reason}; load the model with sdpa, or "
+            "train without trees"
+        )
+    if set(getattr(config, "layer_types", None) or ("full_attention",)) != {"full_attention"}:
+        raise UserError(
+            f"{type(whole).__name__} has sliding-window or linear attention, which no shared prefix fits exactly; "
+            "use another model, or train without trees"
+        )
+    AttentionInterface.register(IMPLEMENTATION, shared_attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+    config._attn_implementation = IMPLEMENTATION
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Tokens that were read before, of N rows, and which rows of queries see them.
+
+    Attributes:
+        cache: Their keys and values, N rows.
+        bias: What is added to scores, 0 or -inf where a row is padded: (N, 1, 1, tokens); None if nothing is padded.
+        members: The query rows that see each of the N rows: (N, G), filled up with any. None if query row i sees row i.
+        places: Where each query row stands in the flattened `members`, of shape (query rows,).
+        row: Which of the N rows each query row sees, of shape (query rows,).
+    """
+
+    cache: KeysValues
+    bias: Tensor | None
+    members: Tensor | None
+    places: Tensor
+    row: Tensor
+
+    @classmethod
+    def of(cls, cache: KeysValues, real: Tensor, row: Tensor) -> Shared:
+        """Group query rows.
+
+        Args:
+            cache: Keys and values of N rows.
+            real: Bool of shape (N, tokens): tokens, and not padding.
+            row: Which of the N rows each query row sees, of shape (query rows,).
+        """
+        bias = None
+        if not bool(real.all()):
+            bias = torch.zeros(real.shape, dtype=cache[0][0].dtype, device=real.device)
+            bias = bias.masked_fill_(~real, -torch.inf)[:, None, None]
+        count = len(real)
+        if len(row) == count and bool((row == torch.arange(count, device=row.device)).all()):
+            return cls(cache, bias, None, row, row)
+        sizes = torch.bincount(row, minlength=count)
+        width = int(sizes.max())
+        order = row.argsort(stable=True)
+        rank = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row[order]]
+        places = torch.empty_like(row)
+        places[order] = row[order] * width + rank
+        members = torch.zeros(count * width, dtype=torch.long, device=row.device)
+        members[places] = torch.arange(len(row), device=row.device)
+        return cls(cache, bias, members.view(count, width), places, row)
+
+    def attend(self, query: Tensor, layer: int, scale: float) -> tuple[Tensor, Tensor]:
+        """Attention of queries (rows, heads, T, size) to these tokens, and its log-sum-exp (rows, heads, T)."""
+        keys, values = self.cache[layer]
+        if self.members is None:
+            return self._attend(query, keys, values, scale)
+        _, heads, new, size = query.shape
+        count, width = self.members.shape
+        grouped = query[self.members].transpose(1, 2).reshape(count, heads, width * new, size)
+        output, lse = self._attend(grouped, keys, values, scale)
+        output = output.unflatten(2, (width, new)).transpose(1, 2).flatten(0, 1)[self.places]
+        return output, lse.unflatten(2, (width, new)).transpose(1, 2).flatten(0, 1)[self.places]
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """With the query heads of one key head as more queries, so that no key is read twice."""
+        count, heads, new, _ = query.shape
+        folded = query.reshape(count, keys.shape[1], -1, query.shape[3])
+        output, lse = attend(folded, keys, values, scale=scale, bias=self.bias)
+        return output.reshape(query.shape), lse.reshape(count, heads, new)
+
+
+class Sight:
+    """What every row that a model reads sees before its own tokens.
+
+    Args:
+        parts: Tokens that were read before.
+    """
+
+    def __init__(self, parts: Sequence[Shared]) -> None:
+        self.parts = tuple(parts)
+        self._tokens = sum(part.cache[0][0].shape[2] for part in self.parts)
+        self._masks: dict[int, Tensor] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        """Attention of queries (rows, heads, T, size) to what they see and, causally, to their own tokens."""
+        if query.device.type == "cpu" and query.shape[2] > 1 and self._tokens <= COPIED:
+            return self._attend_to_copies(query, key, value, layer, scale)
+        own = attend(query, key, value, scale=scale, causal=query.shape[2] > 1)
+        output, _ = merge([own, *(part.attend(query, layer, scale) for part in self.parts)])
+        return output
+
+    def _attend_to_copies(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        copies = zip(*(part.cache[layer] for part in self.parts), strict=True)
+        keys, values = (
+            torch.cat([*(copy[part.row] for copy, part in zip(side, self.parts, strict=True)), own], 2)
+            for side, own in zip(copies, (key, value), strict=True)
+        )
+        with whole_float32():
+            return F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=self._mask(query), scale=scale, enable_gqa=keys.shape[1] < query.shape[1]
+            )
+
+    def _mask(self, query: Tensor) -> Tensor:
+        """What is added to scores: of shape (rows or 1, 1, T, tokens seen + T)."""
+        new = query.shape[2]
+        if new not in self._masks:
+            hidden = torch.full((new, new), -torch.inf, dtype=query.dtype).triu(1)[None, None]
+            seen = [
+                query.new_zeros(1, 1, 1, part.cache[0][0].shape[2]) if part.bias is None else part.bias[part.row]
+                for part in self.parts
+            ]
+            rows = max(len(each) for each in seen)
+            parts = [each.expand(rows, 1, new, -1) for each in (*seen, hidden)]
+            self._masks[new] = torch.cat(parts, -1)
+        return self._masks[new]
+
+
+_SEEN: ContextVar[Sight | None] = ContextVar("seen", default=None)
+
+
+@contextmanager
+def seeing(shared: Sequence[Shared]) -> Iterator[None]:
+    """Within it, every row that a model reads sees these tokens before its own.
+
+    A row's own tokens are then read causally, without a mask: either all at once, padded on the right, or one by one,
+    unpadded.
+    """
+    token = _SEEN.set(Sight(shared) if shared else None)
+    try:
+        yield
+    finally:
+        _SEEN.reset(token)
+
+
+def shared_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in each layer: of shape (rows, T, heads, size).
+
+    A mask of whole numbers, of shape (B, 1, 1, L), is the segments of trees; see `tree_attention`.
+    """
+    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, rotation leaves these in float32
+    sight = _SEEN.get()
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if sight is not None:
+        layer: Any = module.layer_idx
+        return sight.attend(query, key, value, layer, scale).transpose(1, 2), None
+    if attention_mask is not None and attention_mask.dtype == torch.long and attention_mask.dim() == 4:
+        return tree_attention(query, key, value, attention_mask, scale, dropout), None
+    return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+
+
+_WHY_NOT = {
+    "eager": "it adds a bool mask to the scores instead of applying it, and silently computes something else",
+    "flash_attention_2": "it takes no mask and would let branches see one another",
+    "flash_attention_3": "it takes no mask and would let branches see one another",
+    "flex_attention": "it takes a block mask, not a tensor",
+}

@@ -1,0 +1,226 @@
+"""Differentiable attention of trees: prefixes, and branches that see their prefix and themselves, packed in a row.
+
+Where a dense mask of (length × length) computes scores between branches only to hide them, this computes what is seen
+alone: the prefix's own attention, each branch's own, and all branches' attention to the prefix, merged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from reflectune.models.attention.attention import attend, attend_backward, has_backward, merge
+
+STRIDE = 2**20
+"""Segments of tree t are t · STRIDE for its prefix and t · STRIDE + k for its branch k = 1, 2, …"""
+
+
+@dataclass(frozen=True)
+class TreeLayout:
+    """Where the tokens of a batch's trees stand, as indices into its flattened tokens.
+
+    The index after the last token stands for none.
+
+    Attributes:
+        plain: Of shape (trees without branches, most tokens): they are ordinary causal rows.
+        trees: Of shape (N, most tokens): the N trees with branches.
+        prefixes: Of shape (N, P): each one's prefix.
+        tails: Of shape (N, R): what follows it, all branches.
+        branches: Of shape (branches of all trees, T).
+        segments: Those of `trees`, -1 for none.
+    """
+
+    plain: Tensor
+    trees: Tensor
+    prefixes: Tensor
+    tails: Tensor
+    branches: Tensor
+    segments: Tensor
+
+    @classmethod
+    def of(cls, segments: Tensor) -> TreeLayout:
+        """Read it from segments, of shape (B, L); -1 for padding."""
+        flat = segments.flatten()
+        order = torch.arange(len(flat), device=flat.device)
+        tree, in_prefix = flat // STRIDE, flat % STRIDE == 0
+        tail = (flat >= 0) & ~in_prefix
+        branching = torch.isin(tree, tree[tail])
+
+        def by(what: Tensor, kept: Tensor) -> Tensor:
+            """The kept tokens' indices, a row for each value of `what` that any of them has."""
+            _, number = what[kept].unique(return_inverse=True)
+            return _padded(order[kept], number, int(number.max()) + 1 if len(number) else 0, len(flat))
+
+        trees = by(tree, branching)
+        return cls(
+            plain=by(tree, (flat >= 0) & ~branching),
+            trees=trees,
+            prefixes=by(tree, branching & in_prefix),
+            tails=by(tree, tail),
+            branches=by(flat, tail),
+            segments=torch.cat([flat, flat.new_full((1,), -1)])[trees],
+        )
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """The masks of the trees with branches; see `tree_mask`."""
+        return tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1))
+
+
+_LAYOUTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def layout_of(segments: Tensor) -> TreeLayout:
+    """The layout of segments (B, 1, 1, L), computed once for all layers that are given the same tensor."""
+    if segments not in _LAYOUTS:
+        _LAYOUTS[segments] = TreeLayout.of(segments[:, 0, 0].clone())  # a view would keep its key alive
+    return _LAYOUTS[segments]
+
+
+def tree_attention(
+    query: Tensor, keys: Tensor, values: Tensor, segments: Tensor, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """Attention of a batch of trees.
+
+    By parts where kernels take and give denominators, which is on a CPU; else with a dense mask for each tree. Of the
+    sizes that `benchmarks/tree_attention.py` tries, the parts are faster at all but the smallest.
+
+    Args:
+        query: Of shape (B, heads, L, size).
+        keys: Of shape (B, key heads, L, size).
+        values: The same.
+        segments: Of shape (B, 1, 1, L): for tree t of the batch, t · STRIDE for its prefix, then t · STRIDE + k for
+            branch k; -1 for padding. A tree's tokens follow one another, and so do those of a branch.
+        scale: What scores are multiplied by.
+        dropout: Of the softmax's weights; dense alone.
+
+    Returns:
+        Of shape (B, L, heads, size); zero where padded.
+    """
+    layout = layout_of(segments)
+    if not dropout and has_backward(query.device.type, query.dtype, query.shape[-1]):
+        return _TreeAttention.apply(query, keys, values, layout, scale)  # type: ignore[no-untyped-call]
+    rows, heads, length, size = query.shape
+    wide = [tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in (query, keys, values)]
+    tokens = [_flat(tensor) for tensor in wide]
+    output = query.new_zeros(rows * length + 1, heads, size)
+    for index, mask in ((layout.plain, None), (layout.trees, layout.dense)):
+        if index.numel():
+            q, k, v = (_take(tensor, index) for tensor in tokens)
+            how: dict[str, Any] = {"is_causal": True} if mask is None else {"attn_mask": mask}
+            found = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, **how)
+            output = output.index_copy(0, index.flatten(), found.transpose(1, 2).flatten(0, 1))
+    return output[:-1].view(rows, length, heads, size)
+
+
+def tree_mask(segments: Tensor) -> Tensor:
+    """Who may attend to whom.
+
+    Args:
+        segments: Of shape (B, L): 0 for the prefix, 1 … K for its branches, -1 for padding.
+
+    Returns:
+        Bool of shape (B, 1, L, L): a query sees what is before it in the prefix and in its own branch; padding sees
+        only itself.
+    """
+    order = torch.arange(segments.shape[1], device=segments.device)
+    same = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
+    real = segments[:, None, :] >= 0
+    return ((same & real & (order[:, None] >= order)) | torch.eye(len(order), dtype=torch.bool, device=order.device))[
+        :, None
+    ]
+
+
+class _TreeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, keys: Tensor, values: Tensor, layout: TreeLayout, scale: float) -> Tensor:
+        q, k, v = (_flat(tensor) for tensor in (query, keys, values))
+        rows, heads, length, size = query.shape
+        bias = _bias(layout.prefixes, rows * length, query.dtype)
+        output, lse = q.new_zeros(q.shape), torch.full(q.shape[:2], torch.inf)
+        for index in (layout.plain, layout.prefixes, layout.branches):
+            if index.numel():
+                own = attend(*(_take(tensor, index) for tensor in (q, k, v)), scale=scale, causal=True)
+                _put(output, lse, index, *own)
+        if layout.tails.numel():
+            seen = (_take(tensor, layout.prefixes) for tensor in (k, v))
+            above = attend(_take(q, layout.tails), *seen, scale=scale, bias=bias)
+            below = _take(output, layout.tails), _take(lse, layout.tails)
+            _put(output, lse, layout.tails, *merge([above, below]))
+        output[-1], lse[-1] = 0, torch.inf
+        ctx.save_for_backward(query, keys, values, output, lse)
+        ctx.layout, ctx.scale, ctx.bias = layout, scale, bias
+        return output[:-1].view(rows, length, heads, size)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        query, keys, values, output, lse = ctx.saved_tensors
+        layout, scale = ctx.layout, ctx.scale
+        q, k, v = (_flat(tensor) for tensor in (query, keys, values))
+        d_output = torch.cat([grad.reshape(-1, *grad.shape[2:]), grad.new_zeros(1, *grad.shape[2:])])
+        d_q, d_k, d_v = (torch.zeros_like(tensor) for tensor in (q, k, v))
+
+        def add(seen_from: Tensor, seen: Tensor, **how: Any) -> None:
+            """Add the gradients of what queries at `seen_from` take from keys at `seen`."""
+            found = attend_backward(
+                *(_take(tensor, seen_from) for tensor in (d_output, q)),
+                *(_take(tensor, seen) for tensor in (k, v)),
+                *(_take(tensor, seen_from) for tensor in (output, lse)),
+                scale=scale,
+                **how,
+            )
+            for total, part, where in zip((d_q, d_k, d_v), found, (seen_from, seen, seen), strict=True):
+                total.index_add_(0, where.flatten(), part.transpose(1, 2).flatten(0, 1))
+
+        for index in (layout.plain, layout.prefixes, layout.branches):
+            if index.numel():
+                add(index, index, causal=True)
+        if layout.tails.numel():
+            add(layout.tails, layout.prefixes, bias=ctx.bias)
+        return _unflat(d_q, query), _unflat(d_k, keys), _unflat(d_v, values), None, None
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """(B, heads, L, size) as (B · L + 1, heads, size); the last is zero and stands for no token."""
+    tokens = tensor.transpose(1, 2).flatten(0, 1)
+    return torch.cat([tokens, tokens.new_zeros(1, *tokens.shape[1:])])
+
+
+def _unflat(tokens: Tensor, like: Tensor) -> Tensor:
+    rows, heads, length, size = like.shape
+    return tokens[:-1].view(rows, length, heads, size).transpose(1, 2)
+
+
+def _take(tokens: Tensor, index: Tensor) -> Tensor:
+    """(N, n) indices into (tokens, heads, …) as (N, heads, n, …)."""
+    return tokens[index].transpose(1, 2)
+
+
+def _put(output: Tensor, lse: Tensor, index: Tensor, new_output: Tensor, new_lse: Tensor) -> None:
+    """Write attention of shape (N, heads, n, …) where `_take` would read it."""
+    output[index.flatten()] = new_output.transpose(1, 2).flatten(0, 1)
+    lse[index.flatten()] = new_lse.transpose(1, 2).flatten(0, 1)
+
+
+def _bias(index: Tensor, none: int, dtype: torch.dtype) -> Tensor | None:
+    """Hides the padding of an index (N, n) from all who look at it: (N, 1, 1, n), or None if there is none."""
+    padded = index == none
+    if not bool(padded.any()):
+        return None
+    return torch.zeros(index.shape, dtype=dtype).masked_fill_(padded, -torch.inf)[:, None, None]
+
+
+def _padded(flat: Tensor, row: Tensor, rows: int, none: int) -> Tensor:
+    """Values by row, in order, as a padded matrix (rows, most of a row)."""
+    sizes = torch.bincount(row, minlength=rows)
+    found = flat.new_full((rows, int(sizes.max()) if rows else 0), none)
+    order = row.argsort(stable=True)
+    rank = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row[order]]
+    found[row[order], rank] = flat[order]
+    return found

@@ -1,0 +1,377 @@
+"""The shared-prefix engine: one vision pass and one prefix pass a question, and its branches on top, never a copy.
+
+A gate is a probability read at one position. Batches span questions; a token budget splits work, never text, and the
+results depend on neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from reflectune.core.errors import UserError
+from reflectune.models.attention.shared import KeysValues
+from reflectune.models.loading import Loaded
+from reflectune.models.prefix.budget import KEPT, find_budget
+from reflectune.models.prefix.forward import Forward
+from reflectune.models.prefix.image_prefix import WORTHWHILE, KeptHeads, key_of, stacked
+from reflectune.models.prefix.image_prefix import split as split_head
+from reflectune.models.prefix.rows import Rows
+from reflectune.models.prefix.sampling import Draw, Sampling
+from reflectune.models.rendering import Rendered
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One answer, greedy or drawn.
+
+    Attributes:
+        token_ids: What was generated, the end token included if it was reached; without the forced tokens.
+        text: The same as text, without the end token; reflection tokens are kept.
+        log_probs: Log-probability of each token by the model, whatever the temperature that it was drawn with.
+        score: S_ans, equation 7 of mR²AG: the geometric mean of the tokens' probabilities, the end token's included.
+        finished: Whether the end token was reached.
+    """
+
+    token_ids: list[int]
+    text: str
+    log_probs: list[float]
+    score: float
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Questions whose images and prefixes have been read.
+
+    Attributes:
+        engine: What read them.
+        chunks: The batches that they were read in.
+        places: For each question its chunk and its row in it.
+    """
+
+    engine: PrefixEngine
+    chunks: list[Rows]
+    places: dict[int, tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def probabilities(self, token_ids: Sequence[int]) -> Tensor:
+        """Probability that each token comes next, in the full softmax; float32 of shape (questions, tokens)."""
+        hidden = [chunk.hidden for chunk in self.chunks]
+        return self.engine.probabilities(hidden, [self.places[q] for q in range(len(self))], token_ids)
+
+
+@dataclass(frozen=True)
+class BranchRows:
+    """Branches read in one batch: which (question, branch) they are, and what was read."""
+
+    branches: list[tuple[int, int]]
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Branches that have been read on top of prefixes; a question may have any number of them."""
+
+    engine: PrefixEngine
+    prefixes: Prefixes
+    ids: Sequence[Sequence[Sequence[int]]]
+    chunks: list[BranchRows]
+    places: dict[tuple[int, int], tuple[int, int]]
+
+    def probabilities(self, token_ids: Sequence[int]) -> list[Tensor]:
+        """Probability that each token comes next, in the full softmax: for each question (branches, tokens)."""
+        rows = [(q, k) for q, own in enumerate(self.ids) for k in range(len(own))]
+        hidden = [chunk.rows.hidden for chunk in self.chunks]
+        found = self.engine.probabilities(hidden, [self.places[row] for row in rows], token_ids)
+        return list(found.split([len(own) for own in self.ids]))
+
+
+class PrefixEngine:
+    """Reads, judges and answers with one model.
+
+    Args:
+        loaded: The model. Its attention is replaced by one that computes the same and can share prefixes.
+        token_budget: Most tokens (padding included) that are read in one forward pass; a longer row goes alone. If
+            None, what the memory has room for. The keys and values of four times as many tokens of branches are kept;
+            other branches are read again if they are decoded from.
+        keep_images: How many pictures' prefixes are kept from call to call, those used last. With none kept, questions
+            of one call still share the reading of their picture.
+
+    Raises:
+        UserError: The model's attention is not one that the engine can share a prefix with.
+    """
+
+    def __init__(self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0) -> None:
+        self._forward = Forward(loaded.model)
+        self._heads = KeptHeads(keep_images)
+        self.renderer = loaded.renderer
+        self.token_budget = token_budget or find_budget(self._forward)
+        self._most_kept = KEPT * self.token_budget
+        self._model = loaded.model
+        self.max_length: int = self._model.config.get_text_config().max_position_embeddings
+        self._ends = torch.tensor(_end_tokens(loaded), device=self._model.device)
+
+    @torch.no_grad()
+    def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
+        """Read images and prefixes, each once; of prefixes with the same pictures, those pictures once.
+
+        Raises:
+            UserError: A prefix is longer than the model's context.
+        """
+        for prefix in prefixes:
+            self._check_length(len(prefix.ids))
+        shared = self._shared_heads(prefixes)
+        whole = [q for q in range(len(prefixes)) if q not in shared]
+        chunks: list[Rows] = []
+        places: dict[int, tuple[int, int]] = {}
+
+        def add(questions: Sequence[int], rows: Rows) -> None:
+            places.update({q: (len(chunks), row) for row, q in enumerate(questions)})
+            chunks.append(rows)
+
+        for part in _split([len(prefixes[q].ids) for q in whole], self.token_budget):
+            questions = [whole[i] for i in part]
+            add(questions, self._forward.read([prefixes[q] for q in questions]))
+        tails = list(shared)
+        for part in _split([len(shared[q][2]) for q in tails], self.token_budget):
+            questions = [tails[i] for i in part]
+            add(questions, self._read_tails([shared[q] for q in questions]))
+        return Prefixes(self, chunks, places)
+
+    def _shared_heads(self, prefixes: Sequence[Rendered]) -> dict[int, tuple[str, Rendered, list[int]]]:
+        """Prefixes that share their pictures with others, or may with later ones: key, head and tail by question."""
+        found = {}
+        for q, prefix in enumerate(prefixes):
+            if (parts := split_head(prefix, self._forward.positions.image_token_id)) is not None:
+                found[q] = (key_of(parts[0]), *parts)
+        if self._heads.most:
+            return found
+        often = Counter(key for key, _, _ in found.values())
+        shared = {q: parts for q, parts in found.items() if often[parts[0]] > 1}
+        lengths = {key: len(head.ids) for key, head, _ in shared.values()}
+        saved = sum((often[key] - 1) * length for key, length in lengths.items())
+        return shared if saved >= WORTHWHILE else {}
+
+    def _read_tails(self, parts: Sequence[tuple[str, Rendered, list[int]]]) -> Rows:
+        """Read what follows heads, and the heads that are not kept."""
+        heads = {key: head for key, head, _ in parts}
+        known = {key: kept for key in heads if (kept := self._heads.get(key)) is not None}
+        new = [key for key in heads if key not in known]
+        for part in _split([len(heads[key].ids) for key in new], self.token_budget):
+            read = self._forward.read([heads[new[i]] for i in part])
+            for row, i in enumerate(part):
+                known[new[i]] = read.take(self._index([row])).compact()
+        for key in heads:
+            self._heads.put(key, known[key])
+        order = {key: row for row, key in enumerate(heads)}
+        rows = stacked([known[key] for key in heads]).take(self._index([order[key] for key, _, _ in parts]))
+        return self._forward.extend(rows, [tail for _, _, tail in parts])[1]
+
+    @torch.no_grad()
+    def branch(self, prefixes: Prefixes, branches: Sequence[Sequence[Sequence[int]]]) -> Branches:
+        """Read branches on top of their questions' prefixes.
+
+        Args:
+            prefixes: From `read`.
+            branches: For each question the token ids of its branches: any number of them, each of at least one token.
+
+        Raises:
+            UserError: A prefix and its branch are together longer than the model's context.
+        """
+        if len(branches) != len(prefixes):
+            raise ValueError(f"expected branches for {len(prefixes)} questions, found {len(branches)}")
+        state = Branches(self, prefixes, branches, [], {})
+        kept = 0
+        for number in range(len(prefixes.chunks)):
+            rows = [
+                (q, k) for q, own in enumerate(branches) if prefixes.places[q][0] == number for k in range(len(own))
+            ]
+            for part in _split([len(branches[q][k]) for q, k in rows], self.token_budget):
+                chosen = [rows[i] for i in part]
+                read = self._read_branches(state, chosen)
+                kept += read.own.real.numel()
+                state.places.update({row: (len(state.chunks), i) for i, row in enumerate(chosen)})
+                state.chunks.append(BranchRows(chosen, read if kept <= self._most_kept else _forget(read)))
+        return state
+
+    @torch.no_grad()
+    def generate(
+        self,
+        state: Prefixes | Branches,
+        rows: Sequence[tuple[int, int]],
+        forced: Sequence[int] = (),
+        max_new_tokens: int = 32,
+        sampling: Sampling | None = None,
+    ) -> list[Generation]:
+        """Answer from what has been read, which stays as it is.
+
+        Args:
+            state: From `read` or `branch`.
+            rows: (question, branch) pairs; for what `read` returned, branch is not looked at.
+            forced: Tokens that every answer begins with, such as [Relevant]; they are not part of its score.
+            max_new_tokens: Where to stop if the end token doesn't come.
+            sampling: How to draw each of `rows`, which may then hold the same one several times; None answers greedily.
+
+        Returns:
+            One answer for each of `rows`, in order.
+        """
+        if sampling is not None and len(sampling.seeds) != len(rows):
+            raise ValueError(f"expected a seed for each of {len(rows)} rows, found {len(sampling.seeds)}")
+        found: list[Generation | None] = [None] * len(rows)
+        for ready, part in self._ready(state, rows, [len(forced) + max_new_tokens] * len(rows)):
+            draw = sampling.of(part) if sampling is not None else None
+            for i, answer in zip(part, self._decode(ready, forced, max_new_tokens, draw), strict=True):
+                found[i] = answer
+        return [answer for answer in found if answer is not None]
+
+    @torch.no_grad()
+    def score(
+        self,
+        state: Prefixes | Branches,
+        rows: Sequence[tuple[int, int]],
+        answers: Sequence[Sequence[int]],
+        forced: Sequence[int] = (),
+    ) -> list[list[float]]:
+        """Log-probabilities of given answers' tokens, from what has been read, in one pass and without decoding.
+
+        Args:
+            state: From `read` or `branch`.
+            rows: (question, branch) pairs, as for `generate`.
+            answers: Token ids of an answer for each of `rows`, of at least one token, the end token included if it is
+                to count.
+            forced: Tokens that every answer begins with; they are not scored.
+        """
+        found: list[list[float]] = [[] for _ in rows]
+        for ready, part in self._ready(state, rows, [len(forced) + len(answer) for answer in answers]):
+            for i, log_probs in zip(part, self._score(ready, forced, [answers[i] for i in part]), strict=True):
+                found[i] = log_probs
+        return found
+
+    @torch.no_grad()
+    def probabilities(
+        self, hidden: Sequence[Tensor], places: Sequence[tuple[int, int]], token_ids: Sequence[int]
+    ) -> Tensor:
+        """Softmax probabilities of tokens at some rows of chunks of hidden states: (places, tokens), on the CPU."""
+        if not places:
+            return torch.empty(0, len(token_ids))
+        chunks = [self._log_probabilities(chunk)[:, list(token_ids)].exp().cpu() for chunk in hidden]
+        return torch.stack([chunks[chunk][row] for chunk, row in places])
+
+    # Branches and answers.
+
+    def _read_branches(self, state: Branches, branches: Sequence[tuple[int, int]]) -> Rows:
+        """Read branches of one prefix chunk."""
+        chunk = state.prefixes.chunks[state.prefixes.places[branches[0][0]][0]]
+        before = chunk.take(self._index([state.prefixes.places[q][1] for q, _ in branches])).compact()
+        ids = [state.ids[q][k] for q, k in branches]
+        for count, own in zip(before.lengths().tolist(), ids, strict=True):
+            self._check_length(count + len(own))
+        return self._forward.extend(before, ids)[1]
+
+    def _ready(
+        self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], new: Sequence[int]
+    ) -> Iterator[tuple[Rows, list[int]]]:
+        """Rows to go on from, in batches, and which of `rows` they are. Branches that were not kept are read again."""
+        places = [state.places[row[0]] if isinstance(state, Prefixes) else state.places[row] for row in rows]
+        for chunk in sorted({chunk for chunk, _ in places}):
+            members = [i for i, (c, _) in enumerate(places) if c == chunk]
+            for part in _split([new[i] for i in members], self.token_budget):
+                chosen = [members[i] for i in part]
+                if isinstance(state, Prefixes):
+                    read = state.chunks[chunk].take(self._index([places[i][1] for i in chosen]))
+                elif state.chunks[chunk].rows.own.cache:
+                    read = state.chunks[chunk].rows.take(self._index([places[i][1] for i in chosen]))
+                else:
+                    read = self._read_branches(state, [rows[i] for i in chosen])
+                yield read.compact(), chosen
+
+    def _decode(self, rows: Rows, forced: Sequence[int], max_new_tokens: int, draw: Draw | None) -> list[Generation]:
+        """Greedy decoding, or drawing; a row that has ended leaves the batch."""
+        if forced:
+            rows = self._forward.extend(rows, [forced] * len(rows))[1]
+        count = len(rows)
+        ids: list[list[int]] = [[] for _ in range(count)]
+        log_probs: list[list[float]] = [[] for _ in range(count)]
+        active = torch.arange(count, device=rows.onward.device)
+        finished = torch.zeros(count, dtype=torch.bool, device=rows.onward.device)
+        shared, hidden = rows.shared(), rows.hidden
+        written: KeysValues = []
+        for step in range(max_new_tokens):
+            every = self._log_probabilities(hidden)
+            chosen = every.argmax(-1) if draw is None else draw.tokens(every, active.tolist())
+            values = every.gather(1, chosen[:, None])[:, 0]
+            for row, token, value in zip(active.tolist(), chosen.tolist(), values.tolist(), strict=True):
+                ids[row].append(token)
+                log_probs[row].append(value)
+            ended = torch.isin(chosen, self._ends)
+            finished[active[ended]] = True
+            if bool(ended.all()) or step == max_new_tokens - 1:
+                break
+            if bool(ended.any()):
+                going_on = (~ended).nonzero()[:, 0]
+                active, rows = active[going_on], rows.take(going_on)
+                shared, written = rows.shared(), [(keys[going_on], values[going_on]) for keys, values in written]
+            hidden, written = self._forward.step(chosen[~ended], rows.onward + step, shared, written)
+        return [self._generation(*each) for each in zip(ids, log_probs, finished.tolist(), strict=True)]
+
+    def _score(self, rows: Rows, forced: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probabilities of answers under rows: what predicts a token is the state before it."""
+        written = [[*forced, *answer] for answer in answers]
+        if max(map(len, written)) == 1:
+            before = rows.hidden[:, None]
+        else:
+            states, _ = self._forward.extend(rows, [own[:-1] or own for own in written])
+            before = torch.cat([rows.hidden[:, None], states], 1)
+        found = []
+        for row, own in enumerate(written):
+            targets = torch.tensor(own[len(forced) :], device=before.device)
+            log_probs = self._log_probabilities(before[row, len(forced) : len(own)])
+            found.append(log_probs.gather(1, targets[:, None])[:, 0].tolist())
+        return found
+
+    def _generation(self, ids: list[int], log_probs: list[float], finished: bool) -> Generation:
+        text = self.renderer.decode(ids[:-1] if finished else ids)
+        return Generation(ids, text, log_probs, math.exp(sum(log_probs) / max(1, len(log_probs))), finished)
+
+    def _log_probabilities(self, hidden: Tensor) -> Tensor:
+        return self._model.get_output_embeddings()(hidden).float().log_softmax(-1)  # (rows, vocabulary)
+
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows, device=self._model.device)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.max_length:
+            raise UserError(
+                f"a question with its passage is {length} tokens long, but the model takes {self.max_length}; "
+                "shorten the passages (they are never cut here)"
+            )
+
+
+def _forget(rows: Rows) -> Rows:
+    """The rows without the keys and values of their last level."""
+    return replace(rows, levels=(*rows.levels[:-1], replace(rows.own, cache=[])))
+
+
+def _split(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Batches of rows of similar length, as indices; each takes at most `budget` tokens, or is a single longer row."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        if batches and (len(batches[-1]) + 1) * lengths[index] <= budget:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def _end_tokens(loaded: Loaded) -> list[int]:
+    """What ends an answer: the template's end of turn, and the model's own end tokens."""
+    own = loaded.model.generation_config.eos_token_id
+    return sorted({loaded.renderer.end_token_id, *([own] if isinstance(own, int) else own or ())})

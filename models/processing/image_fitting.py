@@ -1,0 +1,119 @@
+"""Sets a processor to fit pictures as a config says, and says how it does."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from transformers.image_utils import SizeDict
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+
+from reflectune.core.errors import UserError
+from reflectune.models.processing.image_config import ImageFit, ImageSettings
+
+_QWEN: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_DECIDES: Final = (
+    *("do_convert_rgb", "do_pad", "do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale"),
+    *("rescale_factor", "do_normalize", "image_mean", "image_std", "patch_size", "temporal_patch_size", "merge_size"),
+    "image_grid_pinpoints",
+)
+"""Settings of image processors that decide the pixels that a model reads."""
+
+
+def fit_images(processor: Any, model_type: str, settings: ImageSettings) -> None:
+    """Let a processor fit pictures as the settings say; it is saved with them.
+
+    Raises:
+        UserError: The settings are of another family, or leave no size between them.
+    """
+    refuse_other_family(settings, model_type)
+    if settings.fit != "processor":
+        _fit_llava(processor, settings.fit)
+    if settings.min_pixels or settings.max_pixels:
+        _bound_qwen(processor, settings)
+
+
+def refuse_other_family(settings: ImageSettings, model_type: str) -> None:
+    """Raise a `UserError` if a model of this type has no such setting."""
+    if settings.fit != "processor" and model_type != "llava":
+        raise UserError(
+            f"`image_fit: {settings.fit}` is for LLaVA-1.5, and this is a {model_type}; leave it at `processor`"
+        )
+    if (settings.min_pixels or settings.max_pixels) and model_type not in _QWEN:
+        raise UserError(
+            f"`min_pixels` and `max_pixels` are for Qwen's models, and this is a {model_type}, whose pictures have "
+            "sizes of their own; set both to 0"
+        )
+
+
+def use_pillow_padding(processor: Any) -> None:
+    """Let Pillow scale LLaVA's padded pictures, as in its training, also where torchvision is installed."""
+    images: Any = getattr(processor, "image_processor", None)
+    if type(images).__name__ == "LlavaImageProcessor":
+        processor.image_processor = LlavaImageProcessorPil.from_dict(images.to_dict())
+
+
+def images_fingerprint(processor: Any) -> dict[str, Any]:
+    """Everything in a processor that decides what a model sees of a picture, by name."""
+    values = {name: getattr(processor.image_processor, name, None) for name in _DECIDES}
+    return {name: _plain(value) for name, value in values.items() if value not in (None, False)}
+
+
+def images_in_words(processor: Any) -> str:
+    """How pictures are fitted, for a person to read."""
+    images = processor.image_processor
+    if _is_llava(processor):
+        fit = "pad" if _pads(processor) else "crop"
+        return f"`image_fit: {fit}`, {_IN_WORDS[fit]}"
+    if size := _pixels(processor):
+        side = images.patch_size * images.merge_size
+        return (
+            f"`min_pixels: {size[0]}`, `max_pixels: {size[1]}`: {max(size[0] // side**2, 1):,} to "
+            f"{size[1] // side**2:,} tokens"
+        )
+    return "as the model's processor has it"
+
+
+_IN_WORDS: Final = {"pad": "padded to a square", "crop": "the middle cut out"}
+
+
+def _fit_llava(processor: Any, fit: ImageFit) -> None:
+    if fit == "pad" and not isinstance(processor.image_processor, LlavaImageProcessorPil):
+        processor.image_processor = LlavaImageProcessorPil.from_dict(processor.image_processor.to_dict())
+    if isinstance(processor.image_processor, LlavaImageProcessorPil):
+        processor.image_processor.do_pad = fit == "pad"
+
+
+def _bound_qwen(processor: Any, settings: ImageSettings) -> None:
+    images = processor.image_processor
+    old = _pixels(processor) or (0, 0)
+    low, high = settings.min_pixels or old[0], settings.max_pixels or old[1]
+    token = (images.patch_size * images.merge_size) ** 2
+    if high < max(low, token):
+        raise UserError(
+            f"`max_pixels` is {high}, but must be at least `min_pixels`, {low}, and one token, {token} pixels; change "
+            "either"
+        )
+    images.size = SizeDict(shortest_edge=low, longest_edge=high)
+
+
+def _is_llava(processor: Any) -> bool:
+    return type(processor).__name__ == "LlavaProcessor"
+
+
+def _pads(processor: Any) -> bool:
+    return bool(getattr(processor.image_processor, "do_pad", False))
+
+
+def _pixels(processor: Any) -> tuple[int, int] | None:
+    """Fewest and most pixels of a picture of Qwen's; None of another family."""
+    if not hasattr(processor.image_processor, "merge_size"):
+        return None
+    size = dict(processor.image_processor.size)
+    return size["shortest_edge"], size["longest_edge"]
+
+
+def _plain(value: Any) -> Any:
+    """A value of an image processor as JSON has it; a size without the edges that are not set."""
+    if isinstance(value, (SizeDict, dict)):
+        return {name: edge for name, edge in dict(value).items() if edge is not None}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,146 @@
+"""Tokenisation in which untrusted text cannot forge a special token.
+
+The trick: a private copy of the tokenizer in which every special token has a *secret name* (two noncharacters around
+its id, which no text can hold). Trusted text has its special tokens replaced by their secret names, untrusted text has
+not; then the copy reads the whole as the tokenizer itself would, spaces, normalisers and all. `[Relevant]` or `</s>` in
+a passage is no longer the name of anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from reflectune.core.errors import UserError
+from reflectune.models.schemes.base import Slot
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # around a special token's id
+_SLOT_OPEN, _SLOT_CLOSE = "\ufdd2", "\ufdd3"  # around a slot's name
+_SLOT = re.compile(f"{_SLOT_OPEN}(.*?){_SLOT_CLOSE}", re.DOTALL)
+_SECRET = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+_UNSAFE = re.compile("[\ufdd0-\ufdef\ud800-\udfff]")  # noncharacters, and halves of a character, which don't encode
+_TAG = re.compile(r"<.+>|\[.+\]", re.DOTALL)
+
+
+class SafeTokenizer:
+    """A tokenizer with secret names.
+
+    Args:
+        tokenizer: A fast (tokenizers-backed) tokenizer.
+        owned: Tokens that text must not forge, beside the special ones and those that look like a tag.
+
+    Raises:
+        UserError: The tokenizer is not a fast one.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, owned: Iterable[str]) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UserError(f"{type(tokenizer).__name__} is no fast tokenizer; convert it to a tokenizer.json first")
+        added = backend.get_added_tokens_decoder()
+        forced = {*owned, *tokenizer.all_special_tokens}
+        names = {
+            t.content: i for i, t in added.items() if t.special or t.content in forced or _TAG.fullmatch(t.content)
+        }
+        self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+        self._secrets = {content: f"{_OPEN}{token_id}{_CLOSE}" for content, token_id in names.items()}
+        self._backend = _rename(backend, self._secrets)
+        self._lead, self._bos = _leading_ids(tokenizer), self._secrets.get(tokenizer.bos_token or "")
+
+    @staticmethod
+    def clean(text: str) -> str:
+        """Untrusted text without spaces around it and without characters that are none."""
+        return _UNSAFE.sub("\ufffd", text).strip()
+
+    def trust(self, text: str) -> str:
+        """Replace the special tokens of a text of ours by their secret names."""
+        return self._names.sub(lambda match: self._secrets[match[0]], text)
+
+    def show(self, text: str) -> str:
+        """A text that went through `trust` as people write it."""
+        names = {secret: name for name, secret in self._secrets.items()}
+        return _SECRET.sub(lambda match: names[match[0]], text)
+
+    def specials_in(self, text: str) -> list[int]:
+        """The ids of the special tokens in a text that went through `trust`, in order."""
+        return [int(match[1]) for match in _SECRET.finditer(text)]
+
+    def encode_from_start(self, text: str) -> list[int]:
+        """Ids of a text that begins a sequence; what the tokenizer puts first is added, unless the text has it."""
+        ids = self._encode(text)
+        return ids if self._bos and text.startswith(self._bos) else [*self._lead, *ids]
+
+    def encode_continuation(self, text: str, after: str = "") -> list[int]:
+        """Ids of a text that goes on from earlier text.
+
+        Args:
+            text: What goes on.
+            after: The end of the earlier text, from a space or a special token on. It is needed if `text` begins with
+                neither: its first letters would be read as the end of another word.
+
+        Raises:
+            UserError: The tokenizer reads the end of `after` and the beginning of `text` as one token.
+        """
+        before, whole = self._encode(_ANCHOR + after), self._encode(_ANCHOR + after + text)
+        if whole[: len(before)] != before:
+            raise UserError(
+                f"the tokenizer joins {self.show(text)[:40]!r} to what the chat template writes before it, "
+                f"{self.show(after)!r}; set a template that ends its cue with a line break or a special token"
+            )
+        return whole[len(before) :]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+
+_ANCHOR = "a"
+"""Stands for earlier text, so that a tokenizer that marks the beginning of a text doesn't mark a continuation."""
+
+
+def slot_mark(slot: Slot) -> str:
+    """What stands for a slot while the chat template is rendered."""
+    return f"{_SLOT_OPEN}{slot.name}{_SLOT_CLOSE}"
+
+
+def cut_at_slots(text: str) -> tuple[str | Slot, ...]:
+    """Cut a rendered text at its slots' marks."""
+    pieces = _SLOT.split(text)
+    return tuple(Slot(piece) if i % 2 else piece for i, piece in enumerate(pieces) if i % 2 or piece)
+
+
+def _leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What the tokenizer puts before a text, such as the beginning-of-sequence token."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    full = tokenizer("a")["input_ids"]
+    starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]
+    return list(full[: starts[0]]) if starts else []
+
+
+def _rename(backend: Tokenizer, secrets: dict[str, str]) -> Tokenizer:
+    """A copy of the tokenizer in which these tokens have other names, and the same ids."""
+    data: dict[str, Any] = json.loads(backend.to_str())
+    data.update(post_processor=None, truncation=None, padding=None)
+    for token in data["added_tokens"]:
+        token["content"] = secrets.get(token["content"], token["content"])
+    model = data["model"]
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {secrets.get(token, token): token_id for token, token_id in vocabulary.items()}
+    else:
+        model["vocab"] = [[secrets.get(token, token), score] for token, score in vocabulary]
+    if model.get("unk_token") in secrets:
+        model["unk_token"] = secrets[model["unk_token"]]
+    if "merges" in model:
+        model["merges"] = [merge for merge in model["merges"] if not _makes(merge, secrets)]
+    return Tokenizer.from_str(json.dumps(data))
+
+
+def _makes(merge: str | list[str], names: dict[str, str]) -> bool:
+    """Whether a merge of byte-pair encoding takes or makes one of these tokens."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left in names or right in names or left + right in names

@@ -1,0 +1,122 @@
+"""Adds reflection tokens to a model: ids by string, new rows that start from words and differ from one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from tokenizers import AddedToken
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+from reflectune.core.errors import UserError
+from reflectune.models.schemes.base import Scheme
+
+NOISE = 0.1
+"""Standard deviation of the noise on a new row, as a share of its matrix's."""
+
+
+def add_reflection_tokens(model: Any, processor: ProcessorMixin, scheme: Scheme, *, seed: int = 0) -> dict[str, int]:
+    """Add the scheme's tokens to the tokenizer, and give each a row in the embedding and in the output matrix.
+
+    The table is enlarged only if it is too small: Qwen's is padded, and resizing it to the tokenizer would shrink it.
+    A new row is the mean of its description's rows in that same matrix, plus seeded noise, so that two tokens differ.
+    Tied matrices stay tied. A model that has the tokens already is left as it is.
+
+    Args:
+        model: A transformers model. Changed in place; its config remembers the scheme.
+        processor: Its tokenizer is changed in place.
+        scheme: Whose tokens.
+        seed: Of the noise.
+
+    Returns:
+        The id of each role's token; none for a scheme without tokens, which leaves the model as it is.
+    """
+    if not scheme.tokens:
+        return {}
+    tokenizer = processor.tokenizer
+    lstrip = _puts_space_before(processor)
+    tokens = [
+        AddedToken(token, lstrip=lstrip, rstrip=False, normalized=False, special=True)
+        for token in scheme.tokens.values()
+    ]
+    tokenizer.add_tokens(tokens, special_tokens=True)
+    ids = {role: token_id_of(tokenizer, token) for role, token in scheme.tokens.items()}
+    if getattr(model.config, "reflection_scheme", None) == scheme.fingerprint:
+        return ids
+    if max(ids.values()) >= _rows(model.get_input_embeddings().weight):
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    words = {role: tokenizer(scheme.descriptions[role], add_special_tokens=False)["input_ids"] for role in ids}
+    for number, matrix in enumerate(_matrices(model)):
+        with _whole(matrix):
+            _initialise_rows(matrix, ids, words, seed=seed * 2 + number)
+    model.config.reflection_scheme = scheme.fingerprint
+    return ids
+
+
+def token_id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
+    """The id of a token, looked up by its string, in every place where a template may put it.
+
+    Raises:
+        UserError: The tokenizer doesn't read it as one token everywhere.
+    """
+    token_id: Any = tokenizer.convert_tokens_to_ids(token)
+    for text in (token, f" {token}", f"a: {token}", f"a:{token} b", f"\n{token}</s>"):
+        found = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if token_id is None or token_id == tokenizer.unk_token_id or found.count(token_id) != 1:
+            raise UserError(
+                f"the tokenizer reads {token} in {text!r} as {tokenizer.convert_ids_to_tokens(found)}, not as one "
+                "token; it may hold a token of another kind with this text"
+            )
+    return token_id
+
+
+def _puts_space_before(processor: Any) -> bool:
+    """Whether the chat template puts a space between the assistant's cue and what it says.
+
+    LLaVA's does, and the space must then belong to the token (`lstrip`), so that it follows the cue directly. Qwen's
+    cue ends in a line break, which a token with `lstrip` would swallow in training and not in inference.
+    """
+    user = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q"}]}
+    said = {"role": "assistant", "content": [{"type": "text", "text": "A"}]}
+    cue = processor.apply_chat_template([user], add_generation_prompt=True)
+    return processor.apply_chat_template([user, said])[len(cue) :].startswith(" ")
+
+
+def has_tokens(tokenizer: PreTrainedTokenizerBase, scheme: Scheme) -> bool:
+    """Whether a tokenizer knows any of a scheme's tokens."""
+    added = tokenizer.get_added_vocab()
+    return any(token in added for token in scheme.tokens.values())
+
+
+@torch.no_grad()
+def _initialise_rows(matrix: Tensor, ids: Mapping[str, int], words: Mapping[str, Sequence[int]], *, seed: int) -> None:
+    """Set the new rows of one matrix; the noise is drawn in float32 on the CPU, so that it is the same everywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    spread = float(matrix[: min(ids.values())].float().std()) * NOISE
+    for role in sorted(ids):
+        mean = matrix[list(words[role])].float().mean(0)
+        noise = torch.randn(mean.shape, generator=generator) * spread
+        matrix[ids[role]] = (mean + noise.to(mean.device)).to(matrix.dtype)
+
+
+def _rows(matrix: Tensor) -> int:
+    """Rows of a matrix, whether or not it is divided among processes by ZeRO-3."""
+    return getattr(matrix, "ds_shape", matrix.shape)[0]
+
+
+def _whole(matrix: Tensor) -> AbstractContextManager[None]:
+    """Within, a matrix that ZeRO-3 has divided is whole; afterwards every process has its part of the first one's."""
+    if not hasattr(matrix, "ds_shape"):
+        return nullcontext()
+    import deepspeed  # an extra, and there if a weight is divided by it
+
+    return deepspeed.zero.GatheredParameters([matrix], modifier_rank=0)
+
+
+def _matrices(model: Any) -> list[Tensor]:
+    """The embedding, and the output matrix where it is another one."""
+    embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return [embedding] if output is embedding else [embedding, output]

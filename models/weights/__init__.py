@@ -1,0 +1,1 @@
+"""Weights as transformers loads them, quantised if wanted."""

@@ -1,0 +1,98 @@
+"""A model and its processor by hub id or folder, as transformers loads them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
+
+from reflectune.core.durable import read_json
+from reflectune.core.errors import UserError
+from reflectune.models.processing.image_fitting import use_pillow_padding
+from reflectune.models.processing.processors import ImageOnlyQwen2VLProcessor
+from reflectune.models.weights.quantization import Quantization, check_quantized
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+def load_pretrained(
+    source: str, dtype: torch.dtype, quantization: Quantization | None, device: torch.device
+) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """A model and its processor as transformers loads them: safetensors alone, no code of theirs, sdpa attention.
+
+    Raises:
+        UserError: There is no such model, it is broken, or it is stored quantised.
+    """
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        if getattr(config, "quantization_config", None) is not None:
+            raise UserError(f"{source} is stored quantised; take the plain weights, and train them by `method: qlora`")
+        network = AutoModelForImageTextToText.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
+            **(quantization.arguments(device) if quantization else {}),
+        )
+        processor = load_processor(source, config.model_type)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the model {source}: {' '.join(str(error).split())[:400]}") from error
+    _agree_on_image_tokens(network, processor)
+    _forget_unused_renamings(network)
+    return check_quantized(network) if quantization else network, processor
+
+
+def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
+    """The processor of a model; Qwen's without its video half where torchvision is absent, or was when it was saved."""
+    if model_type in _QWEN and (find_spec("torchvision") is None or _is_image_only(Path(source))):
+        return ImageOnlyQwen2VLProcessor.from_pretrained(source)
+    processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    use_pillow_padding(processor)
+    return processor
+
+
+def _is_image_only(folder: Path) -> bool:
+    """Whether a folder's processor was saved without its video half: AutoProcessor would give a bare tokenizer."""
+    path = folder / "processor_config.json"
+    if not path.is_file():
+        return False
+    return read_json(path, "the processor's config").get("processor_class") == ImageOnlyQwen2VLProcessor.__name__
+
+
+def as_dtype(name: str | torch.dtype) -> torch.dtype:
+    """A torch dtype by its name.
+
+    Raises:
+        UserError: There is none of this name, or it is not one for weights.
+    """
+    if isinstance(name, torch.dtype):
+        return name
+    if name not in _DTYPES:
+        raise UserError(f"unknown dtype `{name}`; choose one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _forget_unused_renamings(network: Any) -> None:
+    """Under ZeRO-3, let weights be saved under the names that they have otherwise.
+
+    There transformers (5.23) remembers every renaming that a checkpoint might have needed, used or not, and saving
+    applies them backwards: LLaVA's `language_model.model` became `language_model.model.model`. Can go once
+    `_load_state_dict_into_zero3_model` keeps those that were used, as loading without ZeRO-3 does.
+    """
+    if any(hasattr(parameter, "ds_shape") for parameter in network.parameters()):
+        network._weight_conversions = None
+
+
+def _agree_on_image_tokens(network: PreTrainedModel, processor: Any) -> None:
+    """Give LLaVA's processor what an old processor config lacks: how many tokens an image becomes."""
+    if network.config.model_type != "llava" or processor.patch_size is not None:
+        return
+    processor.patch_size = network.config.vision_config.patch_size
+    processor.vision_feature_select_strategy = network.config.vision_feature_select_strategy
+    processor.num_additional_image_tokens = 1  # CLIP's class token

@@ -1,0 +1,224 @@
+"""Where a retrieval model's files are, and how its weights are read: safetensors, or pickles that hold tensors alone.
+
+A model is named by `miniature/NAME`, by a folder, or by a hub id, `owner/name` or `owner/name@COMMIT`. Weights in
+safetensors format are taken if there are any. Older repositories have only `pytorch_model.bin`, a pickle: it is read
+with `weights_only=True`, which refuses everything but tensors, and from the hub only at a commit that the name says, so
+that nobody can exchange it later.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint
+from reflectune.retrieval.encoders.catalogue import CATALOGUE
+
+_MINIATURE = "miniature/"
+_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
+_PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of one model.
+
+    Attributes:
+        name: As it was asked for.
+        folder: Where the files are.
+        revision: The commit of the hub that they are of; "" for a folder, which its fingerprint tells apart.
+        pickled: Whether the weights are in `pytorch_model.bin` or its parts, and not in safetensors.
+        fingerprint: A hash of the files that decide what the model does.
+    """
+
+    name: str
+    folder: Path
+    revision: str
+    pickled: bool
+    fingerprint: str
+
+
+def find_checkpoint(name: str) -> Checkpoint:
+    """Find a model's files; those of a hub id are downloaded, or taken from the cache.
+
+    Args:
+        name: `miniature/NAME`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`.
+
+    Raises:
+        UserError: There is no such model, or it has no weights that may be loaded.
+    """
+    if name.startswith(_MINIATURE):
+        return _checked(name, _shipped(name), "")
+    if Path(name).is_dir():
+        if not Path(name, "config.json").is_file():
+            raise UserError(f"{name} holds no model: there is no config.json")
+        return _checked(name, Path(name), "")
+    repository, pinned, revision = name.partition("@")
+    if (known := CATALOGUE.get(repository)) and known.weights == "own code":
+        raise UserError(f"{repository} is not loaded: {known.note}")
+    if repository.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise UserError(f"no model at {name}: there is no such folder")
+    if pinned and not _COMMIT.fullmatch(revision):
+        raise UserError(
+            f"{name}: `{revision}` is no commit of 40 hexadecimal digits; branches and tags can move, so take the "
+            f"commit's hash from https://huggingface.co/{repository}/commits/main"
+        )
+    folder = _download(name, repository, revision, _FILES)
+    commit = folder.name if _COMMIT.fullmatch(folder.name) else revision
+    if not _has(folder, ("*.safetensors",)):
+        if not pinned:
+            raise UserError(_advice(repository, commit))
+        folder = _download(name, repository, revision, _PICKLES)
+    return _checked(name, folder, commit)
+
+
+def load_weights(
+    checkpoint: Checkpoint, kind: Any, *, dtype: torch.dtype, device: torch.device, unused: str = ""
+) -> PreTrainedModel:
+    """Load a model for inference: no code of its authors', no weight left random.
+
+    Args:
+        checkpoint: Its files.
+        kind: The auto class, e.g. `AutoModel`.
+        dtype: Of the weights.
+        device: Where to.
+        unused: The beginning of names of weights that nobody will use and that may therefore be missing.
+
+    Raises:
+        UserError: The files are damaged, of another model, incomplete, or hold something other than tensors.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        with _without_load_report():
+            model, report = kind.from_pretrained(
+                checkpoint.folder,
+                dtype=dtype,
+                use_safetensors=not checkpoint.pickled,
+                weights_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{checkpoint.name}: the weights in {checkpoint.folder} are a pickle with more in it than tensors "
+            f"({_short(error)}); nothing of it was run; take a repository with safetensors"
+        ) from error
+    except (OSError, ValueError, RuntimeError, EOFError, SafetensorError) as error:
+        raise UserError(
+            f"the model {checkpoint.name} cannot be loaded from {checkpoint.folder}: {_short(error)}; check or replace "
+            "its files"
+        ) from error
+    missing = sorted(key for key in report["missing_keys"] if not (unused and key.startswith(unused)))
+    if missing:  # transformers would leave them random and go on
+        raise UserError(
+            f"{checkpoint.name} lacks {len(missing)} of its weights, e.g. {missing[0]}; replace the files in "
+            f"{checkpoint.folder}"
+        )
+    return model.requires_grad_(False).eval().to(device)
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Keep transformers from printing which weights are missing: what matters of it is raised."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def load_config(checkpoint: Checkpoint) -> PretrainedConfig:
+    """Read a model's configuration.
+
+    Raises:
+        UserError: It is damaged, of a kind that transformers doesn't know, or needs code of its authors'.
+    """
+    try:
+        return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"the config.json of {checkpoint.name} in {checkpoint.folder} cannot be used: {_short(error)}; models that "
+            "bring code of their own are not loaded"
+        ) from error
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    """Load a model's tokenizer.
+
+    Raises:
+        UserError: Its files are damaged or missing.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the tokenizer of {checkpoint.name} cannot be loaded from {checkpoint.folder}: {_short(error)}; check or "
+            "replace its files"
+        ) from error
+
+
+def _checked(name: str, folder: Path, revision: str) -> Checkpoint:
+    """The checkpoint of a folder, which must have weights."""
+    pickled = not _has(folder, ("*.safetensors",))
+    if pickled and not _has(folder, _PICKLES):
+        raise UserError(f"{name} has no weights in safetensors format and no pytorch_model.bin ({folder})")
+    patterns = (*_FILES, *(_PICKLES if pickled else ()))
+    files = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return Checkpoint(name, folder, revision, pickled, file_fingerprint(*files))
+
+
+def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
+    return any(True for pattern in patterns for _ in folder.glob(pattern))
+
+
+def _shipped(name: str) -> Path:
+    """The folder of a miniature."""
+    from reflectune.models import miniature
+
+    folder = Path(next(iter(miniature.__path__)), name.removeprefix(_MINIATURE))
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"no model {name}: this installation has no {folder}; `miniature/clip` (images and titles) and "
+            "`miniature/text` (passages) are the shipped ones"
+        )
+    return folder
+
+
+def _download(name: str, repository: str, revision: str, patterns: tuple[str, ...]) -> Path:
+    """The folder of a hub repository's files, downloaded or from the cache."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(patterns)))
+    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise UserError(
+            f"the model {name} is not in the local cache and could not be downloaded: {_short(error)}; "
+            "check the name and the network, or give a folder"
+        ) from error
+
+
+def _advice(repository: str, commit: str) -> str:
+    known = CATALOGUE.get(repository)
+    commit = (known.commit if known else "") or commit or "COMMIT"
+    return (
+        f"{repository} has no weights in safetensors format; if it has a pytorch_model.bin, name the commit that is to "
+        f"be trusted, `{repository}@{commit}`: nothing but its tensors is read then"
+    )
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.core.errors import UserError
+from reflectune.data_builders.mmkb.sampling import Choice, choose
+
+
+@given(st.lists(st.booleans()), st.floats(1, 4), st.integers(1, 30), st.integers(0, 3))
+def test_balance_and_limit_hold(labels: list[bool], balance: float, limit: int, seed: int) -> None:
+    numbered = list(enumerate(labels))
+    found = choose(numbered, lambda own: own[1], Choice(balance, limit, seed))
+    yes, no = sum(own for _, own in found), sum(not own for _, own in found)
+
+    assert found == sorted(found)
+    assert len(found) <= limit
+    if len(found) < limit and all((sum(labels), labels.count(False))):
+        assert max(yes, no) <= min(yes, no) * balance
+        assert min(yes, no) == min(sum(labels), labels.count(False))
+
+
+@given(st.lists(st.booleans()), st.integers(1, 30), st.integers(1, 30))
+def test_a_lower_limit_takes_of_what_a_higher_one_takes(labels: list[bool], one: int, other: int) -> None:
+    numbered = list(enumerate(labels))
+    low, high = (choose(numbered, lambda own: own[1], Choice(1.0, limit)) for limit in sorted((one, other)))
+
+    assert set(low) <= set(high)
+
+
+def test_without_a_choice_all_are_taken() -> None:
+    assert choose([3, 1, 2], bool, Choice()) == [3, 1, 2]
+
+
+def test_one_label_alone_cannot_be_balanced() -> None:
+    assert choose([1, 1, 1], bool, Choice(balance=1)) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("values", "message"), [({"balance": 0.5}, "balance must"), ({"limit": 0}, "limit must")])
+def test_choices_that_leave_nothing_are_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Choice(**values)

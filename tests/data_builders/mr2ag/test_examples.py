@@ -1,0 +1,289 @@
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.core.types import Evidence, FollowUp, Passage, Question
+from reflectune.data_builders.annotators.protocol import Annotator, Judgement
+from reflectune.data_builders.annotators.string import annotate_by_string, by_string
+from reflectune.data_builders.mr2ag.examples import (
+    ALL_UNCLEAR,
+    NO_ANSWER_IN_EVIDENCE,
+    NO_EVIDENCE,
+    Outcome,
+    Recipe,
+    StringFilter,
+    candidates,
+    knowledge_example,
+    question_problem,
+    visual_example,
+)
+
+RECIPE = Recipe(positives=1, same_article=2, retrieved=2, random=1)
+
+
+def passage(entry: str, section: int, heading: str, text: str) -> Passage:
+    return Passage(entry, section, 0, f"Title {entry}", "", heading, text)
+
+
+ARTICLE = [
+    passage("gold", 0, "History", "It was founded in 1872."),
+    passage("gold", 1, "People", "It was designed by Ada Berg."),
+    passage("gold", 2, "Size", "It is 45 metres tall."),
+    passage("gold", 3, "Works", "A film of 1872 shows it."),  # the answer, but no evidence
+]
+RANKED = [
+    [passage(f"rank{i}", 0, "History", f"It was founded in {1500 + i}."), passage(f"rank{i}", 1, "Size", "It is tall.")]
+    for i in range(4)
+]
+QUESTION = Question(
+    "q1", "i.png", "When was it founded?", ("1872",), None, "time", "train", True, ("gold",), (Evidence("gold", 0),)
+)
+
+
+def draw(rng: random.Random) -> Sequence[Passage]:
+    entry = f"any{rng.randrange(1000)}"
+    return [passage(entry, 0, "History", "It was founded in 1600."), passage(entry, 1, "Size", "It is small.")]
+
+
+def hang(
+    question: Question,
+    article: Sequence[Passage],
+    ranked: Sequence[Sequence[Passage]],
+    draw_article: Callable[[random.Random], Sequence[Passage]],
+    recipe: Recipe,
+    annotate: Annotator = by_string,
+) -> Outcome:
+    """The example, with the annotator's judgements of what may be evidence."""
+    asked = candidates(question, article, recipe)
+    judged = list(zip(asked, annotate([(question, one) for one in asked]), strict=True))
+    return knowledge_example(question, article, judged, ranked, draw_article, recipe)
+
+
+def test_the_evidence_is_relevant_and_everything_else_is_not() -> None:
+    outcome = hang(QUESTION, ARTICLE, RANKED, draw, RECIPE)
+
+    assert outcome.example is not None
+    by_source = {branch.source: branch for branch in outcome.example.branches}
+    assert by_source["gold"].relevant
+    assert by_source["gold"].passage == ARTICLE[0]
+    assert by_source["gold"].answer == "1872"
+    assert [branch.relevant for branch in outcome.example.branches].count(True) == 1
+    assert all(branch.answer == "" for branch in outcome.example.branches if not branch.relevant)
+
+
+def test_each_source_gives_its_number() -> None:
+    outcome = hang(QUESTION, ARTICLE, RANKED, draw, RECIPE)
+
+    assert outcome.example is not None
+    sources = sorted(branch.source for branch in outcome.example.branches)
+    assert sources == ["gold", "look_alike", "look_alike", "random", "same_article", "same_article"]
+
+
+def test_a_passage_with_the_answer_is_never_a_negative() -> None:
+    tempting = [[passage("rank9", 0, "History", "It, too, was founded in 1872.")]]
+
+    outcome = hang(QUESTION, ARTICLE, tempting, draw, Recipe(same_article=9, retrieved=9, random=0))
+
+    assert outcome.example is not None
+    assert {b.passage.id for b in outcome.example.branches} == {"gold#0.0", "gold#1.0", "gold#2.0"}
+    assert outcome.answer_elsewhere == 2  # the film of 1872, and the look-alike
+
+
+def test_an_article_whose_lead_gives_the_answer_away_has_no_negatives() -> None:
+    """What a model is shown of every passage of the article, it must not be told to call irrelevant."""
+    lead = "The Tower was founded in 1872."
+    article = [replace(one, lead=lead) for one in ARTICLE]
+
+    outcome = hang(QUESTION, article, RANKED, draw, Recipe(same_article=9, retrieved=1, random=0))
+
+    assert outcome.example is not None
+    assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "look_alike"]
+
+
+def test_evidence_beyond_the_wanted_number_is_left_out() -> None:
+    twice = Question("q2", "i.png", "Who?", ("Ada",), entity_ids=("gold",), requires_retrieval=True)
+    article = [passage("gold", i, "People", "Ada built it.") for i in range(5)]
+
+    outcome = hang(twice, article, [], draw, Recipe(positives=2, same_article=5, random=0))
+
+    assert outcome.example is not None
+    assert [branch.source for branch in outcome.example.branches] == ["gold", "gold"]
+
+
+def test_without_a_passage_of_the_same_heading_another_of_the_entry_is_taken() -> None:
+    ranked = [[passage("rank0", 1, "Size", "It is tall.")]]
+
+    outcome = hang(QUESTION, ARTICLE, ranked, draw, Recipe(same_article=0, retrieved=1, random=0))
+
+    assert outcome.example is not None
+    assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "retrieved"]
+
+
+def test_entries_with_a_passage_under_the_same_heading_are_preferred() -> None:
+    others = [[passage(f"other{i}", 1, "Size", "It is tall.")] for i in range(20)]
+
+    outcome = hang(QUESTION, ARTICLE, [*others, *RANKED], draw, Recipe(same_article=0, random=0))
+
+    assert outcome.example is not None
+    assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "look_alike", "look_alike"]
+
+
+def test_no_evidence_is_a_reason_and_no_example() -> None:
+    outcome = hang(QUESTION, ARTICLE[1:], RANKED, draw, RECIPE)
+
+    assert outcome.example is None
+    assert outcome.reason == NO_EVIDENCE
+
+
+def test_without_marked_evidence_the_annotator_decides_alone() -> None:
+    unmarked = Question("q1", "i.png", "When?", ("1872",), entity_ids=("gold",), requires_retrieval=True)
+
+    outcome = hang(unmarked, ARTICLE, [], draw, Recipe(positives=9, same_article=9, random=0))
+
+    assert outcome.example is not None
+    assert {b.passage.section for b in outcome.example.branches if b.relevant} == {0, 3}
+
+
+def test_a_random_entry_is_never_the_questions_own() -> None:
+    outcome = hang(QUESTION, ARTICLE, [], lambda rng: ARTICLE, Recipe(same_article=0, retrieved=0, random=3))
+
+    assert outcome.example is not None
+    assert [branch.source for branch in outcome.example.branches] == ["gold"]
+
+
+@given(seed=st.integers(0, 50), same=st.integers(0, 4), retrieved=st.integers(0, 4), extra=st.integers(0, 4))
+def test_any_recipe_gives_distinct_strict_and_repeatable_passages(
+    seed: int, same: int, retrieved: int, extra: int
+) -> None:
+    recipe = Recipe(same_article=same, retrieved=retrieved, random=extra, seed=seed)
+
+    outcome = hang(QUESTION, ARTICLE, RANKED, draw, recipe)
+
+    assert outcome == hang(QUESTION, ARTICLE, RANKED, draw, recipe)
+    assert outcome.example is not None
+    branches = outcome.example.branches
+    assert len({branch.passage.id for branch in branches}) == len(branches)
+    assert all(branch.relevant == annotate_by_string(QUESTION, branch.passage).relevant for branch in branches)
+    assert len(branches) == 1 + min(same, 2) + retrieved + extra
+
+
+def test_a_visual_question_has_an_answer_and_no_branches() -> None:
+    asked = Question("v1", "i.png", "Which colour?", ("red", "crimson"), split="train", requires_retrieval=False)
+
+    example = visual_example(asked)
+
+    assert (example.retrieve, example.answer, example.branches) == (False, "red", ())
+
+
+def test_a_visual_question_keeps_the_rest_of_its_conversation() -> None:
+    asked = Question("v1", "i.png", "Which colour?", ("It is red.",), answer_type="free_form", requires_retrieval=False)
+
+    example = visual_example(replace(asked, follow_ups=(FollowUp("Why?", "It is painted."),)))
+
+    assert (example.style, example.follow_ups) == ("free", (FollowUp("Why?", "It is painted."),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"text": " "}, "the question is empty"),
+        ({"image": ""}, "the question has no image"),
+        ({"answers": ("",)}, "the question has no answer"),
+        ({"entity_ids": ()}, "names no entity"),
+        ({"entity_ids": (), "requires_retrieval": False}, ""),
+        ({"entity_ids": (), "evidence": (), "requires_retrieval": None}, "neither says whether it needs retrieval"),
+        ({"requires_retrieval": None}, ""),
+        ({"follow_ups": (FollowUp("Why?", " "),)}, "a later round of the conversation lacks"),
+        ({"follow_ups": (FollowUp("Why?", "So."),)}, "asks for a word"),
+        ({}, ""),
+    ],
+)
+def test_an_unfit_question_is_described(changes: dict[str, object], problem: str) -> None:
+    values = {name: getattr(QUESTION, name) for name in Question.__dataclass_fields__}
+
+    found = question_problem(Question(**{**values, **changes}))
+
+    assert problem in found
+    assert bool(problem) == bool(found)
+
+
+def says(*labels: str) -> Annotator:
+    """An annotator that calls passages so, one after the other, and gives the answer `1872`."""
+    return lambda cases: [Judgement(label, "1872") for _, label in zip(cases, labels, strict=True)]  # type: ignore[arg-type]
+
+
+UNMARKED = Question("q1", "i.png", "When?", ("1872",), entity_ids=("gold",), requires_retrieval=True)
+NOTHING_ELSE = Recipe(positives=9, same_article=9, retrieved=0, random=0)
+
+
+@pytest.mark.parametrize(
+    ("string_filter", "relevant", "irrelevant"),
+    [
+        ("strict", {0}, {2}),  # 1 lacks the answer, 3 has it
+        ("strict_parts", {0}, {2}),
+        ("negatives", {0, 1}, {2}),
+        ("off", {0, 1}, {2, 3}),
+    ],
+)
+def test_the_string_filter_takes_out_what_would_be_a_wrong_label(
+    string_filter: StringFilter, relevant: set[int], irrelevant: set[int]
+) -> None:
+    recipe = replace(NOTHING_ELSE, string_filter=string_filter)
+    annotate = says("relevant", "relevant", "irrelevant", "irrelevant")
+
+    outcome = hang(UNMARKED, ARTICLE, [], draw, recipe, annotate)
+
+    assert outcome.example is not None
+    assert {b.passage.section for b in outcome.example.branches if b.relevant} == relevant
+    assert {b.passage.section for b in outcome.example.branches if not b.relevant} == irrelevant
+    assert outcome.without_answer == (1 if string_filter.startswith("strict") else 0)
+    assert outcome.answer_elsewhere == (0 if string_filter == "off" else 1)
+
+
+def test_what_is_unclear_is_neither_evidence_nor_a_negative() -> None:
+    annotate = says("relevant", "unclear", "unclear", "irrelevant")
+
+    outcome = hang(UNMARKED, ARTICLE, [], draw, replace(NOTHING_ELSE, string_filter="off"), annotate)
+
+    assert outcome.example is not None
+    assert {b.passage.section for b in outcome.example.branches} == {0, 3}
+    assert outcome.unclear == 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        (("irrelevant",) * 4, NO_EVIDENCE),
+        (("irrelevant", "unclear", "irrelevant", "irrelevant"), ALL_UNCLEAR),
+        (("irrelevant", "relevant", "unclear", "irrelevant"), NO_ANSWER_IN_EVIDENCE),
+    ],
+)
+def test_the_reason_says_why_there_is_no_example(labels: Sequence[str], reason: str) -> None:
+    outcome = hang(UNMARKED, ARTICLE, [], draw, NOTHING_ELSE, says(*labels))
+
+    assert (outcome.example, outcome.reason) == (None, reason)
+
+
+def test_a_negative_with_a_part_of_a_list_goes_only_if_asked_for() -> None:
+    listed = Question("q1", "i.png", "Who?", ("Ada && Ben",), answer_type="multi_answer", entity_ids=("gold",))
+    article = [passage("gold", 0, "", "Ada and Ben."), passage("gold", 1, "", "Ada."), passage("gold", 2, "", "Cid.")]
+
+    def sections(string_filter: StringFilter) -> set[int]:
+        outcome = hang(listed, article, [], draw, replace(NOTHING_ELSE, string_filter=string_filter))
+        assert outcome.example is not None
+        assert outcome.example.style == "list"
+        assert [b.answer for b in outcome.example.branches if b.relevant] == ["Ada && Ben"]
+        return {branch.passage.section for branch in outcome.example.branches}
+
+    assert sections("strict") == {0, 1, 2}
+    assert sections("strict_parts") == {0, 2}
+
+
+def test_named_sections_bound_the_search_unless_they_are_not_trusted() -> None:
+    assert candidates(QUESTION, ARTICLE, RECIPE) == ARTICLE[:1]
+    assert candidates(QUESTION, ARTICLE, replace(RECIPE, known_sections=False)) == ARTICLE
+    assert candidates(UNMARKED, ARTICLE, RECIPE) == ARTICLE

@@ -1,0 +1,450 @@
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.durable import write_json
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Evidence, FollowUp, Question, Section
+from reflectune.data_builders.annotators.string import annotate_by_string, by_string
+from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.data_builders.mr2ag import run as reflection_run
+from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.data_builders.mr2ag.examples import NO_EVIDENCE
+from reflectune.data_builders.mr2ag.run import build_split, preview
+from reflectune.data_builders.mr2ag.statistics import STATISTICS
+from reflectune.data_builders.reflection_data import read_examples, read_manifest
+from reflectune.retrieval.knowledge_base import write_knowledge_base
+from reflectune.retrieval.types import Hit
+
+ENTITIES = 12
+
+
+def entry(number: int) -> Entry:
+    sections = (
+        Section("History", f"It was founded in {1500 + number}."),
+        Section("Size", f"It is {20 + number} metres tall."),
+        Section("People", f"It was designed by Person{number}."),
+    )
+    return Entry(f"e{number}", f"Tower {number}", summary=f"A tower, number {number}.", sections=sections)
+
+
+def knowledge_question(number: int) -> Question:
+    return Question(
+        id=f"k{number}",
+        image=f"images/{number % ENTITIES}.png",
+        text="When was it founded?",
+        answers=(str(1500 + number % ENTITIES),),
+        answer_type="time",
+        split="train",
+        requires_retrieval=True,
+        entity_ids=(f"e{number % ENTITIES}",),
+        evidence=(Evidence(f"e{number % ENTITIES}", 0),),
+    )
+
+
+def visual_question(number: int) -> Question:
+    return Question(f"v{number}", f"images/{number}.png", "Which colour?", ("red",), requires_retrieval=False)
+
+
+class Neighbours:
+    """Ranks the entries in the order of their numbers, for every image."""
+
+    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
+        ranked = [Hit(f"e{i}", 1 - i / 100, i, "", "kb", {}) for i in range(top_n)]
+        return [ranked for _ in images]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "world"
+    write_json(root / "dataset.json", {"name": "towers", "fingerprint": "f1"})
+    write_knowledge_base(root / "knowledge", [entry(i) for i in range(ENTITIES)], name="towers", image_root="..")
+    (root / "images").mkdir()
+    for i in range(ENTITIES):
+        Image.new("RGB", (8, 8), (i, i, i)).save(root / "images" / f"{i}.png")
+    questions = [knowledge_question(i) for i in range(30)] + [visual_question(i) for i in range(ENTITIES)]
+    write_questions(root, "train", questions)
+    return root
+
+
+@pytest.fixture
+def config(folder: Path, tmp_path: Path) -> Callable[..., BuildConfig]:
+    def build(**changes: Any) -> BuildConfig:
+        (tmp_path / "index").mkdir(exist_ok=True)
+        (tmp_path / "index" / "manifest.json").write_text("{}")
+        values: dict[str, Any] = {
+            "dataset": str(folder),
+            "output": str(tmp_path / "reflection"),
+            "index": str(tmp_path / "index"),
+            "retrieval_depth": 4,
+        }
+        return BuildConfig(**{**values, **changes})
+
+    return build
+
+
+def build(config: BuildConfig) -> None:
+    build_split(Dataset(Path(config.dataset)), Neighbours(), by_string, config)
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change the first question of the data set."""
+    questions = Dataset(folder).questions("train")
+    write_questions(folder, "train", [dataclasses.replace(questions[0], **changes), *questions[1:]])
+
+
+def test_the_config_has_no_problems(config: Callable[..., BuildConfig]) -> None:
+    assert config().problems() == []
+
+
+def test_a_split_is_built_with_its_manifest_and_statistics(config: Callable[..., BuildConfig], folder: Path) -> None:
+    run = config(visual_ratio=0.2)
+    build(run)
+
+    examples = read_examples(Path(run.output, "train.parquet"))
+    numbers = json.loads(Path(run.output, STATISTICS).read_text())["train"]
+    assert (numbers["with_retrieval"], numbers["without_retrieval"]) == (30, 8)  # 8 of 38: a fifth
+    assert numbers["branches_by_source"] == {"gold": 30, "look_alike": 60, "random": 30, "same_article": 60}
+    assert sum(len(example.branches) for example in examples) == numbers["branches"] == 180
+    assert read_manifest(run.output).image_root == folder
+    assert list(read_manifest(run.output).fingerprints) == ["train"]
+
+
+def test_negatives_come_from_the_best_ranked_entries_but_never_from_the_questions_own(
+    config: Callable[..., BuildConfig],
+) -> None:
+    run = config(negatives_random=0)
+    build(run)
+
+    for example in read_examples(Path(run.output, "train.parquet")):
+        own = f"e{int(example.id[1:]) % ENTITIES}"
+        alike = {branch.passage.entry_id for branch in example.branches if branch.source == "look_alike"}
+        assert own not in alike
+        assert alike <= {f"e{i}" for i in range(5)}  # four deep, after the question's own entry is taken out
+
+
+def test_every_label_is_the_annotators(config: Callable[..., BuildConfig], folder: Path) -> None:
+    run = config()
+    build(run)
+    questions = {question.id: question for question in Dataset(folder).questions("train")}
+
+    for example in read_examples(Path(run.output, "train.parquet")):
+        for branch in example.branches:
+            assert branch.relevant == annotate_by_string(questions[example.id], branch.passage).relevant
+
+
+def test_an_interrupted_build_ends_with_the_same_file(
+    config: Callable[..., BuildConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflection_run, "_CHUNK", 7)
+    straight, resumed = config(), config(output=str(tmp_path / "resumed"))
+    build(straight)
+    original = reflection_run.Workshop.knowledge
+    built = []
+
+    def stop_at_third(self: Any, questions: Sequence[Question]) -> Any:
+        built.append(questions[0].id)
+        if len(built) == 3:
+            raise KeyboardInterrupt
+        return original(self, questions)
+
+    monkeypatch.setattr(reflection_run.Workshop, "knowledge", stop_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        build(resumed)
+    build(resumed)
+
+    assert built == ["k0", "k7", "k14", "k14", "k21", "k28"]
+    for name in ("train.parquet", STATISTICS, "proofread_train.html"):
+        assert Path(resumed.output, name).read_bytes() == Path(straight.output, name).read_bytes()
+
+
+def test_a_built_split_is_left_alone(config: Callable[..., BuildConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    build(config())
+    build(config())
+
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_other_settings_build_again(config: Callable[..., BuildConfig]) -> None:
+    build(config())
+    build(config(positives=1, negatives_random=3))
+
+    numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
+    assert numbers["branches_by_source"]["random"] == 90
+
+
+def test_a_build_that_was_given_up_is_no_obstacle(config: Callable[..., BuildConfig], folder: Path) -> None:
+    rewrite(folder, text="")
+    with pytest.raises(UserError, match="the question is empty"):
+        build(config())
+    rewrite(folder, text="When was it founded?")
+    write_json(folder / "dataset.json", {"name": "towers", "fingerprint": "f2"})
+
+    build(config())
+
+    assert sorted(path.name for path in Path(config().output).iterdir()) == [
+        "proofread_train.html",
+        "reflection.json",
+        STATISTICS,
+        "train.parquet",
+    ]
+
+
+def test_another_data_set_is_not_mixed_in(config: Callable[..., BuildConfig], folder: Path, tmp_path: Path) -> None:
+    build(config())
+    folder.rename(tmp_path / "moved")
+
+    with pytest.raises(UserError, match=r"holds data of .*world, not of .*moved"):
+        build(config(dataset=str(tmp_path / "moved")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text": ""}, "question k0 of .*: the question is empty"),
+        ({"image": ""}, "the question has no image"),
+        ({"image": "images/gone.png"}, r"image not found: .*gone\.png"),
+        ({"answers": ()}, "the question has no answer"),
+        ({"entity_ids": ("e999",)}, "e999"),
+    ],
+)
+def test_a_bad_row_stops_the_build_or_is_listed(
+    config: Callable[..., BuildConfig], folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    rewrite(folder, **changes)
+
+    with pytest.raises(UserError, match=rf"{message}(.|\n)*on_error: skip"):
+        build(config())
+
+    build(config(on_error="skip"))
+    numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
+    assert [row["id"] for row in numbers["bad_rows"]] == ["k0"]
+    assert numbers["with_retrieval"] == 29
+
+
+def test_a_truncated_image_is_a_bad_row(config: Callable[..., BuildConfig], folder: Path) -> None:
+    image = folder / "images" / "3.png"
+    image.write_bytes(image.read_bytes()[:40])
+
+    with pytest.raises(UserError, match=r"question k3 .*image unreadable: .*3\.png"):
+        build(config())
+
+
+def test_a_question_without_evidence_is_left_out_and_counted(config: Callable[..., BuildConfig], folder: Path) -> None:
+    rewrite(folder, answers=("1066",))
+    build(config())
+
+    numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
+    assert numbers["questions_left_out"] == {NO_EVIDENCE: 1}
+    assert numbers["bad_rows"] == []
+
+
+def test_a_split_that_gives_nothing_is_an_error(config: Callable[..., BuildConfig], folder: Path) -> None:
+    write_questions(folder, "train", [dataclasses.replace(knowledge_question(0), answers=("1066",))])
+
+    with pytest.raises(UserError, match=f"gave an example: 1 × {NO_EVIDENCE}"):
+        build(config())
+
+
+def test_a_limit_draws_questions_by_seed(config: Callable[..., BuildConfig], tmp_path: Path) -> None:
+    def ids(seed: int) -> list[str]:
+        run = config(limit=6, seed=seed, output=str(tmp_path / f"seed{seed}"), visual_ratio=0.0)
+        build(run)
+        return [example.id for example in read_examples(Path(run.output, "train.parquet"))]
+
+    assert len(ids(0)) == 6
+    assert ids(0) != ids(1)
+
+
+def test_a_dry_run_shows_an_example_and_writes_nothing(config: Callable[..., BuildConfig]) -> None:
+    run = config()
+    shown = preview(Dataset(Path(run.dataset)), Neighbours(), run)
+
+    assert "30 knowledge-based questions, 12 visual ones" in shown
+    assert "[Relevant] 1500 gold: Tower 0: A tower, number 0. History. It was founded in 1500." in shown
+    assert "[Irrelevant] look_alike:" in shown
+    assert not Path(run.output).exists()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Another data set: 40 visual-dependent questions beside a knowledge-based one, as LLaVA-Instruct becomes one."""
+    root = tmp_path / "elsewhere" / "llava"
+    write_json(root / "dataset.json", {"name": "llava", "fingerprint": "f9"})
+    Image.new("RGB", (8, 8), "blue").save(root / "a.png")
+    seen = [
+        Question(
+            *(f"l{i}", "a.png", "Which colour?", ("It is blue.",)),
+            answer_type="free_form",
+            requires_retrieval=False,
+            follow_ups=(FollowUp("Why?", "It is painted."),) * (i % 3),
+        )
+        for i in range(40)
+    ]
+    write_questions(root, "instruct", [*seen, knowledge_question(0)])
+    return root
+
+
+def test_visual_questions_come_from_another_data_set(config: Callable[..., BuildConfig], pictures: Path) -> None:
+    run = config(visual_dataset=str(pictures), visual_split="instruct", visual_ratio=0.5)
+    build(run)
+
+    examples = read_examples(Path(run.output, "train.parquet"))
+    root = read_manifest(run.output).image_root
+    visual = [example for example in examples if not example.retrieve]
+    assert len(visual) == len(examples) - len(visual) == 30
+    assert {example.id[0] for example in visual} == {"l"}
+    assert {example.answer for example in visual} == {"It is blue."}
+    assert all((root / example.image).is_file() for example in examples)
+    assert not any(Path(example.image).is_absolute() for example in examples)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 40), (25, 25)])
+def test_visual_questions_alone_each_once_need_no_knowledge_base(
+    config: Callable[..., BuildConfig], pictures: Path, limit: int | None, expected: int
+) -> None:
+    run = config(dataset=str(pictures), split="instruct", visual_ratio=1, negatives_retrieved=0, limit=limit)
+    assert run.problems() == []
+    build_split(Dataset(pictures), None, by_string, run)
+
+    examples = read_examples(Path(run.output, "instruct.parquet"))
+    assert len({example.id for example in examples}) == len(examples) == expected
+    assert all(len(example.follow_ups) == int(example.id[1:]) % 3 for example in examples)
+    counted = json.loads(Path(run.output, STATISTICS).read_text())["instruct"]["follow_ups"]
+    assert counted == sum(len(example.follow_ups) for example in examples) > 0
+    assert not any(example.retrieve for example in examples)
+    assert "leave out `visual_dataset`" in config(visual_ratio=1, visual_dataset=str(pictures)).problems()[0]
+
+
+def test_another_fingerprint_of_the_visual_data_set_builds_again(
+    config: Callable[..., BuildConfig], pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = config(visual_dataset=str(pictures), visual_split="instruct")
+    build(run)
+    write_json(pictures / "dataset.json", {"name": "llava", "fingerprint": "f10"})
+    build(run)
+
+    assert "nothing to do" not in capsys.readouterr().out
+
+
+def test_a_visual_data_set_without_visual_questions_is_an_error(
+    config: Callable[..., BuildConfig], pictures: Path
+) -> None:
+    write_questions(pictures, "instruct", [knowledge_question(0)])
+
+    with pytest.raises(UserError, match=r"no question of split instruct of .*llava is visual-dependent"):
+        build(config(visual_dataset=str(pictures), visual_split="instruct"))
+
+
+def test_too_few_visual_questions_are_said(
+    config: Callable[..., BuildConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(config(visual_ratio=0.5))
+
+    assert "asks for 30 visual-dependent questions, there are 12" in capsys.readouterr().out
+
+
+def test_a_question_without_an_image_gets_a_black_one_if_wanted(
+    config: Callable[..., BuildConfig], folder: Path
+) -> None:
+    rewrite(folder, image="")
+    run = config(without_image="blank")
+    build(run)
+
+    (example,) = [one for one in read_examples(Path(run.output, "train.parquet")) if one.id == "k0"]
+    with Image.open(read_manifest(run.output).image_root / example.image) as image:
+        assert image.getextrema() == ((0, 0),) * 3
+    assert {branch.source for branch in example.branches} == {
+        "gold",
+        "same_article",
+        "random",
+    }
+
+
+def test_the_yield_is_told_by_answer_type(config: Callable[..., BuildConfig], folder: Path) -> None:
+    rewrite(folder, answers=("1066",), answer_type="string")
+    build(config())
+
+    numbers = json.loads(Path(config().output, STATISTICS).read_text())["train"]
+    assert numbers["by_answer_type"] == {
+        "string": {"questions": 1, "examples": 0},
+        "time": {"questions": 29, "examples": 29},
+    }
+
+
+def judge(text: str) -> str:
+    """What the stub server says: right about founding, in one of ten cases unreadable."""
+    number = sum(map(ord, text))
+    return "hm" if number % 10 == 0 else "[Relevant]\nAnswer source: x" if "founded in" in text else "[Irrelevant]"
+
+
+def llm_arguments(run: BuildConfig, url: str) -> list[str]:
+    return [
+        *("--dataset", run.dataset, "--output", run.output, "--negatives_retrieved", "0", "--annotator", "llm"),
+        *("--llm_url", url, "--llm_model", "stub", "--known_sections", "False", "--llm_backoff", "0.01"),
+        *("--llm_concurrency", "2", "--llm_input_price", "1"),
+    ]
+
+
+def run_build(arguments: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "reflectune.data_builders.build_mr2ag", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+def test_a_kill_during_annotation_changes_nothing_and_pays_for_nothing_twice(
+    config: Callable[..., BuildConfig], folder: Path, tmp_path: Path, stub_server: Callable[..., Any]
+) -> None:
+    faults: list[dict[str, Any]] = [
+        {"status": 429, "body": "", "retry_after": "0.02"},
+        {"body": "<html>"},
+        {"broken": True},
+        {"status": 500, "body": ""},
+    ]
+    server = stub_server(
+        judge, lambda text, number: faults[len(text) % 4] if number < len(text) % 3 else {}, seconds=0.05
+    )
+    killed = config(output=str(tmp_path / "killed"))
+    process = run_build(llm_arguments(killed, server.url))
+    while sum(server.delivered.values()) < 20 and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    _, said = process.communicate()
+    assert process.returncode == -9, said.decode()
+    time.sleep(0.3)
+    before = dict(server.delivered)
+    process = run_build(llm_arguments(killed, server.url))
+    _, said = process.communicate()
+    assert process.returncode == 0, said.decode()
+
+    twice = [text for text, times in server.delivered.items() if times > 1]
+    assert len(before) < len(server.delivered) == 36  # 12 entities of three paragraphs each, asked about once
+    assert len(twice) <= 2  # what was under way at the kill
+    straight = config(output=str(tmp_path / "straight"))
+    process = run_build(llm_arguments(straight, server.url))
+    process.communicate()
+    for name in ("train.parquet", STATISTICS):
+        assert Path(killed.output, name).read_bytes() == Path(straight.output, name).read_bytes()
+    numbers = json.loads(Path(killed.output, STATISTICS).read_text())["train"]
+    assert numbers["unclear_to_the_annotator"] > 0
+    assert numbers["annotator"]["replies"] == 36
+    assert numbers["annotator"]["cost"] == pytest.approx(numbers["annotator"]["prompt_tokens"] / 1e6)
+
+
+def test_a_dry_run_with_an_llm_asks_nobody(config: Callable[..., BuildConfig], stub_server: Callable[..., Any]) -> None:
+    server = stub_server(judge)
+    run = config(annotator="llm", llm_url=server.url, llm_model="stub", known_sections=False, llm_input_price=1.0)
+
+    shown = preview(Dataset(Path(run.dataset)), Neighbours(), run)
+
+    assert "stub would be asked about 90 paragraphs" in shown
+    assert "Question: When was it founded?." in shown
+    assert server.requests == []

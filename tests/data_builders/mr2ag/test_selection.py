@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+
+from reflectune.core.durable import write_json
+from reflectune.core.types import Question
+from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.data_builders.mr2ag import selection
+from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.data_builders.mr2ag.selection import select_questions
+
+
+def write(root: Path, kinds: str) -> Dataset:
+    """A data set of one split; `k` is a knowledge-based question, `v` a visual-dependent one, `?` an unknown one."""
+    truth = {"k": True, "v": False, "?": None}
+    questions = [
+        Question(f"{kind}{i}", f"images/{i}.png", "Which?", ("x",), requires_retrieval=truth[kind])
+        for i, kind in enumerate(kinds)
+    ]
+    write_json(root / "dataset.json", {"name": "d", "fingerprint": "f"})
+    write_questions(root, "train", questions)
+    return Dataset(root)
+
+
+def ids(questions: list[Question]) -> list[str]:
+    return [question.id for question in questions]
+
+
+def test_a_question_of_which_nothing_is_known_comes_along_so_that_it_can_be_named(tmp_path: Path) -> None:
+    knowledge, visual = select_questions(write(tmp_path, "kv?vk"), BuildConfig())
+
+    assert ids(knowledge) == ["k0", "?2", "k4"]
+    assert sorted(ids(visual)) == ["v1", "v3"]
+
+
+def test_a_limit_keeps_the_order_of_the_file_and_draws_by_seed(tmp_path: Path) -> None:
+    dataset = write(tmp_path, "k" * 50)
+    drawn = {seed: ids(select_questions(dataset, BuildConfig(limit=10, seed=seed))[0]) for seed in range(3)}
+
+    assert all(len(set(names)) == 10 for names in drawn.values())
+    assert all(names == sorted(names, key=lambda name: int(name[1:])) for names in drawn.values())
+    assert len({tuple(names) for names in drawn.values()}) == 3
+
+
+def test_no_more_visual_questions_are_held_than_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = write(tmp_path, "k" * 10 + "v" * 200)
+    _, everything = select_questions(dataset, BuildConfig(visual_ratio=0.5))
+    monkeypatch.setattr(selection, "_SPARE", 5)
+
+    _, visual = select_questions(dataset, BuildConfig(visual_ratio=0.5))
+
+    assert len(everything) == 200
+    assert ids(visual) == ids(everything)[: 10 + 5]  # the same draw, cut
+
+
+def test_images_of_another_data_set_are_found_from_this_one(tmp_path: Path) -> None:
+    here = write(tmp_path / "a" / "here", "k")
+    write(tmp_path / "there", "v")
+
+    _, (visual,) = select_questions(here, BuildConfig(visual_dataset=str(tmp_path / "there")))
+
+    assert visual.image == "../../there/images/0.png"
+    assert (here.root / visual.image).resolve() == (tmp_path / "there" / "images" / "0.png").resolve()
+
+
+def test_another_split_of_the_same_data_set_can_be_named(tmp_path: Path) -> None:
+    dataset = write(tmp_path, "kkv")
+    write_questions(tmp_path, "seen", [Question("s", "i.png", "Which?", ("x",), requires_retrieval=False)])
+
+    knowledge, visual = select_questions(dataset, BuildConfig(visual_split="seen"))
+
+    assert (ids(knowledge), ids(visual)) == (["k0", "k1"], ["s"])

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Passage, Question
+from reflectune.data_builders.probing.labels import Rule, external_labels, is_right, ret_label, srt_labels
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
+
+
+def replies(*correctness: float | None) -> tuple[Reply, ...]:
+    """Replies of this worth; None is one whose log-probability is no number."""
+    return tuple(Reply("x", value or 0.0, None if value is None else -1.0) for value in correctness)
+
+
+def document(number: int, *correctness: float | None, gold: float | None = None, text: str = "") -> DocumentProbe:
+    passage = Passage(f"e{number}", 0, 0, "T", "", "H", text)
+    return DocumentProbe(passage, 1 - number / 10, number, replies(*correctness), gold)
+
+
+def probe(alone: tuple[Reply, ...], *documents: DocumentProbe, gold: float | None = None) -> Probe:
+    return Probe("q", alone, documents, gold="x", gold_log_prob=gold)
+
+
+@pytest.mark.parametrize(
+    ("alone", "expected"), [(1.0, False), (0.0, True), (0.5, False), (0.3, True), (None, None)], ids=str
+)
+def test_a_question_that_is_answered_right_alone_needs_no_retrieval(alone: float, expected: bool | None) -> None:
+    label = ret_label(probe(replies(alone)), Rule())
+
+    assert (label.retrieve if label else None) is expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [(0, 1, True), (1, 0, False), (0, 0, None), (1, 1, None), (None, 1, None), (0, None, None)],
+)
+def test_algorithm_2_labels_only_changes(before: float, after: float, expected: bool | None) -> None:
+    found = srt_labels(probe(replies(before), document(1, after)), Rule())
+
+    assert [label.relevant for label in found] == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [(0, 1, True), (1, 0, False), (0, 0, False), (1, 1, None), (None, 1, None), (0, None, None)],
+)
+def test_by_outcome_whatever_leads_to_a_wrong_answer_is_irrelevant(
+    before: float, after: float, expected: bool | None
+) -> None:
+    found = srt_labels(probe(replies(before), document(1, after)), Rule("outcome"))
+
+    assert [label.relevant for label in found] == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ((0, 0, 0, 0, 0), (0, 1, 1, 1, 1), True),  # the greedy answer is wrong both times
+        ((1, 1, 1, 1, 1), (1, 0, 0, 1, 1), False),
+        ((0, 1, 0, 0, 0), (1, 1, 0, 0, 0), None),  # only the greedy answer changed
+        ((0,), (1,), True),  # none were drawn: the greedy one counts
+        ((0, 0, None, None, None), (0, 1, 1, None, None), True),
+    ],
+)
+def test_the_rate_is_that_of_the_drawn_answers(before: tuple, after: tuple, expected: bool | None) -> None:
+    found = srt_labels(probe(replies(*before), document(1, *after)), Rule("rate", change=0.5))
+
+    assert [label.relevant for label in found] == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [(-5.0, -3.0, True), (-3.0, -5.0, False), (-3.0, -2.5, None), (None, -1.0, None), (-1.0, None, None)],
+)
+def test_the_margin_is_in_nats_of_the_accepted_answer(before: float, after: float, expected: bool | None) -> None:
+    found = srt_labels(probe(replies(0), document(1, 0, gold=after), gold=before), Rule("margin", margin=1.0))
+
+    assert [label.relevant for label in found] == ([] if expected is None else [expected])
+    assert all(math.isclose(label.change, after - before) for label in found)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=4)))
+def test_by_the_papers_rule_no_question_has_both_labels(alone: list[float], documents: list[list[float]]) -> None:
+    made = probe(replies(*alone), *(document(k, *own) for k, own in enumerate(documents)))
+    found = srt_labels(made, Rule())
+
+    assert len({label.relevant for label in found}) <= 1
+    assert all(label.relevant is not is_right(made.replies, Rule()) for label in found)
+
+
+@given(st.floats(-50, 0), st.lists(st.floats(-50, 0)), st.floats(0, 10), st.floats(0, 10))
+def test_a_higher_margin_takes_labels_away_and_turns_none(
+    before: float, after: list[float], one: float, other: float
+) -> None:
+    made = probe(replies(0), *(document(k, 0, gold=value) for k, value in enumerate(after)), gold=before)
+    low, high = (srt_labels(made, Rule("margin", margin=margin)) for margin in sorted((one, other)))
+
+    assert set(high) <= set(low)
+
+
+def test_an_external_labeller_judges_every_document_by_what_it_says() -> None:
+    question = Question("q", "i.png", "When?", ("1874",), answer_type="time")
+    made = probe(replies(1), document(1, 1, text="Built in 1874."), document(2, 0, text="Built in 1875."))
+
+    assert [label.relevant for label in external_labels(made, question)] == [True, False]
+
+
+@pytest.mark.parametrize("values", [{"right_from": 0.0}, {"change": 1.5}, {"margin": -1.0}, {"margin": math.nan}])
+def test_thresholds_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=f"`{next(iter(values))}` must be"):
+        Rule(**values)

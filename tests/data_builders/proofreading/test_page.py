@@ -1,0 +1,82 @@
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.data_builders.proofreading.page import write_page
+
+ATTACK = "<script>alert(1)</script> & \"'"
+
+
+def example(number: int, text: str = "It was founded in 1872.") -> ReflectionExample:
+    gold = Passage("e1", 0, 0, "Gold Tower", "A tower.", "History", text)
+    other = Passage("e2", 0, 0, "Red Tower", "", "History", "It was founded in 1900; 18720 stones.")
+    branches = (Branch(other, False, "", "look_alike"), Branch(gold, True, "1872", "gold"))
+    return ReflectionExample(f"q{number}", "i.png", "When was it founded?", True, "", branches, "short", "train")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    Image.new("RGB", (900, 600), "red").save(tmp_path / "i.png")
+    return tmp_path
+
+
+def page_of(root: Path, *examples: ReflectionExample, count: int = 50) -> str:
+    write_page(root / "page.html", examples, root, "train of world", count)
+    return (root / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_passage_is_coloured_by_its_label_and_evidence_comes_first(root: Path) -> None:
+    page = page_of(root, example(1))
+
+    assert re.findall(r'<section class="label (\w+)"', page) == ["relevant", "irrelevant"]
+    assert "<b>1872</b> · gold · Gold Tower › History · e1#0.0" in page
+
+
+def test_the_answer_is_marked_wherever_it_stands_as_a_whole(root: Path) -> None:
+    page = page_of(root, example(1, "1872, and again 1872."))
+
+    assert page.count("<mark>1872</mark>") == 2  # not in 18720
+
+
+def test_a_visual_question_shows_its_answer(root: Path) -> None:
+    page = page_of(root, ReflectionExample("v1", "i.png", "Which colour?", False, "red", (), "short", "train"))
+
+    assert '<section class="label none"' in page
+    assert "[No Retrieval]</span> red" in page
+
+
+def test_the_images_are_in_the_page_and_small(root: Path) -> None:
+    page = page_of(root, *(example(i) for i in range(10)))
+
+    assert page.count("data:image/webp;base64,") == 10
+    assert len(page) < 100_000
+
+
+def test_as_many_are_shown_as_wanted_by_one_draw(root: Path) -> None:
+    examples = [example(i) for i in range(80)]
+    page = page_of(root, *examples)
+
+    assert page.count("<article>") == 50
+    assert "50 of 80 examples" in page
+    assert page == page_of(root, *examples)
+
+
+def test_no_text_of_the_data_becomes_markup(root: Path) -> None:
+    passage = Passage(ATTACK, 0, 0, ATTACK, ATTACK, ATTACK, ATTACK)
+    evil = ReflectionExample(
+        ATTACK, "i.png", ATTACK, True, "", (Branch(passage, True, ATTACK, ATTACK),), "list", ATTACK
+    )
+    page = page_of(root, evil)
+
+    assert "<script>alert" not in page
+    assert 'data-name="&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;&#x27;' in page
+    assert "default-src 'none'" in page
+
+
+def test_an_unreadable_image_is_said_and_stops_nothing(root: Path) -> None:
+    (root / "i.png").write_bytes(b"no image")
+
+    assert "image unreadable" in page_of(root, example(1))

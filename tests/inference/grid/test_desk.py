@@ -1,0 +1,217 @@
+"""Pipelines over a memory are the pipelines: same traces at every point, from fewer forward passes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.config import ReadingConfig
+from reflectune.inference.grid.desk import PointDesk
+from reflectune.inference.grid.points import Point
+from reflectune.inference.pipelines.build import Parts, build_pipeline
+from reflectune.inference.reading.collaborators import (
+    open_model,
+    open_plain,
+    open_prompted_reader,
+    open_reader,
+    open_reranker,
+    open_retriever,
+    open_tuned,
+)
+
+MR2AG = [
+    Point("start", {"gamma": 0.0}),
+    Point("one entry", {"gamma": 0.0, "top_n": 1}),
+    Point("closed gate", {"gamma": 1.0}),
+    Point("closed book", {"gamma": 0.0, "fallback": "closed_book"}),
+    Point("naive", {"pipeline": "naive_rag_article"}),
+    Point("naive passages", {"pipeline": "naive_rag_passages"}),
+    Point("naive, whole", {"pipeline": "naive_rag_articles", "top_n": 3}),
+    Point("naive, tuned", {"pipeline": "naive_rag_passages_tuned", "top_n": 2}),
+    Point("closed book, tuned", {"pipeline": "closed_book_tuned"}),
+]
+MMKB = [
+    Point(f"{mct} {k}", {"gamma": 0.0, "mct": mct, "k": k, "answer_model": answer})
+    for mct, k, answer in [
+        ("none", 1, "base"),
+        ("none", 3, "base"),
+        ("merge", 3, "base"),
+        ("rerank", "auto", "tuned"),
+        ("filter", 3, "tuned"),
+    ]
+]
+MMKB += [
+    Point("without SRT", {"ret": False, "srt": False, "k": 2}),
+    Point("closed gate", {"gamma": 1.0}),
+    Point("reflection", {"pipeline": "reflection"}),
+]
+
+
+@pytest.fixture
+def setting(small_world, encoder, request) -> SimpleNamespace:
+    """Config and data set for one pipeline's checkpoints."""
+
+    def make(pipeline: str, models: SimpleNamespace) -> SimpleNamespace:
+        config = ReadingConfig(
+            dataset=str(small_world),
+            index=str(small_world / "index"),
+            encoder=encoder,
+            model=models.tuned,
+            base_model=models.base,
+            plain_model=models.plain,
+            scheme=pipeline,
+            max_new_tokens=4,
+            max_reply_tokens=6,
+            device="cpu",
+        )
+        dataset = Dataset(small_world)
+        questions = [q for split in ("val_unseen_question", "val_unseen_entity") for q in dataset.questions(split)]
+        images = [load_image(q.image, root=small_world) for q in questions]
+        return SimpleNamespace(config=config, dataset=dataset, questions=questions, images=images, pipeline=pipeline)
+
+    return make
+
+
+def plainly(own: SimpleNamespace, point: Point) -> dict[str, Any]:
+    """What a point's pipeline says without a memory, built as `evaluate.py` builds it."""
+    name, config = str(point.settings.get("pipeline", own.pipeline)), point.config(own.config)
+    parts = Parts(
+        config,
+        own.dataset.knowledge,
+        retriever=open_retriever(config, own.dataset.knowledge),
+        reranker=open_reranker(config),
+    )
+    base = open_reader(config, open_plain(config, config.base_model))
+    if name == "mr2ag":
+        parts = dataclasses.replace(parts, reader=open_reader(config, open_tuned(config)))
+    elif name in ("mmkb_rag", "reflection"):
+        parts = dataclasses.replace(parts, prompted=open_prompted_reader(config, open_tuned(config)), base=base)
+    elif name.endswith("_tuned"):
+        parts = dataclasses.replace(parts, reader=open_reader(config, open_model(config, "plain_model")))
+    else:
+        parts = dataclasses.replace(parts, reader=base)
+    asked = [
+        (q, image)
+        for q, image in zip(own.questions, own.images, strict=True)
+        if not name.startswith("naive") or q.requires_retrieval
+    ]
+    traces = build_pipeline(name, parts).run([q for q, _ in asked], [image for _, image in asked])
+    return {trace.question_id: comparable(trace) for trace in traces}
+
+
+def comparable(trace: Any) -> Any:
+    return dataclasses.asdict(dataclasses.replace(trace, seconds={}))
+
+
+def assert_alike(found: Any, wanted: Any, where: str = "") -> None:
+    """Equal but for what the company in a batch does to the last digits of a float."""
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys(), where
+        for key in wanted:
+            assert_alike(found[key], wanted[key], f"{where}.{key}")
+    elif isinstance(wanted, (list, tuple)):
+        assert len(found) == len(wanted), where
+        for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert_alike(one, other, f"{where}[{i}]")
+    elif isinstance(wanted, float):
+        assert math.isclose(found, wanted, abs_tol=2e-5), where
+    else:
+        assert found == wanted, where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pipeline", "points"), [("mr2ag", MR2AG), ("mmkb_rag", MMKB)])
+def test_a_memory_changes_no_trace(setting, checkpoints, prompted, pipeline, points) -> None:
+    own = setting(pipeline, checkpoints if pipeline == "mr2ag" else prompted)
+    desk = PointDesk(own.config, own.dataset, pipeline)
+    for point in points:
+        found = {key: comparable(trace) for key, trace in desk.run(point, own.questions, own.images).items()}
+        assert_alike(found, plainly(own, point), point.name)
+    assert 0 < desk.ledger().done < desk.ledger().asked
+
+
+def test_a_point_asked_again_costs_nothing_until_it_is_forgotten(setting, prompted) -> None:
+    own = setting("mmkb_rag", prompted)
+    desk = PointDesk(own.config, own.dataset, "mmkb_rag")
+    first = desk.run(MMKB[2], own.questions, own.images)
+    cost = desk.ledger().done
+    again = desk.run(MMKB[2], own.questions, own.images)
+    assert desk.ledger().done == cost
+    assert {key: comparable(trace) for key, trace in again.items()} == {
+        key: comparable(trace) for key, trace in first.items()
+    }
+    desk.forget()
+    desk.run(MMKB[2], own.questions, own.images)
+    assert desk.ledger().done == 2 * cost
+
+
+def test_a_gate_only_re_reads_its_score(setting, prompted) -> None:
+    own = setting("mmkb_rag", prompted)
+    desk = PointDesk(own.config, own.dataset, "mmkb_rag")
+    for gamma in (0.0, 1.0):
+        desk.run(Point("ends", {"gamma": gamma}), own.questions, own.images)
+    cost = desk.ledger().done
+    for gamma in (0.2, 0.4, 0.5, 0.6, 0.8):
+        desk.run(Point(f"{gamma}", {"gamma": gamma}), own.questions, own.images)
+    assert desk.ledger().done == cost
+
+
+def test_without_relevance_every_passage_is_answered_from(setting, checkpoints) -> None:
+    own = setting("mr2ag", checkpoints)
+    desk = PointDesk(own.config, own.dataset, "mr2ag")
+    traces = desk.run(Point("off", {"gamma": 0.0, "relevance": False}), own.questions, own.images)
+    for trace in traces.values():
+        assert len(trace.passages) == 9
+        assert all(passage.answer is not None and passage.s_rel == 1.0 for passage in trace.passages)
+
+
+def test_an_oracle_finds_the_questions_own_entry(setting, checkpoints) -> None:
+    own = setting("mr2ag", checkpoints)
+    desk = PointDesk(own.config, own.dataset, "mr2ag")
+    traces = desk.run(Point("gold", {"gamma": 0.0, "entries": "gold"}), own.questions, own.images)
+    for question in own.questions:
+        assert [hit.entry_id for hit in traces[question.id].hits] == list(question.entity_ids)
+
+
+def test_the_tuned_baselines_model_must_have_been_tuned_plainly(setting, checkpoints) -> None:
+    own = setting("mr2ag", checkpoints)
+    config = dataclasses.replace(own.config, plain_model=checkpoints.base)
+    desk = PointDesk(config, own.dataset, "mr2ag")
+    with pytest.raises(UserError, match="was not fine-tuned with scheme plain"):
+        desk.run(Point("tuned", {"pipeline": "closed_book_tuned"}), own.questions, own.images)
+
+
+def test_a_baselines_contexts_are_not_kept(setting, checkpoints) -> None:
+    """Each is read at one point alone; those of all depths together would fill the memory."""
+    own = setting("mr2ag", checkpoints)
+    desk = PointDesk(own.config, own.dataset, "mr2ag")
+    desk.run(Point("naive", {"pipeline": "naive_rag_articles"}), own.questions, own.images)
+    assert not desk._engines["base_model"]._prefixes
+    desk.run(Point("start", {"gamma": 0.0}), own.questions, own.images)
+    assert desk._engines["model"]._prefixes
+
+
+def test_oracle_passages_are_of_the_questions_own_entry(setting, checkpoints) -> None:
+    own = setting("mr2ag", checkpoints)
+    desk = PointDesk(own.config, own.dataset, "mr2ag")
+    point = Point("gold", {"pipeline": "naive_rag_passages", "entries": "gold"})
+    traces = desk.run(point, own.questions, own.images)
+    asked = [question for question in own.questions if question.requires_retrieval]
+    assert set(traces) == {question.id for question in asked}
+    for question in asked:
+        assert {p.passage.entry_id for p in traces[question.id].passages} == set(question.entity_ids)
+
+
+def test_the_reranker_is_part_of_what_decides(setting, checkpoints) -> None:
+    own = setting("mr2ag", checkpoints)
+    desk = PointDesk(own.config, own.dataset, "mr2ag")
+    assert set(desk.fingerprints(["model"], [Point("start")])) == {"model"}
+    points = [Point("naive", {"pipeline": "naive_rag_passages"})]
+    assert set(desk.fingerprints(["model", "plain_model"], points)) == {"model", "plain_model", "reranker"}

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Evidence, Section
+from reflectune.inference.pipelines.diagnostics import ProbeBuilder, attribute_of, gold_passages, is_stating
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+
+LOOKS = {
+    "gold": {"kind": "owl", "colour": "red"},
+    "red_cat": {"kind": "cat", "colour": "red"},
+    "blue_owl": {"kind": "owl", "colour": "blue"},
+    "blue_cat": {"kind": "cat", "colour": "blue"},
+    "twin": {"kind": "owl", "colour": "red"},
+}
+RELATIONS = {name: ["diet", "keeper"] for name in LOOKS} | {"blue_owl": ["keeper", "diet"]}
+
+
+@pytest.fixture
+def knowledge(tmp_path: Path) -> KnowledgeBase:
+    entries = [
+        Entry(
+            id=name,
+            title=name.title(),
+            sections=tuple(
+                Section(relation.title(), f"About the {relation} of {name}.") for relation in RELATIONS[name]
+            ),
+        )
+        for name in LOOKS
+    ]
+    write_knowledge_base(tmp_path / "knowledge", entries, name="kb", image_root="..", shard_size=10)
+    return KnowledgeBase(tmp_path / "knowledge")
+
+
+def builder(root: Path, knowledge: KnowledgeBase, **manifest: object) -> ProbeBuilder:
+    return ProbeBuilder(root, manifest, knowledge, "none", seed=0)
+
+
+def test_look_alikes_differ_in_one_attribute_or_two_and_say_the_same_kind_of_thing(make, tmp_path, knowledge) -> None:
+    question = make.question(0, evidence=make.evidence("gold", 0))
+    probes = builder(tmp_path, knowledge, looks=LOOKS, relations=RELATIONS).build(question)
+    assert [(p.source, p.passage.entry_id, p.passage.heading) for p in probes] == [
+        ("gold", "gold", "Diet"),
+        ("same_article", "gold", "Keeper"),
+        ("look_alike:colour", "blue_owl", "Diet"),
+        ("look_alike:kind", "red_cat", "Diet"),
+        ("look_alike:several", "blue_cat", "Diet"),
+    ]
+
+
+def test_probes_of_the_data_set_go_before_looks(make, tmp_path, knowledge) -> None:
+    passage = make.passage("made_up", 0)
+    row = {"question_id": "q000", "attribute": "mark", "passage": dataclasses.asdict(passage)}
+    (tmp_path / "probes.jsonl").write_text(json.dumps(row) + "\n")
+    found = builder(tmp_path, knowledge, looks=LOOKS, relations=RELATIONS)
+    probes = found.build(make.question(0, evidence=make.evidence("gold", 1)))
+    assert [(p.source, p.passage.entry_id) for p in probes if attribute_of(p.source)] == [
+        ("look_alike:mark", "made_up")
+    ]
+    assert found.has_look_alikes
+
+
+def test_without_looks_there_are_no_look_alikes(make, tmp_path, knowledge) -> None:
+    found = builder(tmp_path, knowledge)
+    probes = found.build(make.question(0, evidence=make.evidence("gold", 0)))
+    assert [p.source for p in probes] == ["gold", "same_article"]
+    assert not found.has_look_alikes
+
+
+def test_a_question_without_evidence_has_no_probes(make, tmp_path, knowledge) -> None:
+    assert builder(tmp_path, knowledge, looks=LOOKS, relations=RELATIONS).build(make.question(0)) == []
+
+
+def test_both_evidence_sections_are_gold_and_none_a_negative(make, tmp_path, knowledge) -> None:
+    question = make.question(0, evidence=(Evidence("gold", 0), Evidence("gold", 1)))
+    sources = [p.source for p in builder(tmp_path, knowledge).build(question)]
+    assert sources == ["gold", "gold"]
+
+
+def test_of_several_paragraphs_the_one_with_the_answer_is_gold(make) -> None:
+    passages = [make.passage(text="Long ago.", index=0), make.passage(text="Made of OAK.", index=1)]
+    assert gold_passages(make.question(0, evidence=make.evidence()), passages) == passages[1:]
+    assert gold_passages(make.question(0, answer="pine", evidence=make.evidence()), passages) == passages
+
+
+@pytest.mark.parametrize("line", ["not json", '{"question_id": "q", "attribute": "mark"}', '{"passage": {"a": 1}}'])
+def test_a_bad_probe_is_named_with_its_line(tmp_path, knowledge, line: str) -> None:
+    (tmp_path / "probes.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match=r"probes\.jsonl, line 1"):
+        builder(tmp_path, knowledge)
+
+
+def test_attribute_of() -> None:
+    assert attribute_of("look_alike:colour") == "colour"
+    assert attribute_of("look_alike:several") == "several"
+    assert attribute_of("same_article") is None
+
+
+def test_a_document_states_the_answer_if_it_is_of_the_entity_and_holds_it(make) -> None:
+    own, other = make.question(0, entity_ids=("e1",)), make.question(1, evidence=make.evidence("e1"))
+    for question in (own, other):
+        assert is_stating(question, make.passage("e1", text="It is made of oak."))
+        assert not is_stating(question, make.passage("e1", text="It is made of pine."))
+        assert not is_stating(question, make.passage("e2", text="It is made of oak."))
+    assert not is_stating(make.question(2), make.passage("e1", text="It is made of oak."))  # whose entity is not known

@@ -1,0 +1,55 @@
+"""The base model and the checkpoint of a run see the same pictures."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.inference.config import ReadingConfig
+from reflectune.inference.reading.collaborators import open_plain, open_tuned
+from reflectune.models.loading import load
+from reflectune.models.processing.image_config import ImageSettings
+from reflectune.models.processing.image_fitting import fit_images
+
+OTHERWISE: dict[str, tuple[ImageSettings, dict[str, Any]]] = {
+    "llava": (ImageSettings("pad"), {"image_fit": "pad"}),
+    "qwen2_vl": (ImageSettings(max_pixels=8192), {"max_pixels": 8192}),
+}
+"""Of each family: what a checkpoint may have been trained with, and the keys that say so."""
+
+
+@pytest.fixture
+def checkpoint(checkpoints: SimpleNamespace, family: str, tmp_path: Path) -> str:
+    """The tuned checkpoint, as if it had been trained on pictures that were fitted otherwise than the base's."""
+    folder = shutil.copytree(checkpoints.tuned, tmp_path / "tuned")
+    processor = load(str(folder)).processor
+    fit_images(processor, family, OTHERWISE[family][0])
+    processor.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_base_model_that_would_see_other_pictures_than_the_checkpoint_is_refused(
+    checkpoint: str, checkpoints: SimpleNamespace
+) -> None:
+    config = ReadingConfig(model=checkpoint, base_model=checkpoints.base, device="cpu")
+
+    open_tuned(config)
+    with pytest.raises(UserError, match="give the first in the config, for both"):
+        open_plain(config, config.base_model)
+
+
+def test_the_keys_are_for_both(checkpoint: str, checkpoints: SimpleNamespace, family: str) -> None:
+    keys = OTHERWISE[family][1]
+    config = ReadingConfig(model=checkpoint, base_model=checkpoints.base, device="cpu", **keys)
+
+    tuned, base = open_tuned(config), open_plain(config, config.base_model)
+
+    first, second = (loaded.processor.image_processor.to_dict() for loaded in (tuned, base))
+    assert {**first, "image_processor_type": ""} == {**second, "image_processor_type": ""}
+    with pytest.raises(UserError, match="was trained on pictures"):
+        open_tuned(ReadingConfig(model=checkpoints.tuned, device="cpu", **keys))

@@ -1,0 +1,142 @@
+"""The four prompts over the shared prefix give what independent rows give."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from reflectune.inference.reading.prompted_reader import PromptedReader
+from reflectune.inference.reading.reader import Reader
+from reflectune.models.loading import Loaded, load
+from reflectune.models.prefix.engine import PrefixEngine
+
+MAX_NEW, MAX_REPLY = 4, 6
+
+
+@pytest.fixture(scope="module")
+def tuned(prompted) -> Loaded:
+    return load(prompted.tuned, scheme="mmkb_rag")
+
+
+@pytest.fixture(scope="module")
+def reader(tuned: Loaded) -> PromptedReader:
+    return PromptedReader(PrefixEngine(tuned), MAX_NEW, MAX_REPLY)
+
+
+def documents(make):
+    return [
+        [make.passage("e1"), make.passage("e2", text="Long ago, it was made of old grey stone.")],
+        [],
+        [make.passage("e3", text="Oak.")],
+    ]
+
+
+def questions(make):
+    return [make.question(0), make.question(1, text="Who made it?"), make.question(2, text="Where is it?")]
+
+
+def log_probabilities(loaded: Loaded, rendered, more: list[int]) -> torch.Tensor:
+    """Log-softmax of what comes next after one independent row, read from scratch."""
+    ids = torch.tensor([rendered.ids + more])
+    kinds = (ids == loaded.renderer.image_token_id).int()
+    extra = {"mm_token_type_ids": kinds} if loaded.model.config.model_type == "qwen2_vl" else {}
+    with torch.no_grad():
+        found = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids), **rendered.vision, **extra)
+    return found.logits[0, -1].float().log_softmax(-1)
+
+
+def softmax_of_two(loaded: Loaded, rendered, more: list[int], roles: tuple[str, str]) -> float:
+    """Equations 4 and 7, from the logits of one independent row."""
+    first, second = (float(log_probabilities(loaded, rendered, more)[loaded.renderer.token_id(r)]) for r in roles)
+    return math.exp(first) / (math.exp(first) + math.exp(second))
+
+
+def greedy(loaded: Loaded, rendered, more: list[int], most: int) -> tuple[str, float, int]:
+    """Text, S_ans and number of tokens of an answer decoded one independent row at a time."""
+    ids: list[int] = []
+    logs: list[float] = []
+    while len(ids) < most and loaded.renderer.end_token_id not in ids:
+        last = log_probabilities(loaded, rendered, more + ids)
+        ids.append(int(last.argmax()))
+        logs.append(float(last.max()))
+    text = loaded.renderer.decode([i for i in ids if i != loaded.renderer.end_token_id])
+    return loaded.scheme.strip(text), math.exp(sum(logs) / len(logs)), len(ids)
+
+
+def test_score_ret_is_the_softmax_of_two_logits(make, tuned, reader, pictures) -> None:
+    found = reader.gates(reader.open(questions(make), pictures))
+    for score, question, picture in zip(found, questions(make), pictures, strict=True):
+        prefix, prompt = tuned.renderer.question_prefix(question.text, picture), tuned.renderer.prompt_branch("ret")
+        assert score == pytest.approx(softmax_of_two(tuned, prefix, prompt, ("retrieve", "no_retrieve")), abs=1e-5)
+
+
+def test_score_srt_is_the_softmax_of_two_logits(make, tuned, reader, pictures) -> None:
+    found = reader.judge(reader.open(questions(make), pictures), documents(make))
+    assert [len(own) for own in found] == [2, 0, 1]
+    for scores, question, picture, own in zip(found, questions(make), pictures, documents(make), strict=True):
+        prefix = tuned.renderer.question_prefix(question.text, picture)
+        for score, passage in zip(scores, own, strict=True):
+            prompt = tuned.renderer.prompt_branch("srt", [passage])
+            assert score == pytest.approx(softmax_of_two(tuned, prefix, prompt, ("relevant", "irrelevant")), abs=1e-5)
+
+
+def test_a_reply_to_mct_is_decoded_from_the_numbered_documents(make, tuned, reader, pictures) -> None:
+    own = documents(make)[0]
+    found = reader.agree(reader.open(questions(make), pictures), {2: own})
+    prefix = tuned.renderer.question_prefix(questions(make)[2].text, pictures[2])
+    text, _, tokens = greedy(tuned, prefix, tuned.renderer.prompt_branch("mct", own), MAX_REPLY)
+    assert list(found) == [2]
+    assert (found[2].text, found[2].tokens, found[2].shown) == (text, tokens, 2)
+    assert found[2].finished is (tokens < MAX_REPLY)
+
+
+def test_answers_are_read_with_and_without_documents(make, tuned, reader, pictures) -> None:
+    own = documents(make)[0]
+    found = reader.answer(reader.open(questions(make), pictures), {0: own, 1: []})
+    for i, passages in ((0, own), (1, [])):
+        prefix = tuned.renderer.question_prefix(questions(make)[i].text, pictures[i])
+        text, score, tokens = greedy(tuned, prefix, tuned.renderer.prompt_branch("vqa", passages), MAX_NEW)
+        assert (found[i].text, found[i].tokens, found[i].passages_read) == (text, tokens, len(passages))
+        assert found[i].score == pytest.approx(score, abs=1e-5)
+
+
+def test_the_tuned_model_is_asked_as_a_plain_model_is(make, tuned, reader, pictures) -> None:
+    plain = Reader(PrefixEngine(tuned), MAX_NEW)
+    contexts = [documents(make)[0], [], documents(make)[2]]
+    expected = plain.answer_plainly(questions(make), pictures, contexts)
+    found = reader.answer(reader.open(questions(make), pictures), dict(enumerate(contexts)))
+    assert [found[i].text for i in range(3)] == [answer.text for answer in expected]
+    assert [found[i].score for i in range(3)] == pytest.approx([answer.score for answer in expected], abs=1e-5)
+
+
+def test_what_does_not_fit_is_left_out_whole(make, tuned, pictures) -> None:
+    engine = PrefixEngine(tuned)
+    short, long = documents(make)[0]
+    question, renderer = make.question(0), tuned.renderer
+    length = len(renderer.question_prefix(question.text, pictures[0]).ids)
+
+    def opened(room: int):
+        engine.max_length = length + room
+        reader = PromptedReader(engine, MAX_NEW, MAX_REPLY)
+        return reader, reader.open([question], pictures[:1])
+
+    reader, state = opened(len(renderer.prompt_branch("srt", [short])) + MAX_NEW)
+    (scores,) = reader.judge(state, [[long, short]])
+    assert scores[0] is None
+    assert 0 < scores[1] < 1
+    both = len(renderer.prompt_branch("vqa", [short, long])) + MAX_NEW
+    for room, expected in ((both, 2), (both - 1, 1), (len(renderer.prompt_branch("vqa", [])) + MAX_NEW, 0)):
+        reader, state = opened(room)
+        assert reader.answer(state, {0: [short, long]})[0].passages_read == expected
+    both = len(renderer.prompt_branch("mct", [short, long])) + MAX_REPLY
+    for room, expected in ((both, [0]), (both - 1, [])):
+        reader, state = opened(room)
+        assert list(reader.agree(state, {0: [short, long]})) == expected
+
+
+def test_nothing_to_ask_costs_nothing(make, reader, pictures) -> None:
+    opened = reader.open(questions(make), pictures)
+    assert reader.judge(opened, [[], [], []]) == [[], [], []]
+    assert reader.agree(opened, {}) == reader.answer(opened, {}) == {}

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from reflectune.inference.reading.reader import Reader
+from reflectune.models.loading import Loaded, load
+from reflectune.models.prefix.engine import PrefixEngine
+
+MAX_NEW = 5
+
+
+@pytest.fixture(scope="module")
+def tuned(checkpoints) -> Loaded:
+    return load(checkpoints.tuned, scheme="mr2ag")
+
+
+@pytest.fixture(scope="module")
+def reader(tuned: Loaded) -> Reader:
+    return Reader(PrefixEngine(tuned), MAX_NEW)
+
+
+def log_probabilities(loaded: Loaded, rendered, more: list[int]) -> torch.Tensor:
+    """Log-softmax at every position of one independent row: prefix and what follows, read from scratch."""
+    ids = torch.tensor([rendered.ids + more])
+    kinds = (ids == loaded.renderer.image_token_id).int()
+    extra = {"mm_token_type_ids": kinds} if loaded.model.config.model_type == "qwen2_vl" else {}
+    with torch.no_grad():
+        found = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids), **rendered.vision, **extra)
+    return found.logits[0].float().log_softmax(-1)
+
+
+def passages(make):
+    return [
+        [
+            make.passage("e1", text="It is made of oak."),
+            make.passage("e2", text="Long ago, it was made of old grey stone."),
+        ],
+        [],
+        [make.passage("e3", text="Oak.")],
+    ]
+
+
+def test_a_gate_is_the_share_of_retrieval_among_the_two_tokens(make, tuned, reader, pictures) -> None:
+    questions = [make.question(0), make.question(1, text="Who made it?"), make.question(2, text="Where is it?")]
+    found = reader.gates(reader.open(questions, pictures))
+    yes, no = tuned.renderer.token_id("retrieve"), tuned.renderer.token_id("no_retrieve")
+    for gate, question, picture in zip(found, questions, pictures, strict=True):
+        last = log_probabilities(tuned, tuned.renderer.prefix(question.text, picture), [])[-1].exp()
+        assert gate == pytest.approx(float(last[yes] / (last[yes] + last[no])), abs=1e-5)
+
+
+def test_s_rel_is_the_full_softmax_of_an_independent_row(make, tuned, reader, pictures) -> None:
+    questions = [make.question(i) for i in range(3)]
+    judged = reader.judge(reader.open(questions, pictures), passages(make))
+    assert [len(own) for own in judged.relevance] == [2, 0, 1]
+    ids = [tuned.renderer.token_id(role) for role in ("relevant", "irrelevant")]
+    for question, picture, own, found in zip(questions, pictures, passages(make), judged.relevance, strict=True):
+        for passage, pair in zip(own, found, strict=True):
+            branch = tuned.renderer.passage_branch(passage)
+            last = log_probabilities(tuned, tuned.renderer.prefix(question.text, picture), branch)[-1].exp()
+            assert list(pair) == pytest.approx([float(last[i]) for i in ids], abs=1e-5)
+            assert sum(pair) < 1  # equation 6: not a softmax of two
+
+
+def test_s_ans_is_the_geometric_mean_after_relevant(make, tuned, reader, pictures) -> None:
+    questions, picture = [make.question(0)], pictures[:1]
+    judged = reader.judge(reader.open(questions, picture), passages(make)[:1])
+    (answer,) = reader.answer_from(judged, [(0, 1)])
+    # Decode greedily, one independent row at a time.
+    rendered = tuned.renderer.prefix(questions[0].text, picture[0])
+    forced = [*tuned.renderer.passage_branch(passages(make)[0][1]), tuned.renderer.token_id("relevant")]
+    generated, logs = [], []
+    while len(generated) < MAX_NEW and tuned.renderer.end_token_id not in generated:
+        last = log_probabilities(tuned, rendered, forced + generated)[-1]
+        generated.append(int(last.argmax()))
+        logs.append(float(last.max()))
+    assert answer.tokens == len(generated)
+    assert answer.score == pytest.approx(math.exp(sum(logs) / len(logs)), abs=1e-5)
+    words = tuned.renderer.decode([i for i in generated if i != tuned.renderer.end_token_id])
+    assert answer.text == tuned.scheme.strip(words)
+
+
+def test_a_batch_answers_like_its_questions_one_by_one(make, reader, pictures) -> None:
+    questions = [make.question(0), make.question(1, text="Who?"), make.question(2, text="Where is it, and since when?")]
+    together = reader.answer_directly(reader.open(questions, pictures), [0, 2])
+    alone = [reader.answer_directly(reader.open([questions[i]], [pictures[i]]), [0])[0] for i in (0, 2)]
+    assert [a.text for a in together] == [a.text for a in alone]
+    assert [a.score for a in together] == pytest.approx([a.score for a in alone], abs=1e-5)
+
+
+def test_nothing_to_answer_costs_nothing(make, reader, pictures) -> None:
+    opened = reader.open([make.question(0)], pictures[:1])
+    assert reader.answer_directly(opened, []) == []
+    assert reader.answer_from(reader.judge(opened, [[]]), []) == []
+
+
+def test_a_plain_prompt_keeps_as_many_whole_passages_as_fit(make, checkpoints, pictures) -> None:
+    loaded = load(checkpoints.base)
+    engine = PrefixEngine(loaded)
+    question, own = make.question(0), [make.passage(f"e{i}") for i in range(4)]
+    length = len(loaded.renderer.plain(question.text, pictures[0], own[:2]).ids)
+    for room, expected in ((length, 2), (length - 1, 1), (10_000, 4), (1, 0)):
+        engine.max_length = room + MAX_NEW if room > 1 else 60  # room for the question alone
+        (answer,) = Reader(engine, MAX_NEW).answer_plainly([question], pictures[:1], [own])
+        assert answer.passages_read == expected
+
+
+def test_a_passage_that_does_not_fit_is_not_read(make, tuned, pictures) -> None:
+    engine = PrefixEngine(tuned)
+    question, (short, long) = make.question(0), passages(make)[0]
+    prefix = tuned.renderer.prefix(question.text, pictures[0])
+    engine.max_length = len(prefix.ids) + len(tuned.renderer.passage_branch(short)) + MAX_NEW + 1
+    reader = Reader(engine, MAX_NEW)
+    judged = reader.judge(reader.open([question], pictures[:1]), [[short, long]])
+    assert judged.passages == [[short]]
+    assert len(judged.relevance[0]) == 1
+
+
+def test_a_plain_model_has_no_gate(make, checkpoints, pictures) -> None:
+    from reflectune.core.errors import UserError
+
+    reader = Reader(PrefixEngine(load(checkpoints.base)), MAX_NEW)
+    with pytest.raises(UserError, match="scheme"):
+        reader.gates(reader.open([make.question(0)], pictures[:1]))

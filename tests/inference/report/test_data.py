@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from reflectune.core.types import Entry, Section
+from reflectune.inference.report.data import browser_data
+from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.selection.document_choice import MctTrace
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+
+
+@pytest.fixture
+def dataset(tmp_path) -> SimpleNamespace:
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "images/a.png")
+    entries = [Entry(id="e1", title="Title", images=("images/a.png",), sections=(Section("H0", "It is made of oak."),))]
+    write_knowledge_base(tmp_path / "knowledge", entries, name="kb", image_root="..", shard_size=10)
+    return SimpleNamespace(root=tmp_path, knowledge=KnowledgeBase(tmp_path / "knowledge"))
+
+
+def test_every_decision_of_mmkb_rag_reaches_the_page(make, dataset) -> None:
+    mct = MctTrace("2, 1. Oak.", 2, keep=(2, 1), summary="Oak.")
+    trace = make.trace(
+        0,
+        "mmkb_rag",
+        gate=0.9,
+        retrieved=True,
+        confidence=0.25,
+        passages=(make.read(rel=0.25), make.read(section=1, rel=0.75)),
+        kept=(1, 0),
+        used=(0, 1),
+        mct=mct,
+    )
+    data = browser_data(
+        dataset, [make.question(0)], {"mmkb_rag": {"q000": trace}}, gamma=0.5, measure=Measure("infoseek")
+    )
+    shown = data["questions"][0]["traces"]["mmkb_rag"]
+    assert (shown["gate"], shown["confidence"], shown["kept"], shown["used"]) == (0.9, 0.25, [1, 0], [0, 1])
+    assert [passage["rel"] for passage in shown["passages"]] == [0.25, 0.75]
+    assert (shown["mct"]["reply"], shown["mct"]["problem"], shown["mct"]["summary"]) == ("2, 1. Oak.", "", "Oak.")
+
+
+@pytest.mark.parametrize(("answer", "expected"), [("oak", False), ("fir", True)])
+def test_looking_up_is_right_where_the_base_model_is_wrong(make, dataset, answer: str, expected: bool) -> None:
+    traces = {
+        "mmkb_rag": {"q000": make.trace(0, "mmkb_rag", gate=0.9)},
+        "closed_book": {"q000": make.trace(0, "closed_book", answer)},
+    }
+    data = browser_data(dataset, [make.question(0)], traces, gamma=0.5, measure=Measure("infoseek"))
+    assert data["questions"][0]["traces"]["mmkb_rag"]["lookup"] is expected
+    assert data["pipelines"][0] == "mmkb_rag"
+    del traces["closed_book"]
+    data = browser_data(dataset, [make.question(0)], traces, gamma=0.5, measure=Measure("infoseek"))
+    assert data["questions"][0]["traces"]["mmkb_rag"]["lookup"] is None
+
+
+def test_the_gate_of_mr2ag_should_look_up_knowledge_based_questions(make, dataset) -> None:
+    questions = [
+        make.question(0),
+        make.question(1, requires_retrieval=False),
+        make.question(2, requires_retrieval=None),
+    ]
+    traces = {"mr2ag": {q.id: make.trace(i, gate=0.9) for i, q in enumerate(questions)}}
+    data = browser_data(dataset, questions, traces, gamma=0.5, measure=Measure("infoseek"))
+    assert [question["traces"]["mr2ag"]["lookup"] for question in data["questions"]] == [True, False, None]

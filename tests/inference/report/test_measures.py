@@ -1,0 +1,162 @@
+"""Evaluations by each data set's own metric: values, columns, differences, and what the report says they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.inference.evaluate import summary
+from reflectune.inference.report import tables as report_tables
+from reflectune.inference.scoring.evaluation import evaluate
+from reflectune.inference.scoring.notices import notices
+from reflectune.inference.scoring.scores import Measure
+from reflectune.metrics.registry import Metric
+
+
+def run(measure: Measure, questions: list[Question], traces: dict[str, list[Any]]) -> dict[str, Any]:
+    by_id = {name: {trace.question_id: trace for trace in found} for name, found in traces.items()}
+    return evaluate(questions, by_id, measure=measure, gamma=0.5, seed=0)
+
+
+def values(table: dict[str, Any]) -> dict[str, float | None]:
+    return {name: score and score["value"] for name, score in table.items() if name != "by_type"}
+
+
+@pytest.fixture
+def evqa(make) -> list[Question]:
+    """One question of each of E-VQA's types, in its split `test`."""
+    kinds = ("templated", "automatic", "multi_answer", "2_hop")
+    answers = ("oak", "elm", "red&&blue", "Rome")
+    return [
+        make.question(
+            number,
+            "test",
+            answer,
+            answer_type="multi_answer" if kind == "multi_answer" else "string",
+            meta={"question_type": kind, **({"two_hop": "yes"} if kind == "2_hop" else {})},
+        )
+        for number, (kind, answer) in enumerate(zip(kinds, answers, strict=True))
+    ]
+
+
+def test_evqa_has_its_question_types_and_reads_the_lists_that_we_ask_for(make, evqa: list[Question]) -> None:
+    said = ("the oak", "fir", "blue&&red", "Rome")
+    metrics = run(Measure("evqa_exact"), evqa, {"closed_book": [make.trace(i, "c", a) for i, a in enumerate(said)]})
+    assert values(metrics["pipelines"]["closed_book"]) == {
+        "overall": 0.75,
+        "single_hop": pytest.approx(2 / 3),
+        "templated": 1.0,
+        "automatic": 0.0,
+        "multi_answer": 1.0,
+        "2_hop": 1.0,
+    }
+    heads = ["overall", "single-hop", "templated", "automatic", "multi-answer", "two-hop"]
+    assert list(metrics["metric"]["columns"].values()) == heads
+    page, printed = report_tables.scores(metrics), summary(metrics)
+    assert "unseen" not in page + printed
+    assert "InfoSeek" not in page + printed
+    for head in heads:
+        assert f">{head}</th>" in page
+        assert head in printed
+    assert page.count(">templated</th>") == 1  # not once more as a kind
+
+
+def test_bem_is_asked_once_for_all_and_what_it_cannot_read_is_wrong_and_told(make, evqa: list[Question]) -> None:
+    class Alike:
+        """Finds everything equivalent, and reads 40 letters."""
+
+        name, fingerprint, calls = "alike", "f", 0
+
+        def length(self, triple: tuple[str, str, str]) -> int:
+            return 600 if sum(map(len, triple)) > 40 else 10
+
+        def logits(self, triples: list[tuple[str, str, str]]) -> np.ndarray:
+            self.calls += 1
+            return np.array([[0.0, 1.0]] * len(triples))
+
+    bem: Any = Alike()
+    measure = Measure("evqa", bem)
+    traces = {
+        "closed_book": [make.trace(i, "closed_book", "x" * (60 if i == 1 else 3)) for i in range(4)],
+        "mr2ag": [make.trace(i, "mr2ag", "wood") for i in range(4)],
+    }
+    metrics = run(measure, evqa, traces)
+    assert bem.calls == 1
+    assert values(metrics["pipelines"]["closed_book"])["overall"] == 0.75
+    assert metrics["comparisons"]["mr2ag - closed_book"]["value"] == pytest.approx(0.25)
+    assert metrics["too_long_for_bem"] == ["q001"]
+    by_id = {name: {trace.question_id: trace for trace in found} for name, found in traces.items()}
+    assert "1 questions had an answer too long" in " ".join(notices(evqa, by_id, metrics, {}, [], measure))
+
+
+def test_vqa_is_soft_and_has_the_answer_types_of_its_data(make) -> None:
+    ten = ("oak",) * 2 + ("elm",) * 8
+    questions = [
+        Question(f"q00{i}", "i", "?", ten, split="val", requires_retrieval=True, meta={"answer_type": kind})
+        for i, kind in enumerate(("other", "number"))
+    ]
+    traces = {"closed_book": [make.trace(0, "closed_book", "oak"), make.trace(1, "closed_book", "Elm.")]}
+    metrics = run(Measure("vqa"), questions, traces)
+    assert values(metrics["pipelines"]["closed_book"]) == {
+        "overall": pytest.approx(0.8),
+        "number": 1.0,
+        "other": pytest.approx(0.6),
+    }
+
+
+@pytest.mark.parametrize(("metric", "right"), [("exact_match", 0.5), ("cover_match", 1.0), ("rouge_l", 0.7)])
+def test_the_others_are_means_with_their_splits(make, metric: Metric, right: float) -> None:
+    questions = [make.question(0, "val"), make.question(1, "test")]
+    traces = {"closed_book": [make.trace(0, "closed_book"), make.trace(1, "closed_book", "it is of oak")]}
+    table = values(run(Measure(metric), questions, traces)["pipelines"]["closed_book"])
+    assert table["overall"] == pytest.approx(right)
+    assert table["split:val"] == 1.0
+    assert table["split:test"] == pytest.approx(2 * right - 1)
+
+
+def test_a_difference_says_which_score_it_is_of(make) -> None:
+    def told(metric: Metric, *splits: str) -> tuple[dict[str, Any], str]:
+        questions = [make.question(i, split) for i, split in enumerate(splits)]
+        traces = {
+            "mr2ag": [make.trace(i) for i in range(len(splits))],
+            "closed_book": [make.trace(i, "closed_book", "oak" if i else "fir") for i in range(len(splits))],
+        }
+        metrics = run(Measure(metric), questions, traces)
+        return metrics["comparisons"]["mr2ag - closed_book"], report_tables.scores(metrics).split("Difference")[1]
+
+    one, page = told("infoseek", "val_unseen_entity", "val_unseen_entity")
+    assert (one["of"], one["value"]) == ("unseen_entity", 0.5)
+    assert "<td>unseen entity</td>" in page
+    assert "overall" not in page
+    both, page = told("infoseek", "val_unseen_entity", "val_unseen_entity", "val_unseen_question")
+    assert (both["of"], both["value"]) == ("overall", pytest.approx(1 - 2 * 0.5 / 1.5))
+    assert "<td>overall</td>" in page
+    mean, _ = told("exact_match", "val_unseen_entity", "val_unseen_question", "val_unseen_question")
+    assert (mean["of"], mean["value"]) == ("overall", pytest.approx(1 / 3))
+
+
+def test_two_pipelines_without_a_common_question_have_no_difference_instead_of_none_at_all(make) -> None:
+    questions = [make.question(0), make.question(1, "val_unseen_question")]
+    traces = {"mr2ag": [make.trace(0)], "closed_book": [make.trace(1, "closed_book")]}
+    metrics = run(Measure("infoseek"), questions, traces)
+    assert metrics["comparisons"]["mr2ag - closed_book"] is None
+    assert "+0.0" not in report_tables.scores(metrics)
+
+
+def test_the_papers_rankings_stand_beside_infoseeks_alone(make, evqa: list[Question]) -> None:
+    read = make.read(ret=0.5, rel=0.8, answer="oak", ans=0.5)
+    traces = {"mr2ag": [make.trace(i, passages=(read,), chosen=0) for i in range(4)]}
+    metrics = run(Measure("evqa_exact"), evqa, traces)
+    table = report_tables.rankings(metrics)
+    assert "paper" not in table.lower()
+    assert "Single-hop: the full product ties with" in table
+
+
+def test_a_question_that_cannot_be_scored_is_an_error_before_anything_is_answered(make) -> None:
+    with pytest.raises(UserError, match="question q000 can't be scored: Reference answer is empty"):
+        Measure("evqa").check([make.question(0, answer="the")])
+    Measure("vqa").check([make.question(0, answer="the")])

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from reflectune.inference.report import tables as report_tables
+from reflectune.inference.scoring.evaluation import evaluate
+from reflectune.inference.scoring.paper_numbers import MR2AG_5
+from reflectune.inference.scoring.scores import Measure
+
+
+@pytest.fixture
+def metrics(make) -> dict:
+    questions = [
+        make.question(0, "val_unseen_question", meta={"famous": "yes"}),
+        make.question(1, "val_unseen_entity", meta={"famous": "no"}),
+    ]
+    candidates = (
+        make.read(ret=0.5, rel=0.8, answer="oak", ans=0.5),
+        make.read(ret=0.4, rel=0.7, answer="fir", ans=0.5),
+    )
+    traces = {
+        "mr2ag": {f"q00{i}": make.trace(i, gate=0.9, passages=candidates, chosen=0) for i in range(2)},
+        "naive_rag_article": {f"q00{i}": make.trace(i, "naive_rag_article", "fir") for i in range(2)},
+    }
+    return evaluate(questions, traces, measure=Measure("infoseek"), gamma=0.5, seed=0)
+
+
+def test_scores_are_in_percent_with_their_intervals(metrics) -> None:
+    table = report_tables.scores(metrics)
+    assert "mr2ag</th><td>100.0<span" in table
+    assert "naive_rag_article</th><td>0.0<span" in table
+    assert "at equal depth: naive_rag_article" in table
+    assert "+100.0<span" in table  # the difference
+    assert "known by heart" in table
+
+
+def test_the_papers_order_stands_beside_ours_without_its_numbers(metrics) -> None:
+    table = report_tables.rankings(metrics)
+    assert "ret·rel·ans (the full product)</th><td>100.0<span" in table
+    assert "random</th><td>50.0<span" in table
+    ranks = [cell for cell in re.findall(r"<td>([^<]*)</td>", table) if "/" in cell]
+    assert ranks[:3] == ["7 / 8"] * 3  # random: last in the paper, here as bad as S_ans alone, whose candidates tie
+    assert ranks[-3:] == ["1 / 1"] * 3  # the full product
+    numbers = {f"{value:.1f}" for row in MR2AG_5.rows.values() for value in row if value is not None}
+    assert not [number for number in numbers if number in table]
+
+
+def test_the_verdict_on_the_order_is_said_in_words() -> None:
+    beaten, tied, ahead = ({"low": low, "high": high} for low, high in ((-0.2, -0.1), (0.0, 0.1), (0.1, 0.2)))
+    found = {
+        "pairs_ordered_as_in_paper": {"overall": 0.75, "unseen_entity": 1.0, "unseen_question": 0.5},
+        "full_product_leads": {
+            "overall": {"rel": beaten, "ans": ahead},
+            "unseen_entity": {"rel": ahead, "ans": ahead},
+            "unseen_question": {"rel*ans": tied, "ans": ahead},
+        },
+    }
+    heads = {"overall": "overall", "unseen_entity": "unseen entity", "unseen_question": "unseen question"}
+    first, second, third = report_tables.ranking_sentences(found, heads)
+    assert first.startswith("Overall: 75 % of the pairs")
+    assert "the full product is behind rel, by" in first
+    assert second.startswith("Unseen entity: 100 %")
+    assert "the full product is the best, by" in second
+    assert "the full product ties with rel·ans, by" in third
+    assert "best" not in third
+
+
+def test_what_was_not_measured_is_a_dash(metrics) -> None:
+    assert "Relevance within the article</th><td>–</td><td>–</td>" in report_tables.parts(metrics)
+
+
+def test_facts_are_escaped() -> None:
+    assert "&lt;b&gt;" in report_tables.facts({"data set": "<b>"})
+    assert "<b>" not in report_tables.facts({"data set": "<b>"})
+
+
+def test_mmkb_rags_decisions_stand_in_the_table(make) -> None:
+    questions = [make.question(0), make.question(1)]
+    passages = (make.read(rel=0.2), make.read(section=1, rel=0.9, source="stating"))
+    traces = {
+        "closed_book": {"q000": make.trace(0, "closed_book", "fir"), "q001": make.trace(1, "closed_book")},
+        "reflection": {
+            "q000": make.trace(0, "reflection", "", gate=0.9, passages=passages),
+            "q001": make.trace(1, "reflection", "", gate=0.1),
+        },
+        "mmkb_rag": {f"q00{i}": make.trace(i, "mmkb_rag") for i in range(2)},
+    }
+    table = report_tables.parts(evaluate(questions, traces, measure=Measure("infoseek"), gamma=0.5, seed=0))
+    assert "RET, AUROC, unseen entity</th><td>100.0<span" in table
+    assert "RET, AUROC, unseen question</th><td>–</td>" in table
+    assert "SRT, first document states an answer, all questions</th><td>100.0<span" in table
+    assert "Retriever&#x27;s order, the same, all questions</th><td>0.0<span" in table
+
+
+def test_without_mmkb_rag_its_decisions_are_not_listed(metrics) -> None:
+    assert "RET, AUROC" not in report_tables.parts(metrics)

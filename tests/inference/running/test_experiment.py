@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.inference.config import EvaluateConfig
+from reflectune.inference.pipelines.build import RECIPES
+from reflectune.inference.running import experiment
+
+
+@pytest.fixture
+def dataset(make) -> SimpleNamespace:
+    splits = {
+        "val_unseen_question": [make.question(i, "val_unseen_question") for i in range(20)],
+        "val_unseen_entity": [make.question(i, "val_unseen_entity") for i in range(20, 25)],
+    }
+    return SimpleNamespace(root=Path("world"), questions=lambda split: splits.get(split, []))
+
+
+def test_a_limit_is_per_split_and_drawn_by_seed(dataset) -> None:
+    splits = ["val_unseen_question", "val_unseen_entity"]
+    chosen = experiment.select(dataset, splits, 10, seed=1)
+    assert [q.split for q in chosen].count("val_unseen_question") == 10
+    assert [q.split for q in chosen].count("val_unseen_entity") == 5
+    assert chosen == experiment.select(dataset, splits, 10, seed=1)
+    assert chosen != experiment.select(dataset, splits, 10, seed=2)
+    assert len(experiment.select(dataset, splits, None, seed=1)) == 25
+
+
+def test_no_question_is_a_users_mistake(dataset) -> None:
+    with pytest.raises(UserError, match="no questions in test"):
+        experiment.select(dataset, ["test"], None, seed=0)
+
+
+def test_each_pipeline_takes_the_questions_that_it_can_answer(make) -> None:
+    known = make.question(0, evidence=make.evidence(), entity_ids=("e1",))
+    no_evidence = make.question(1, entity_ids=("e1",))
+    bare = make.question(2)
+    visual = make.question(3, requires_retrieval=False, evidence=make.evidence())
+    config = EvaluateConfig(pipelines=["mr2ag", "oracle", "naive_rag", "closed_book"])
+    planned = experiment.plan(config, [known, no_evidence, bare, visual])
+    assert {name: [q.id for q in own] for name, own in planned.items()} == {
+        "retrieval": ["q000", "q001"],
+        "closed_book": ["q000", "q001", "q002", "q003"],
+        "naive_rag_article": ["q000", "q001", "q002"],
+        "naive_rag_articles": ["q000", "q001", "q002"],
+        "naive_rag_passages": ["q000", "q001", "q002"],
+        "oracle_article": ["q000", "q001"],
+        "oracle_articles": ["q000", "q001"],
+        "oracle_passage": ["q000"],
+        "mr2ag": ["q000", "q001", "q002", "q003"],
+        "relevance": ["q000"],
+    }
+
+
+def test_mmkb_rag_brings_the_stage_that_measures_its_decisions(make) -> None:
+    known, visual = make.question(0, entity_ids=("e1",)), make.question(1, requires_retrieval=False)
+    planned = experiment.plan(EvaluateConfig(pipelines=["closed_book", "mmkb_rag"]), [known, visual])
+    assert {name: [q.id for q in own] for name, own in planned.items()} == {
+        "retrieval": ["q000"],
+        "closed_book": ["q000", "q001"],
+        "mmkb_rag": ["q000", "q001"],
+        "reflection": ["q000", "q001"],
+    }
+
+
+def test_what_has_no_question_is_left_out(make) -> None:
+    config = EvaluateConfig(pipelines=["mr2ag", "oracle"])
+    assert list(experiment.plan(config, [make.question(0)])) == ["mr2ag"]
+
+
+def test_minutes_add_up_over_questions_and_steps(make) -> None:
+    traces = {
+        "mr2ag": {
+            "q000": make.trace(0, seconds={"gate": 30.0, "judge": 30.0}),
+            "q001": make.trace(1, seconds={"gate": 60.0}),
+        },
+        "closed_book": {"q000": make.trace(0, seconds={"answer": 6.0})},
+    }
+    assert experiment.minutes(traces) == {"evaluate": 2.1, "evaluate/mr2ag": 2.0, "evaluate/closed_book": 0.1}
+
+
+def test_every_setting_of_mmkb_rag_is_part_of_what_its_traces_depend_on() -> None:
+    own = {f.name for f in dataclasses.fields(EvaluateConfig) if f.metadata["help"].startswith("mmkb_rag:")}
+    assert len(own) == 8
+    assert own | {"top_n", "gamma"} == set(RECIPES["mmkb_rag"].settings)

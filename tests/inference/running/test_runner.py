@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from reflectune.core.durable import read_rows
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.inference.running.runner import run_pipeline
+from reflectune.inference.trace import Trace
+
+
+class Counter:
+    """A pipeline whose answer tells the company in which a question was answered."""
+
+    name = "counter"
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.batches: list[list[str]] = []
+        self._fail_at = fail_at
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        if self._fail_at == len(self.batches):
+            raise KeyboardInterrupt
+        self.batches.append([question.id for question in questions])
+        return [Trace(q.id, self.name, answer=f"{len(questions)} with {questions[0].id}") for q in questions]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "images/a.png")
+    return tmp_path
+
+
+def run(root: Path, pipeline: Counter, questions: list[Question], fingerprint: str = "f", on_error: str = "stop"):
+    return run_pipeline(
+        "counter",
+        lambda: pipeline,
+        questions,
+        image_root=root,
+        folder=root / "traces",
+        fingerprint=fingerprint,
+        batch_questions=3,
+        on_error=on_error,
+    )
+
+
+def test_questions_are_answered_in_batches_in_the_order_of_their_ids(make, root: Path) -> None:
+    pipeline = Counter()
+    traces = run(root, pipeline, [make.question(i) for i in (3, 1, 4, 0, 2)])
+    assert pipeline.batches == [["q000", "q001", "q002"], ["q003", "q004"]]
+    assert list(traces) == ["q000", "q001", "q002", "q003", "q004"]
+    assert [row["id"] for row in read_rows(root / "traces/counter.jsonl")] == list(traces)
+    assert not (root / "traces/parts").exists()
+
+
+def test_a_second_run_does_nothing(make, root: Path) -> None:
+    questions = [make.question(i) for i in range(5)]
+    first = run(root, Counter(), questions)
+    again = Counter()
+    assert run(root, again, questions) == first
+    assert again.batches == []
+
+
+def test_an_interrupted_run_ends_with_the_same_file(make, root: Path, tmp_path_factory) -> None:
+    questions = [make.question(i) for i in range(8)]
+    with pytest.raises(KeyboardInterrupt):
+        run(root, Counter(fail_at=1), questions)
+    part = root / "traces/parts/counter.0.jsonl"
+    lines = part.read_bytes().splitlines(keepends=True)
+    part.write_bytes(b"".join(lines[:3]) + lines[3][:10])  # killed in the middle of the first batch's third row
+    resumed = Counter()
+    run(root, resumed, questions)
+    assert resumed.batches[0] == ["q000", "q001", "q002"]  # the batch is answered whole, in the same company
+
+    straight = root / "straight"
+    straight.mkdir()
+    shutil.copytree(root / "images", straight / "images")
+    run(straight, Counter(), questions)
+    assert (root / "traces/counter.jsonl").read_bytes() == (straight / "traces/counter.jsonl").read_bytes()
+
+
+def test_parts_of_other_processes_are_taken_over(make, root: Path) -> None:
+    parts = root / "traces/parts"
+    parts.mkdir(parents=True)
+    row = {"id": "q001", "question_id": "q001", "pipeline": "counter", "answer": "theirs", "hits": [], "passages": []}
+    (parts / "counter.7.jsonl").write_text(json.dumps({"fingerprint": "f"}) + "\n" + json.dumps(row) + "\n")
+    traces = run(root, Counter(), [make.question(i) for i in range(3)])
+    assert traces["q001"].answer == "theirs"
+    assert traces["q000"].answer == "3 with q000"
+
+
+def test_traces_of_other_settings_are_refused(make, root: Path) -> None:
+    run(root, Counter(), [make.question(0)])
+    with pytest.raises(UserError, match="other settings"):
+        run(root, Counter(), [make.question(0)], fingerprint="g")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image": "images/missing.png"}, "image not found.*question q001"),
+        ({"image": ""}, "question q001 has no image"),
+        ({"text": "  "}, "question q001 has no text"),
+    ],
+)
+def test_a_bad_question_stops_or_is_listed(make, root: Path, fields: dict[str, str], message: str) -> None:
+    questions = [make.question(0), make.question(1, **fields), make.question(2)]
+    with pytest.raises(UserError, match=message):
+        run(root, Counter(), questions)
+    traces = run(root, Counter(), questions, on_error="skip")
+    assert [bool(trace.error) for trace in traces.values()] == [False, True, False]
+    assert traces["q001"].answer == ""
+
+
+def test_a_repeated_id_is_refused(make, root: Path) -> None:
+    with pytest.raises(UserError, match="two questions have the id q001"):
+        run(root, Counter(), [make.question(1), make.question(1)])

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.inference.scoring import curves
+
+values = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=30)
+
+
+def test_share_at_least_counts_the_threshold_itself() -> None:
+    assert curves.share_at_least([0.2, 0.5, 0.9], [0.0, 0.2, 0.5, 0.51, 1.0]) == [
+        (0.0, 1.0),
+        (0.2, 1.0),
+        (0.5, pytest.approx(2 / 3)),
+        (0.51, pytest.approx(1 / 3)),
+        (1.0, 0.0),
+    ]
+    assert curves.share_at_least([]) == []
+
+
+@given(values)
+def test_a_higher_threshold_lets_less_through(probabilities: list[float]) -> None:
+    shares = [share for _, share in curves.share_at_least(probabilities)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 1.0
+
+
+def test_accuracy_at_compares_with_the_label() -> None:
+    points = curves.accuracy_at([0.1, 0.6, 0.7, 0.9], [False, False, True, True], [0.0, 0.65, 0.95])
+    assert points == [(0.0, 0.5), (0.65, 1.0), (0.95, 0.5)]
+
+
+def test_balanced_accuracy_weighs_both_sides_alike() -> None:
+    points = curves.balanced_accuracy_at([0.9], [0.1, 0.2, 0.3, 0.8], [0.0, 0.5, 1.0])
+    assert points == [(0.0, 0.5), (0.5, pytest.approx((1.0 + 0.75) / 2)), (1.0, 0.5)]
+
+
+def test_risk_coverage_starts_with_the_most_confident_and_ends_with_the_error_rate() -> None:
+    points = curves.risk_coverage([0.2, 0.9, 0.5, 0.7], [0, 1, 0, 1])
+    assert points == [(0.25, 0.0), (0.5, 0.0), (0.75, pytest.approx(1 / 3)), (1.0, 0.5)]
+
+
+def test_answers_of_equal_confidence_enter_together() -> None:
+    assert curves.risk_coverage([0.5, 0.5, 0.5, 0.5], [1, 0, 0, 0]) == [(1.0, 0.75)]
+
+
+@given(st.integers(1, 500), st.integers(2, 50))
+def test_risk_coverage_is_thinned_and_keeps_the_end(count: int, most: int) -> None:
+    points = curves.risk_coverage(np.linspace(0, 1, count), np.ones(count), most)
+    assert len(points) <= most
+    assert points[-1] == (1.0, 0.0)
+
+
+def test_calibration_bins_hold_the_mean_of_both() -> None:
+    points = curves.calibration([0.11, 0.19, 0.95, 1.0], [0, 1, 1, 1], bins=10)
+    assert points == [(pytest.approx(0.15), 0.5), (pytest.approx(0.975), 1.0)]

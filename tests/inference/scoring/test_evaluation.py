@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from reflectune.inference.scoring.evaluation import evaluate
+from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.selection.ranking import RANKINGS, standing
+from reflectune.inference.trace import Trace
+
+UQ, UE = "val_unseen_question", "val_unseen_entity"
+
+
+def run(questions, traces, gamma=0.5, metric="infoseek"):
+    return evaluate(
+        questions,
+        {name: {t.question_id: t for t in found} for name, found in traces.items()},
+        measure=Measure(metric),
+        gamma=gamma,
+        seed=0,
+    )
+
+
+def test_overall_is_the_harmonic_mean_of_the_two_splits(make) -> None:
+    questions = [make.question(i, UQ if i < 4 else UE) for i in range(6)]
+    traces = [make.trace(i, "closed_book", answer="oak" if i in (0, 4) else "pine") for i in range(6)]
+    table = run(questions, {"closed_book": traces})["pipelines"]["closed_book"]
+    assert table["unseen_question"]["value"] == pytest.approx(1 / 4)
+    assert table["unseen_entity"]["value"] == pytest.approx(1 / 2)
+    assert table["overall"]["value"] == pytest.approx(2 / (4 + 2))  # 2ab / (a + b) of 1/4 and 1/2
+    assert (table["unseen_question"]["n"], table["unseen_entity"]["n"], table["overall"]["n"]) == (4, 2, 6)
+    assert table["overall"]["low"] <= table["overall"]["value"] <= table["overall"]["high"]
+
+
+def test_a_question_without_truth_is_not_scored(make) -> None:
+    unknown = [make.question(1, answer_type="numerical"), dataclasses.replace(make.question(2), answers=())]
+    known = [make.question(0), make.question(3, answer_type="numerical", range=(1.0, 2.0))]
+    assert Measure("infoseek").official([*known, *unknown]) == known
+
+
+def test_overall_needs_both_splits(make) -> None:
+    table = run([make.question(0)], {"closed_book": [make.trace(0)]})["pipelines"]["closed_book"]
+    assert table["overall"] is None
+    assert table["unseen_question"] is None
+    assert table["unseen_entity"]["value"] == 1.0
+
+
+def test_visual_and_two_hop_questions_stand_outside_the_official_score(make) -> None:
+    questions = [
+        make.question(0),
+        make.question(1, requires_retrieval=False),
+        make.question(2, meta={"two_hop": "yes"}),
+    ]
+    assert Measure("infoseek").official(questions) == questions[:1]
+    traces = [make.trace(0, "closed_book", "pine"), make.trace(1, "closed_book"), make.trace(2, "closed_book")]
+    metrics = run(questions, {"closed_book": traces})
+    assert metrics["pipelines"]["closed_book"]["unseen_entity"] == {"value": 0.0, "low": 0.0, "high": 0.0, "n": 1}
+    assert metrics["visual"]["base"]["value"] == 1.0
+    assert metrics["two_hop"]["closed_book"]["value"] == 1.0
+
+
+def test_a_failed_question_counts_as_wrong_and_uncovered(make) -> None:
+    questions = [make.question(0), make.question(1)]
+    metrics = run(
+        questions,
+        {"closed_book": [make.trace(0, "closed_book"), make.trace(1, "closed_book", error="image not found")]},
+    )
+    assert metrics["pipelines"]["closed_book"]["unseen_entity"]["value"] == 0.5
+    assert metrics["coverage"]["closed_book"] == 0.5
+
+
+def test_by_type_and_famous_are_break_downs_of_the_same_questions(make) -> None:
+    questions = [
+        make.question(0, meta={"famous": "yes"}),
+        make.question(1, answer="1900", answer_type="time", meta={"famous": "no"}),
+    ]
+    metrics = run(questions, {"closed_book": [make.trace(0, "closed_book"), make.trace(1, "closed_book", "1901")]})
+    assert {kind: s["value"] for kind, s in metrics["pipelines"]["closed_book"]["by_type"].items()} == {
+        "string": 1.0,
+        "time": 0.0,
+    }
+    assert metrics["famous"]["closed_book"]["yes"]["value"] == 1.0
+    assert metrics["famous"]["closed_book"]["no"]["value"] == 0.0
+
+
+def test_the_gate_is_measured_over_knowledge_and_visual_questions_at_gamma(make) -> None:
+    questions = [
+        make.question(0),
+        make.question(1),
+        make.question(2, requires_retrieval=False),
+        make.question(3, requires_retrieval=None),
+    ]
+    traces = [make.trace(0, gate=0.9), make.trace(1, gate=0.6), make.trace(2, gate=0.7), make.trace(3, gate=0.1)]
+    assert run(questions, {"mr2ag": traces})["gate"]["accuracy"]["value"] == pytest.approx(2 / 3)
+    strict = run(questions, {"mr2ag": traces}, gamma=0.8)["gate"]
+    assert strict["accuracy"]["value"] == pytest.approx(2 / 3)
+    assert strict["auroc"]["value"] == pytest.approx(1 / 2)  # of the pairs (0.9, 0.7) and (0.6, 0.7), one is in order
+    assert strict["accuracy"]["n"] == 3
+
+
+def test_a_question_that_names_entities_is_the_gates_to_decide_on_without_saying_so(make) -> None:
+    questions = [
+        make.question(0, requires_retrieval=None, entity_ids=("e1",)),
+        make.question(1, requires_retrieval=False),
+        make.question(2, requires_retrieval=None),
+    ]
+    gate = run(questions, {"mr2ag": [make.trace(i, gate=0.9 - 0.4 * i) for i in range(3)]})["gate"]
+    assert (gate["accuracy"]["n"], gate["auroc"]["value"]) == (2, 1.0)
+
+
+def test_relevance_is_balanced_between_gold_and_negatives(make) -> None:
+    passages = (
+        make.read(rel=0.9, source="gold"),
+        make.read(section=1, rel=0.1, source="same_article"),
+        make.read(section=2, rel=0.1, source="same_article"),
+        make.read(section=3, rel=0.1, source="same_article"),
+        make.read(section=4, rel=0.8, source="same_article"),
+        make.read("e2", rel=0.8, source="look_alike:colour"),
+        make.read("e3", rel=0.2, source="look_alike:kind"),
+        make.read("e4", rel=0.8, source="look_alike:several"),
+    )
+    metrics = run(
+        [make.question(0, evidence=make.evidence())], {"relevance": [make.trace(0, "relevance", passages=passages)]}
+    )
+    relevance = metrics["relevance"]
+    assert relevance["within_article"]["value"] == pytest.approx((1 + 3 / 4) / 2)
+    assert relevance["look_alikes"]["value"] == pytest.approx((1 + 1 / 3) / 2)
+    assert {name: s["value"] for name, s in relevance["by_attribute"].items()} == {"colour": 0.0, "kind": 1.0}
+
+
+def test_a_rejected_gold_passage_costs_half_of_the_balance(make) -> None:
+    passages = (make.read(rel=0.2, source="gold"), make.read(section=1, rel=0.1, source="same_article"))
+    metrics = run(
+        [make.question(0, evidence=make.evidence())], {"relevance": [make.trace(0, "relevance", passages=passages)]}
+    )
+    assert metrics["relevance"]["within_article"]["value"] == 0.5
+
+
+def test_without_look_alikes_they_are_left_out(make) -> None:
+    passages = (make.read(rel=0.9, source="gold"), make.read(section=1, rel=0.1, source="same_article"))
+    metrics = run(
+        [make.question(0, evidence=make.evidence())], {"relevance": [make.trace(0, "relevance", passages=passages)]}
+    )
+    assert metrics["relevance"]["look_alikes"] is None
+    assert metrics["relevance"]["by_attribute"] == {}
+
+
+def test_recall_looks_at_the_first_k_entries(make) -> None:
+    questions = [make.question(i, entity_ids=("e1",)) for i in range(3)]
+    traces = [
+        make.trace(0, "retrieval", hits=(make.hit("e1", 0), make.hit("e2", 1))),
+        make.trace(1, "retrieval", hits=(make.hit("e2", 0), make.hit("e1", 1))),
+        make.trace(2, "retrieval", hits=(make.hit("e2", 0), make.hit("e3", 1))),
+    ]
+    found = run(questions, {"retrieval": traces})["retrieval"]
+    assert found["article_recall@1"]["value"] == pytest.approx(1 / 3)
+    assert found["article_recall@5"]["value"] == pytest.approx(2 / 3)
+
+
+def test_rankings_choose_among_the_same_candidates(make) -> None:
+    # S_ret prefers pine, S_rel and the products prefer oak, S_ans prefers fir; random is right one time in three.
+    candidates = (
+        make.read("e1", ret=0.9, rel=0.51, answer="pine", ans=0.5),
+        make.read("e2", ret=0.8, rel=0.99, answer="oak", ans=0.6),
+        make.read("e3", ret=0.3, rel=0.55, answer="fir", ans=0.7),
+    )
+    metrics = run([make.question(0)], {"mr2ag": [make.trace(0, passages=candidates, chosen=1)]})["rankings"]
+    values = {name: table["unseen_entity"]["value"] for name, table in metrics["scores"].items()}
+    assert values == {
+        "random": pytest.approx(1 / 3),
+        "ans": 0.0,
+        "ret": 0.0,
+        "rel": 1.0,
+        "ret*ans": 1.0,
+        "rel*ans": 1.0,
+        "ret*rel": 1.0,
+        "full": 1.0,
+    }
+    assert list(values) == list(RANKINGS)
+    leads = metrics["full_product_leads"]["unseen_entity"]
+    assert list(leads) == [name for name in RANKINGS if name != "full"]
+    assert [leads[name]["value"] for name in ("random", "ans", "rel")] == [pytest.approx(2 / 3), 1.0, 0.0]
+    assert standing([leads]).ties == ("rel", "ret*ans", "rel*ans", "ret*rel")  # as right as they: no lead
+    assert metrics["paper_ranks"]["overall"]["full"] == 1
+
+
+def test_where_nothing_is_ranked_all_rankings_agree(make) -> None:
+    metrics = run([make.question(0)], {"mr2ag": [make.trace(0, answer="oak", gate=0.1)]})["rankings"]
+    assert {table["unseen_entity"]["value"] for table in metrics["scores"].values()} == {1.0}
+
+
+def test_the_best_baseline_is_reported_and_compared(make) -> None:
+    questions = [make.question(i) for i in range(4)]
+
+    def traces(name: str, right: int) -> list[Trace]:
+        return [make.trace(i, name, "oak" if i < right else "fir") for i in range(4)]
+
+    metrics = run(
+        questions,
+        {
+            "naive_rag_article": traces("naive_rag_article", 1),
+            "naive_rag_articles_tuned": traces("naive_rag_articles_tuned", 3),
+            "naive_rag_passages": traces("naive_rag_passages", 2),
+            "oracle_article_tuned": traces("oracle_article_tuned", 4),
+            "mr2ag": traces("mr2ag", 4),
+        },
+    )
+    assert metrics["best_baseline"] == "naive_rag_articles_tuned"  # an oracle is told the entry: no baseline
+    assert metrics["pipelines"]["best_baseline"] == metrics["pipelines"]["naive_rag_articles_tuned"]
+    assert metrics["comparisons"]["mr2ag - best_baseline"]["value"] == pytest.approx(0.25)
+    assert metrics["comparisons"]["mr2ag - naive_rag_article"]["value"] == pytest.approx(0.75)
+    assert "mr2ag - closed_book" not in metrics["comparisons"]
+
+
+@pytest.mark.parametrize("tuned", ["mr2ag", "mmkb_rag"])
+def test_each_tuned_pipeline_is_compared_with_the_baselines_question_by_question(make, tuned: str) -> None:
+    questions = [make.question(i) for i in range(4)]
+    metrics = run(
+        questions,
+        {
+            "closed_book": [make.trace(i, "closed_book", "fir") for i in range(4)],
+            "naive_rag_article": [make.trace(i, "naive_rag_article", "oak" if i < 1 else "fir") for i in range(4)],
+            tuned: [make.trace(i, tuned, "oak" if i < 3 else "fir") for i in range(4)],
+        },
+    )
+    found = metrics["comparisons"]
+    assert list(found) == [f"{tuned} - {name}" for name in ("best_baseline", "closed_book", "naive_rag_article")]
+    assert [score["value"] for score in found.values()] == pytest.approx([0.5, 0.75, 0.5])
+    assert found[f"{tuned} - best_baseline"]["low"] <= 0.5 <= found[f"{tuned} - best_baseline"]["high"]
+
+
+def test_mmkb_rags_stage_is_no_pipeline(make) -> None:
+    questions = [make.question(0), make.question(1, requires_retrieval=False)]
+    metrics = run(
+        questions,
+        {
+            "mmkb_rag": [make.trace(0, "mmkb_rag", gate=0.9), make.trace(1, "mmkb_rag", gate=0.1)],
+            "reflection": [make.trace(0, "reflection", "", gate=0.9)],
+        },
+    )
+    assert list(metrics["pipelines"]) == ["mmkb_rag"]
+    assert metrics["visual"]["tuned"]["value"] == 1.0
+    assert metrics["rankings"] is None
+    assert metrics["gate"] == {"accuracy": None, "auroc": None}  # RET's label is another one
+    assert metrics["reflection"]["mct"]["replies"] == 0
+
+
+def test_answers_from_gold_come_from_the_tuned_and_the_base_model(make) -> None:
+    questions = [make.question(0, evidence=make.evidence()), make.question(1, evidence=make.evidence())]
+    metrics = run(
+        questions,
+        {
+            "relevance": [make.trace(0, "relevance", "oak"), make.trace(1, "relevance", "oak")],
+            "oracle_article": [make.trace(0, "oracle_article", "oak"), make.trace(1, "oracle_article", "fir")],
+        },
+    )
+    assert metrics["answer"]["gold_passage"]["value"] == 1.0
+    assert metrics["answer"]["gold_article"]["value"] == 0.5
+
+
+def test_metrics_have_the_agreed_layout(make) -> None:
+    metrics = run([make.question(0)], {"mr2ag": [make.trace(0, gate=0.9)]})
+    assert {
+        "pipelines",
+        "gate",
+        "relevance",
+        "answer",
+        "visual",
+        "retrieval",
+        "rankings",
+        "reflection",
+        "famous",
+        "coverage",
+    } <= set(metrics)
+    assert set(metrics["pipelines"]["mr2ag"]) == {"overall", "unseen_question", "unseen_entity", "by_type"}
+    assert set(metrics["gate"]) == {"accuracy", "auroc"}
+    assert set(metrics["relevance"]) == {"within_article", "look_alikes", "by_attribute"}
+    assert set(metrics["answer"]) == {"gold_passage", "gold_article"}
+    assert set(metrics["visual"]) == {"tuned", "base"}
+    assert set(metrics["retrieval"]) == {"article_recall@1", "article_recall@5"}

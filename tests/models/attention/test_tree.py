@@ -1,0 +1,132 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import ReflectionExample
+from reflectune.models.attention.tree import (
+    IGNORE,
+    Segment,
+    Tree,
+    TreeCollator,
+    collate,
+    independent_rows,
+    loss_terms,
+)
+
+FAMILIES = ["llava", "qwen2_vl"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded(request, make):
+    return make.loaded(request.param)
+
+
+def trees(make, renderer) -> list[Tree]:
+    """A question with three ragged branches, a visual one, one with a single branch; images of different shapes."""
+    visual = ReflectionExample("v", "", "What colour is it?", False, answer="dark red")
+    return [
+        renderer.encode_example(make.example(3), make.image(1)),
+        renderer.encode_example(visual, make.image(2, size=(40, 90))),
+        renderer.encode_example(make.example(1), make.image(3, size=(64, 64))),
+    ]
+
+
+def losses_and_gradients(model: PreTrainedModel, batches) -> tuple[float, float, dict[str, torch.Tensor]]:
+    """Sum of losses, sum of weights, and gradients of the first, over several batches."""
+    model.zero_grad()
+    loss = weight = 0.0
+    for batch in batches:
+        terms = loss_terms(model, batch)
+        terms[0].backward()
+        loss, weight = loss + terms[0].item(), weight + terms[1].item()
+    return loss, weight, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def plain_rows(model: PreTrainedModel, made: list[Tree]):
+    """Transformers' own reading of every independent row: no mask, no position ids of ours."""
+    for tree in made:
+        for row in independent_rows(tree):
+            ids = torch.tensor([row.prefix.ids])
+            batch = {"input_ids": ids, "labels": torch.tensor([row.prefix.labels]), **row.vision}
+            if hasattr(model.model, "get_rope_index"):
+                model.model.rope_deltas = None
+                batch["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
+            yield batch | {"weights": torch.tensor([row.prefix.weights])}
+
+
+def test_loss_and_gradients_are_those_of_independent_rows(make, loaded):
+    made = trees(make, loaded.renderer)
+    loss, weight, gradients = losses_and_gradients(loaded.model, [collate(made, loaded.model)])
+    expected_loss, expected_weight, expected = losses_and_gradients(loaded.model, plain_rows(loaded.model, made))
+    assert weight == expected_weight == sum(tree.supervised for tree in made)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert gradients.keys() == expected.keys()
+    assert any("vision" in name or "visual" in name for name in gradients)
+    for name, gradient in gradients.items():
+        # A key's bias has no gradient but rounding, hence the absolute part.
+        assert (gradient - expected[name]).norm() < 1e-4 * expected[name].norm() + 1e-6, name
+
+
+def test_flat_rows_through_the_collator_are_the_same(make, loaded):
+    made = trees(make, loaded.renderer)
+    flat = [row for tree in made for row in independent_rows(tree)]
+    loss, weight, _ = losses_and_gradients(loaded.model, [collate(made, loaded.model)])
+    assert losses_and_gradients(loaded.model, [collate(flat, loaded.model)])[:2] == pytest.approx((loss, weight))
+
+
+def test_weights_multiply_losses(make, loaded):
+    tree = trees(make, loaded.renderer)[0]
+
+    def weighted(gate: float, others: float) -> float:
+        parts = [gate, *[others] * len(tree.branches)]
+        segments = [
+            replace(part, weights=tuple(w * factor for w in part.weights))
+            for part, factor in zip((tree.prefix, *tree.branches), parts, strict=True)
+        ]
+        return loss_terms(loaded.model, collate([Tree(segments[0], tuple(segments[1:]), tree.vision)], loaded.model))[
+            0
+        ].item()
+
+    assert weighted(2, 3) == pytest.approx(2 * weighted(1, 0) + 3 * weighted(0, 1), rel=1e-5)
+
+
+def test_the_gate_counts_once_however_many_passages(make, loaded):
+    gate = loaded.renderer.token_id("retrieve")
+    for count in (1, 4):
+        tree = loaded.renderer.encode_example(make.example(count), make.image())
+        assert (collate([tree], loaded.model)["labels"] == gate).sum() == 1
+        assert sum(row.prefix.labels.count(gate) for row in independent_rows(tree)) == 1
+
+
+def test_a_row_is_as_long_as_its_tree_says(make, loaded):
+    for tree in trees(make, loaded.renderer):
+        assert collate([tree], loaded.model)["input_ids"].shape == (1, tree.length)
+
+
+def test_padding_changes_nothing(make, loaded):
+    made = trees(make, loaded.renderer)
+    together = loss_terms(loaded.model, collate(made, loaded.model))[0].item()
+    alone = sum(loss_terms(loaded.model, collate([tree], loaded.model))[0].item() for tree in made)
+    assert together == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_row_written_out(make):
+    model = make.loaded("llava").model
+    prefix = Segment((1, 5, 6), (IGNORE, IGNORE, 6), (0.0, 0.0, 2.0))
+    branches = (Segment.of((7, 8), (IGNORE, 8)), Segment.of((9,), (9,)))
+    batch = collate([Tree(prefix, branches, {})], model)
+    assert batch["input_ids"].tolist() == [[1, 5, 6, 7, 8, 6, 9]]
+    assert batch["labels"].tolist() == [[IGNORE, IGNORE, 6, IGNORE, 8, IGNORE, 9]]
+    assert batch["weights"].tolist() == [[0, 0, 2, 0, 1, 0, 1]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 2, 3]]
+
+
+@pytest.mark.parametrize(("found", "why"), [("eager", "silently"), ("flash_attention_2", "see one another")])
+def test_other_attention_is_refused_with_a_reason(make, found, why):
+    model = make.model("llava")
+    model.config.get_text_config()._attn_implementation = found
+    with pytest.raises(UserError, match=f"needs attn_implementation=sdpa, found {found}.*{why}"):
+        TreeCollator(model)

@@ -1,0 +1,142 @@
+"""A tree's attention is that under its dense mask, whatever the shapes, forward and backward."""
+
+import gc
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reflectune.models.attention.tree_mask import _LAYOUTS, STRIDE, TreeLayout, layout_of, tree_attention, tree_mask
+
+SCALE = 0.4
+TREES = st.lists(
+    st.tuples(st.integers(1, 6), st.lists(st.integers(1, 4), max_size=4), st.integers(0, 3)), min_size=1, max_size=3
+)
+"""Rows of (tokens of the prefix, tokens of each branch, padding)."""
+
+
+def segments_of(trees: list[tuple[int, list[int], int]]) -> torch.Tensor:
+    """A tree a row, of shape (rows, length)."""
+    rows = [[0] * prefix + [k for k, n in enumerate(own, 1) for _ in range(n)] for prefix, own, _ in trees]
+    length = max(len(row) + tree[2] for row, tree in zip(rows, trees, strict=True))
+    return torch.tensor(
+        [[t * STRIDE + code for code in row] + [-1] * (length - len(row)) for t, row in enumerate(rows)]
+    )
+
+
+def packed(segments: torch.Tensor) -> torch.Tensor:
+    """The same trees in one row."""
+    return segments[segments >= 0][None]
+
+
+def attention_and_gradients(how, segments: torch.Tensor, key_heads: int):
+    generator = torch.Generator().manual_seed(0)
+    rows, length = segments.shape
+    shapes = [(rows, heads, length, 8) for heads in (4, key_heads, key_heads)]
+    inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+    real = (segments >= 0)[:, :, None, None]
+    output = how(*inputs) * real
+    grad = torch.randn(output.shape, generator=generator)
+    return [output, *torch.autograd.grad(output, inputs, grad)]
+
+
+def dense(segments: torch.Tensor):
+    """The equation: a key is seen if it is of the same tree, not later, and in the prefix or the same branch."""
+    order = torch.arange(segments.shape[1])
+    query, key = segments[:, :, None], segments[:, None, :]
+    sees = (query // STRIDE == key // STRIDE) & ((key % STRIDE == 0) | (query == key)) & (order[:, None] >= order)
+    sees &= key >= 0
+    sees |= torch.eye(len(order), dtype=torch.bool)  # padding sees itself, so that it is a number
+
+    def attention(query, keys, values):
+        wide = [tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (keys, values)]
+        return F.scaled_dot_product_attention(query, *wide, attn_mask=sees[:, None], scale=SCALE).transpose(1, 2)
+
+    return attention
+
+
+@pytest.fixture(params=["by parts", "dense"])
+def way(request, monkeypatch):
+    monkeypatch.setattr(
+        sys.modules[tree_attention.__module__], "has_backward", lambda *kind: request.param == "by parts"
+    )
+
+
+@given(TREES, st.sampled_from([4, 2, 1]), st.booleans())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("way")
+def test_it_is_the_equation(trees, key_heads, in_one_row):
+    segments = packed(segments_of(trees)) if in_one_row else segments_of(trees)
+    whole = attention_and_gradients(
+        lambda q, k, v: tree_attention(q, k, v, segments[:, None, None], SCALE), segments, key_heads
+    )
+    for found, expected in zip(whole, attention_and_gradients(dense(segments), segments, key_heads), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_wrong_mask_is_noticed():
+    right = segments_of([(3, [2, 2], 0)])
+    wrong = segments_of([(3, [4], 0)])
+    found = attention_and_gradients(lambda q, k, v: tree_attention(q, k, v, wrong[:, None, None], SCALE), right, 4)
+    expected = attention_and_gradients(dense(right), right, 4)
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).abs().max() > 1e-2
+
+
+@pytest.mark.usefixtures("way")
+def test_padding_is_zero():
+    segments = segments_of([(2, [1], 2), (4, [1, 1], 0)])
+    inputs = torch.randn(3, 2, 4, 6, 8)
+    output = tree_attention(*inputs, segments[:, None, None], SCALE)
+    assert output.shape == (2, 6, 4, 8)
+    assert (output[0, 3:] == 0).all()
+    assert (output[0, :3] != 0).any(-1).all()
+
+
+def test_a_layout_written_out_and_kept():
+    a, b = 0, STRIDE
+    segments = torch.tensor([[a, a, a + 1, a + 1, a + 2, -1], [b, b + 1, -1, -1, -1, -1]])[:, None, None]
+    layout = layout_of(segments)
+    assert layout.trees.tolist() == [[0, 1, 2, 3, 4], [6, 7, 12, 12, 12]]
+    assert layout.plain.numel() == 0
+    assert layout.prefixes.tolist() == [[0, 1], [6, 12]]
+    assert layout.tails.tolist() == [[2, 3, 4], [7, 12, 12]]
+    assert layout.branches.tolist() == [[2, 3], [4, 12], [7, 12]]
+    assert layout_of(segments) is layout
+    kept = len(_LAYOUTS)
+    del segments
+    gc.collect()
+    assert len(_LAYOUTS) == kept - 1
+    bare = TreeLayout.of(torch.tensor([[0, 0, -1]]))
+    assert bare.plain.tolist() == [[0, 1]]
+    assert bare.trees.numel() == bare.branches.numel() == 0
+
+
+def test_a_mask_written_out():
+    mask = tree_mask(torch.tensor([[0, 0, 1, 1, 2, -1]]))
+    assert mask.int().tolist() == [
+        [
+            [
+                [1, 0, 0, 0, 0, 0],
+                [1, 1, 0, 0, 0, 0],
+                [1, 1, 1, 0, 0, 0],
+                [1, 1, 1, 1, 0, 0],
+                [1, 1, 0, 0, 1, 0],
+                [1, 1, 0, 0, 0, 1],
+            ]
+        ]
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_low_precision(dtype):
+    segments = segments_of([(5, [3, 2], 1), (4, [1], 0)])
+    inputs = torch.randn(3, 2, 4, len(segments[0]), 8)
+    expected = dense(segments)(*inputs)
+    found = tree_attention(*inputs.to(dtype), segments[:, None, None], SCALE)
+    real = (segments >= 0)[:, :, None, None]
+    torch.testing.assert_close(found.float() * real, expected * real, rtol=0.03, atol=0.03)

@@ -1,0 +1,32 @@
+"""The token budget that is found where none is given."""
+
+import pytest
+
+from reflectune.models.loading import load
+from reflectune.models.prefix.budget import CPU_BUDGET, KEPT, LARGEST, find_budget, fitting_budget
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.forward import Forward
+
+
+@pytest.mark.parametrize("free", [2**20, 2**24, 80 * 2**30])
+@pytest.mark.parametrize("kept", [10.0, 500.0])
+def test_what_is_found_fits_and_twice_as_much_would_not(free: float, kept: float) -> None:
+    budget = fitting_budget(free, 100.0, kept)
+
+    def taken(tokens: int) -> float:
+        return tokens * (100.0 + 2 * KEPT * kept)
+
+    assert budget & (budget - 1) == 0
+    assert taken(budget) <= free
+    assert budget == LARGEST or taken(2 * budget) > 0.7 * free
+
+
+def test_a_model_that_barely_fits_still_reads_something() -> None:
+    assert fitting_budget(0, 100.0, 10.0) == 1
+
+
+def test_a_cpu_reads_little_at_a_time_unless_told_otherwise() -> None:
+    loaded = load("miniature/llava")
+    assert find_budget(Forward(loaded.model)) == CPU_BUDGET
+    assert PrefixEngine(loaded).token_budget == CPU_BUDGET
+    assert PrefixEngine(loaded, 77).token_budget == 77

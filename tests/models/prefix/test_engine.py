@@ -1,0 +1,263 @@
+import math
+import random
+
+import pytest
+import torch
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import Loaded
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.sampling import Sampling
+from reflectune.models.rendering import Rendered
+from reflectune.models.schemes.base import MMKB_RAG
+
+FAMILIES = ["llava", "qwen2_vl"]
+COUNTS = [3, 0, 1, 5]  # passages of each question: ragged, and none
+QUESTIONS = ["When was the tower built?", "Who?", "What is it made of, and who drew this tower of oak?", "Made of?"]
+SIZES = [(80, 60), (64, 64), (30, 120), (200, 40)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded(request, make):
+    return make.loaded(request.param)
+
+
+@pytest.fixture(scope="module")
+def prefixes(loaded, make) -> list[Rendered]:
+    images = [make.image(seed, size) for seed, size in enumerate(SIZES)]
+    return [loaded.renderer.prefix(q, image) for q, image in zip(QUESTIONS, images, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def branches(loaded, make) -> list[list[list[int]]]:
+    def branch(q: int, k: int) -> list[int]:
+        return loaded.renderer.passage_branch(make.passage(f"Number {q}{k}." + " It is made of oak." * ((q + k) % 4)))
+
+    return [[branch(q, k) for k in range(count)] for q, count in enumerate(COUNTS)]
+
+
+@torch.no_grad()
+def next_logits(loaded: Loaded, prefix: Rendered, more: list[int]) -> torch.Tensor:
+    """Transformers' own reading of one whole row: no cache, no mask, no position ids of ours."""
+    ids = torch.tensor([[*prefix.ids, *more]])
+    extra = {}
+    if hasattr(loaded.model.model, "get_rope_index"):
+        loaded.model.model.rope_deltas = None
+        extra["mm_token_type_ids"] = (ids == loaded.renderer.image_token_id).int()
+    return loaded.model(input_ids=ids, **prefix.vision, **extra, use_cache=False).logits[0, -1]
+
+
+def independent_answer(loaded: Loaded, prefix: Rendered, more: list[int], steps: int) -> tuple[list[int], list[float]]:
+    ids, log_probs = [], []
+    while len(ids) < steps and ids[-1:] != [loaded.renderer.end_token_id]:
+        best = next_logits(loaded, prefix, more + ids).log_softmax(-1).max(-1)
+        ids.append(best.indices.item())
+        log_probs.append(best.values.item())
+    return ids, log_probs
+
+
+def gate_ids(loaded: Loaded) -> list[int]:
+    return [loaded.renderer.token_id(role) for role in ("retrieve", "no_retrieve")]
+
+
+def all_rows() -> list[tuple[int, int]]:
+    return [(q, k) for q, count in enumerate(COUNTS) for k in range(count)]
+
+
+def test_gates_are_those_of_independent_rows(loaded, prefixes):
+    found = PrefixEngine(loaded).read(prefixes).probabilities(gate_ids(loaded))
+    expected = torch.stack([next_logits(loaded, p, []).softmax(-1)[gate_ids(loaded)] for p in prefixes])
+    assert found.shape == (4, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_relevance_is_that_of_independent_rows(loaded, prefixes, branches):
+    engine = PrefixEngine(loaded)
+    ids = [loaded.renderer.token_id(role) for role in ("relevant", "irrelevant")]
+    found = engine.branch(engine.read(prefixes), branches).probabilities(ids)
+    assert [own.shape for own in found] == [(count, 2) for count in COUNTS]
+    for prefix, own, result in zip(prefixes, branches, found, strict=True):
+        for branch, probabilities in zip(own, result, strict=True):
+            torch.testing.assert_close(
+                probabilities, next_logits(loaded, prefix, branch).softmax(-1)[ids], rtol=1e-4, atol=1e-7
+            )
+
+
+def test_probabilities_are_of_the_full_softmax(loaded, prefixes):
+    everything = list(range(loaded.model.get_output_embeddings().weight.shape[0]))
+    found = PrefixEngine(loaded).read(prefixes).probabilities(everything)
+    torch.testing.assert_close(found.sum(1), torch.ones(4))
+
+
+@pytest.mark.parametrize("forced", [[], ["relevant"]])
+def test_answers_and_scores_are_those_of_independent_rows(loaded, prefixes, branches, forced):
+    engine = PrefixEngine(loaded)
+    state = engine.branch(engine.read(prefixes), branches)
+    first = [loaded.renderer.token_id(role) for role in forced]
+    rows = [(3, 4), (0, 1), (2, 0), (0, 0)]
+    for (q, k), answer in zip(rows, engine.generate(state, rows, first, max_new_tokens=6), strict=True):
+        ids, log_probs = independent_answer(loaded, prefixes[q], branches[q][k] + first, steps=6)
+        assert answer.token_ids == ids
+        assert answer.log_probs == pytest.approx(log_probs, abs=1e-4)
+        assert answer.score == pytest.approx(math.prod(map(math.exp, log_probs)) ** (1 / len(ids)), rel=1e-3)
+
+
+def test_answers_without_a_passage_are_those_of_independent_rows(loaded, prefixes):
+    engine = PrefixEngine(loaded)
+    first = [loaded.renderer.token_id("no_retrieve")]
+    answers = engine.generate(engine.read(prefixes), [(2, 0), (0, 0)], first, max_new_tokens=6)
+    for q, answer in zip((2, 0), answers, strict=True):
+        assert answer.token_ids == independent_answer(loaded, prefixes[q], first, steps=6)[0]
+
+
+def test_an_answer_ends_with_the_end_token_which_counts_in_the_score(loaded, prefixes):
+    engine = PrefixEngine(loaded)
+    head, end = loaded.model.get_output_embeddings(), loaded.renderer.end_token_id
+    kept = head.weight.detach().clone()
+    hidden = engine.read(prefixes).chunks[0].hidden
+    with torch.no_grad():
+        head.weight[end] = 20 * hidden.mean(0) / hidden.mean(0).norm()  # makes most rows end at once
+    try:
+        answers = engine.generate(engine.read(prefixes), [(q, 0) for q in range(4)], max_new_tokens=5)
+        expected = [independent_answer(loaded, prefix, [], steps=5) for prefix in prefixes]
+    finally:
+        with torch.no_grad():
+            head.weight.copy_(kept)
+    assert any(answer.finished for answer in answers)
+    for answer, (ids, log_probs) in zip(answers, expected, strict=True):
+        assert answer.token_ids == ids
+        assert answer.finished == (ids[-1] == end)
+        assert answer.score == pytest.approx(math.exp(sum(log_probs) / len(log_probs)), rel=1e-3)
+        assert answer.text == loaded.renderer.decode(ids[:-1] if answer.finished else ids)
+
+
+def results(loaded, prefixes, branches, budget, order):
+    """Everything the engine says, in the questions' own order."""
+    engine = PrefixEngine(loaded, token_budget=budget)
+    prefixes = engine.read([prefixes[q] for q in order])
+    state = engine.branch(prefixes, [branches[q] for q in order])
+    rows = [(place, k) for place, q in enumerate(order) for k in range(COUNTS[q])]
+    random.Random(str(order)).shuffle(rows)
+    answers = dict(zip(rows, engine.generate(state, rows, [5], max_new_tokens=4), strict=True))
+    gates, relevance = prefixes.probabilities([3, 4]), state.probabilities([3, 4])
+    back = [order.index(q) for q in range(4)]
+    ordered = [answers[back[q], k] for q, k in all_rows()]
+    return gates[back], torch.cat([relevance[i] for i in back]), ordered
+
+
+@pytest.mark.parametrize("budget", [1, 150, 400, 16_384])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]])
+def test_neither_order_nor_budget_matters(loaded, prefixes, branches, budget, order):
+    expected = results(loaded, prefixes, branches, 16_384, [0, 1, 2, 3])
+    found = results(loaded, prefixes, branches, budget, order)
+    for a, b in zip(found[:2], expected[:2], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
+    for a, b in zip(found[2], expected[2], strict=True):
+        assert a.token_ids == b.token_ids
+        assert a.score == pytest.approx(b.score, rel=1e-3)
+
+
+def test_a_budget_bounds_what_is_read_at_once_and_kept(loaded, prefixes, branches):
+    engine = PrefixEngine(loaded, token_budget=100)
+    state = engine.branch(engine.read(prefixes), branches)
+    levels = [rows.own for rows in [*state.prefixes.chunks, *(chunk.rows for chunk in state.chunks)]]
+    assert all(len(level.real) == 1 or level.real.numel() <= 100 for level in levels)
+    read = [chunk.rows.own for chunk in state.chunks]
+    kept = [level.real.numel() for level in read if level.cache]
+    assert 0 < sum(kept) <= 400 < sum(level.real.numel() for level in read)
+
+
+def test_answering_leaves_the_state_as_it_is(loaded, prefixes, branches):
+    engine = PrefixEngine(loaded)
+    state = engine.branch(engine.read(prefixes), branches)
+    first = engine.generate(state, [(0, 1), (3, 2)], max_new_tokens=3)
+    assert engine.generate(state, [(0, 1), (3, 2)], max_new_tokens=3) == first
+    assert engine.generate(state, [(3, 2)], max_new_tokens=3)[0].token_ids == first[1].token_ids
+
+
+def test_nothing_in_nothing_out(loaded, prefixes):
+    engine = PrefixEngine(loaded)
+    assert engine.read([]).probabilities([1, 2]).shape == (0, 2)
+    state = engine.branch(engine.read(prefixes), [[]] * 4)
+    assert [own.shape for own in state.probabilities([1])] == [(0, 1)] * 4
+    assert engine.generate(state, []) == []
+
+
+def test_mmkb_prompts_share_one_prefix(make):
+    loaded = make.loaded("qwen2_vl", MMKB_RAG)
+    engine, renderer = PrefixEngine(loaded), loaded.renderer
+    prefix = renderer.question_prefix(QUESTIONS[0], make.image())
+    passages = [make.passage("One."), make.passage("Two.")]
+    prompts = [renderer.prompt_branch("ret"), renderer.prompt_branch("srt", passages[:1])]
+    prompts += [renderer.prompt_branch("mct", passages), renderer.prompt_branch("vqa", passages)]
+    ids = [renderer.token_id(role) for role in ("retrieve", "relevant")]
+    (found,) = engine.branch(engine.read([prefix]), [prompts]).probabilities(ids)
+    for prompt, probabilities in zip(prompts, found, strict=True):
+        expected = next_logits(loaded, prefix, prompt).softmax(-1)[ids]
+        torch.testing.assert_close(probabilities, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_reflection_tokens_stay_in_the_text(loaded):
+    token = loaded.renderer.token_id("irrelevant")
+    assert loaded.renderer.decode([token]) == "[Irrelevant]"
+
+
+def test_too_long_a_row_is_refused_not_cut(loaded, prefixes, branches):
+    engine = PrefixEngine(loaded)
+    engine.max_length = len(prefixes[0].ids) + 10
+    with pytest.raises(UserError, match="but the model takes"):
+        engine.branch(engine.read(prefixes[:1]), branches[:1])
+    engine.max_length = 10
+    with pytest.raises(UserError, match="never cut"):
+        engine.read(prefixes[:1])
+
+
+def test_other_attention_is_refused(make):
+    loaded = make.loaded("llava")
+    loaded.model.set_attn_implementation("eager")
+    with pytest.raises(UserError, match="found eager"):
+        PrefixEngine(loaded)
+
+
+def test_what_is_drawn_depends_on_its_seed_alone(loaded, prefixes, branches):
+    rows = [(3, k) for k in range(5)] * 3
+    seeds = [1000 * copy + k for copy in range(3) for k in range(5)]
+
+    def drawn(budget: int, order: list[int]) -> dict[int, list[int]]:
+        engine = PrefixEngine(loaded, budget)
+        state = engine.branch(engine.read(prefixes), branches)
+        sampling = Sampling(1.5, [seeds[i] for i in order])
+        found = engine.generate(state, [rows[i] for i in order], max_new_tokens=6, sampling=sampling)
+        return {i: answer.token_ids for i, answer in zip(order, found, strict=True)}
+
+    together = drawn(16_384, list(range(15)))
+    assert drawn(64, list(range(15))[::-1]) == together
+    assert drawn(16_384, [7]) == {7: together[7]}
+    assert len({tuple(ids) for ids in together.values()}) > 5
+
+
+def test_a_temperature_near_zero_draws_the_greedy_answer(loaded, prefixes):
+    engine = PrefixEngine(loaded)
+    state, rows = engine.read(prefixes), [(q, 0) for q in range(4)]
+    greedy = engine.generate(state, rows, max_new_tokens=6)
+    drawn = engine.generate(state, rows, max_new_tokens=6, sampling=Sampling(1e-4, range(4)))
+    assert [answer.token_ids for answer in drawn] == [answer.token_ids for answer in greedy]
+    for one, other in zip(drawn, greedy, strict=True):
+        assert one.log_probs == pytest.approx(other.log_probs)  # at temperature 1, whatever it was drawn with
+
+
+def test_tokens_are_drawn_as_often_as_the_temperature_says():
+    log_probs = torch.tensor([[0.6, 0.3, 0.1]]).log()
+    for temperature in (1.0, 0.5):
+        expected = torch.tensor([0.6, 0.3, 0.1]) ** (1 / temperature)
+        draw = Sampling(temperature, [3]).of([0])
+        drawn = torch.tensor([int(draw.tokens(log_probs, [0])) for _ in range(4000)])
+        torch.testing.assert_close(drawn.bincount(minlength=3) / 4000, expected / expected.sum(), atol=0.03, rtol=0)
+
+
+def test_every_row_needs_a_seed(loaded, prefixes):
+    engine = PrefixEngine(loaded)
+    with pytest.raises(ValueError, match="a seed for each of 2 rows, found 1"):
+        engine.generate(engine.read(prefixes), [(0, 0), (1, 0)], sampling=Sampling(1.0, [1]))
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        Sampling(0.0, [1])

@@ -1,0 +1,166 @@
+"""Pictures are fitted as the config says, alike in training, probing and inference; nothing is cut off a LLaVA's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import load, save_checkpoint
+from reflectune.models.processing.image_config import ImageKeys, ImageSettings
+from reflectune.models.processing.image_fitting import fit_images
+from reflectune.models.schemes.base import MR2AG
+
+SIDE = 64
+PAD, CROP = ImageSettings("pad"), ImageSettings("crop")
+
+
+def base(make: SimpleNamespace, folder: Path, family: str) -> str:
+    make.model(family).save_pretrained(folder)
+    make.processor(family).save_pretrained(folder)
+    return str(folder)
+
+
+def pixels_of(renderer: Any, image: Image.Image) -> Tensor:
+    return renderer.prefix("Why?", image).vision["pixel_values"]
+
+
+def padded_to_a_square(image: Image.Image) -> Image.Image:
+    """What LLaVA-1.5 is trained and evaluated with: the picture in the middle of a square of the mean colour."""
+    side = max(image.size)
+    square = Image.new("RGB", (side, side), tuple(int(mean * 255) for mean in OPENAI_CLIP_MEAN))
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square
+
+
+def as_clip_reads_it(square: Image.Image) -> Tensor:
+    """A square picture scaled, then normalised: float32, (1, 3, side, side)."""
+    clip = CLIPImageProcessorPil(size={"height": SIDE, "width": SIDE}, do_center_crop=False)
+    return clip(square, return_tensors="pt")["pixel_values"]
+
+
+@pytest.mark.parametrize("size", [(192, 64), (64, 192), (101, 50), (64, 64), (1, 40)])
+def test_a_picture_is_padded_bit_for_bit_as_llava_does(
+    make: SimpleNamespace, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    renderer = load(base(make, tmp_path, "llava"), images=PAD).renderer
+    image = make.image(size=size)
+
+    square = padded_to_a_square(image)
+    scaled = torch.from_numpy(np.array(square.resize((SIDE, SIDE), Image.Resampling.BICUBIC))).permute(2, 0, 1)
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
+
+    assert torch.equal(pixels_of(renderer, image), as_clip_reads_it(square))
+    torch.testing.assert_close(pixels_of(renderer, image)[0], (scaled / 255 - mean) / deviation)
+
+
+def test_nothing_of_a_wide_picture_is_cut_off_and_what_is_added_has_the_mean_colour(
+    make: SimpleNamespace, tmp_path: Path
+) -> None:
+    """A blue stripe at each end of a red picture three times as wide as high."""
+    folder = base(make, tmp_path, "llava")
+    image = Image.new("RGB", (192, 64), (255, 0, 0))
+    image.paste((0, 0, 255), (0, 0, 16, 64))
+    image.paste((0, 0, 255), (176, 0, 192, 64))
+
+    padded, cropped = (pixels_of(load(folder, images=fit).renderer, image)[0] for fit in (PAD, CROP))
+
+    blue = padded[2] > padded[0] + 1
+    assert blue[32, [0, -1]].all()
+    assert not (cropped[2] > cropped[0] + 1).any()
+    rows = torch.cat([padded[:, :20], padded[:, -20:]], dim=1)
+    assert rows.abs().max() < 0.02  # the mean colour, in whole steps of 255, is nearly 0 after normalisation
+
+
+def test_the_keys_say_what_the_processor_would_do_by_itself(make: SimpleNamespace, tmp_path: Path) -> None:
+    folder, image = base(make, tmp_path, "llava"), make.image(size=(192, 64))
+
+    plain, cropped = load(folder), load(folder, images=CROP)
+
+    assert torch.equal(pixels_of(plain.renderer, image), pixels_of(cropped.renderer, image))
+    assert plain.fingerprint == cropped.fingerprint != load(folder, images=PAD).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "other"),
+    [
+        ("llava", PAD, CROP),
+        ("qwen2_vl", ImageSettings(min_pixels=256, max_pixels=2048), ImageSettings(max_pixels=4096)),
+    ],
+)
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_checkpoint_keeps_what_it_was_trained_with(
+    make: SimpleNamespace, tmp_path: Path, family: str, settings: ImageSettings, other: ImageSettings, adapter: bool
+) -> None:
+    from reflectune.train.setup.lora import add_adapters
+
+    trained = load(base(make, tmp_path / "base", family), scheme="mr2ag", images=settings)
+    model: Any = trained.model
+    if adapter:
+        ids = trained.renderer.token_ids.values()
+        model = add_adapters(model, ids, rank=2, alpha=2, dropout=0.0, targets=r".*language_model.*\.q_proj")
+    info = {"base_model": str(tmp_path / "base"), "seed": 0}
+    save_checkpoint(tmp_path / "out", model, trained.processor, MR2AG, info)
+    image = make.image(size=(192, 64))
+
+    again = load(str(tmp_path / "out"))
+
+    assert torch.equal(pixels_of(again.renderer, image), pixels_of(trained.renderer, image))
+    assert load(str(tmp_path / "out"), images=settings).fingerprint == again.fingerprint
+    with pytest.raises(UserError, match=r"was trained on pictures that were fitted with `(image_fit: pad|min_pixels)"):
+        load(str(tmp_path / "out"), images=other)
+
+
+@pytest.mark.parametrize("size", [(640, 480), (300, 900), (1600, 1600), (30, 20)])
+@pytest.mark.parametrize("tokens", [4, 16, 61])
+def test_the_tokens_of_a_picture_obey_max_pixels_and_min_pixels(
+    make: SimpleNamespace, tmp_path: Path, size: tuple[int, int], tokens: int
+) -> None:
+    """A token of the miniature is a square of 16 pixels a side."""
+    bounds = ImageSettings(min_pixels=2 * 256, max_pixels=tokens * 256)
+    renderer = load(base(make, tmp_path, "qwen2_vl"), images=bounds).renderer
+
+    rendered = renderer.prefix("Why?", make.image(size=size))
+
+    assert 2 <= rendered.ids.count(renderer.image_token_id) <= tokens
+    assert rendered.vision["image_grid_thw"].prod() == 4 * rendered.ids.count(renderer.image_token_id)
+
+
+def test_a_bound_that_is_not_given_stays(make: SimpleNamespace) -> None:
+    processor = make.processor("qwen2_vl")
+    processor.image_processor.size = {"shortest_edge": 512, "longest_edge": 8192}
+
+    fit_images(processor, "qwen2_vl", ImageSettings(max_pixels=1024))
+
+    assert dict(processor.image_processor.size) == {"shortest_edge": 512, "longest_edge": 1024}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "problem"),
+    [
+        ("qwen2_vl", PAD, "`image_fit: pad` is for LLaVA-1.5, and this is a qwen2_vl"),
+        ("llava", ImageSettings(max_pixels=1024), "are for Qwen's models, and this is a llava"),
+        ("qwen2_vl", ImageSettings(max_pixels=1024), "at least `min_pixels`, 4096"),
+        ("qwen2_vl", ImageSettings(min_pixels=1, max_pixels=255), "one token, 256 pixels"),
+    ],
+)
+def test_settings_of_another_family_and_bounds_that_cross_are_refused(
+    make: SimpleNamespace, family: str, settings: ImageSettings, problem: str
+) -> None:
+    with pytest.raises(UserError, match=problem):
+        fit_images(make.processor(family), family, settings)
+
+
+def test_wrong_values_are_found_before_a_model_is_loaded() -> None:
+    assert ImageKeys("pad", 10, 20).image_problems() == []
+    assert len(ImageKeys(min_pixels=-1, max_pixels=-1).image_problems()) == 2
+    assert "must not be below" in ImageKeys(min_pixels=30, max_pixels=20).image_problems()[0]

@@ -1,0 +1,20 @@
+import torch
+
+from reflectune.models.processing.processors import ImageOnlyQwen2VLProcessor
+
+
+def test_it_survives_saving(make, tmp_path):
+    processor = make.processor("qwen2_vl")
+    processor.save_pretrained(tmp_path)
+    again = ImageOnlyQwen2VLProcessor.from_pretrained(tmp_path)
+    inputs = {"text": ["a<|image_pad|>b"], "images": [make.image()], "return_tensors": "pt"}
+    for name, value in processor(**inputs).items():
+        assert torch.equal(again(**inputs)[name], value)
+    assert again.chat_template == processor.chat_template
+
+
+def test_an_image_becomes_a_token_per_merged_patch(make):
+    processor = make.processor("qwen2_vl")
+    made = processor(text=["<|image_pad|>"], images=[make.image(size=(30, 120))], return_tensors="pt")
+    assert made["input_ids"].tolist() == [[processor.image_token_id] * (made["image_grid_thw"].prod().item() // 4)]
+    assert len(made["pixel_values"]) == made["image_grid_thw"].prod()

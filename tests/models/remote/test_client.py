@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.models.remote.client import RemoteModel
+from reflectune.models.remote.endpoint import Endpoint
+
+Start = Callable[..., Any]
+
+
+def ask(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def echo(text: str) -> str:
+    return f"you said {text}"
+
+
+def endpoint(url: str, **settings: Any) -> Endpoint:
+    return Endpoint(url, "stub", **{"backoff": 0.01, "timeout": 5.0, **settings})
+
+
+def test_replies_come_in_the_order_of_the_questions_however_long_each_takes(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(echo, lambda text, number: {"seconds": 0.05 * (3 - int(text))})
+    with RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model:
+        replies = model.complete_all([ask(str(i)) for i in range(4)])
+
+    assert [reply.text for reply in replies] == [f"you said {i}" for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"status": 429, "body": '{"error": {"message": "slow down"}}', "retry_after": "0.05"},
+        {"status": 429, "body": "", "retry_after": "Wed, 21 Oct 2015 07:28:00 GMT"},
+        {"status": 429, "body": "", "retry_after": "soon"},
+        {"status": 500, "body": "oops"},
+        {"status": 529, "body": ""},
+        {"body": "<html>a proxy's page</html>"},
+        {"body": '{"choices": [{"message": {"cont'},
+        {"body": '{"choices": []}'},
+        {"body": '{"choices": [{"message": null}]}'},
+        {"body": '{"choices": [{"message": {"content": 5}}]}'},
+        {"body": "[]"},
+        {"body": "null"},
+        {"body": '{"error": {"message": "overloaded"}}'},
+        {"broken": True},
+        {"seconds": 1.0},
+    ],
+    ids=lambda fault: json.dumps(fault)[:50],
+)
+def test_a_failure_that_passes_is_tried_again_and_paid_for_once(
+    stub_server: Start, tmp_path: Path, fault: dict[str, Any]
+) -> None:
+    server = stub_server(echo, lambda text, number: fault if number < 2 else {})
+    with RemoteModel(endpoint(server.url, timeout=0.5), tmp_path / "replies.jsonl") as model:
+        assert model.complete(ask("hello")) == "you said hello"
+        assert "2 retries" in model.summary()
+
+    assert len(server.requests) == 3
+    assert len({headers["Idempotency-Key"] for headers, _ in server.requests}) == 1
+
+
+def test_a_failure_that_does_not_pass_is_one_clear_error(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(echo, lambda text, number: {"status": 503, "body": "down for\nmaintenance"})
+    with (
+        RemoteModel(endpoint(server.url, retries=2), tmp_path / "replies.jsonl") as model,
+        pytest.raises(UserError, match="failed 3 times in a row, the last time: status 503: `down for maint"),
+    ):
+        model.complete(ask("hello"))
+
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"status": 401, "body": "bad key sk-secret"}, "check `llm_url`, `llm_model` and the API key"),
+        ({"status": 404, "body": "no such model"}, "status 404: `no such model`"),
+        ({"status": 429, "body": '{"error": {"code": "insufficient_quota"}}'}, "no credit left"),
+        ({"status": 307, "body": "", "location": "http://127.0.0.1:1/elsewhere"}, "status 307"),
+    ],
+)
+def test_what_no_retry_can_mend_stops_at_once_and_shows_no_key(
+    stub_server: Start, tmp_path: Path, fault: dict[str, Any], message: str
+) -> None:
+    server = stub_server(echo, lambda text, number: fault)
+    with (
+        RemoteModel(endpoint(server.url, key="sk-secret"), tmp_path / "replies.jsonl") as model,
+        pytest.raises(UserError, match=message) as caught,
+    ):
+        model.complete(ask("hello"))
+
+    assert len(server.requests) == 1
+    assert server.requests[0][0]["Authorization"] == "Bearer sk-secret"
+    assert "sk-secret" not in str(caught.value)
+    assert "sk-secret" not in (tmp_path / "replies.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "sk-secret/x is unknown",
+        '{"choices": [{"message": {"content": "yes"}, "logprobs": '
+        '{"content": [{"top_logprobs": [{"token": "a", "logprob": "sk-secret/x"}]}]}}]}',
+        '{"error": "sk-secret\\/x is unknown"}',
+    ],
+)
+@pytest.mark.parametrize("status", [200, 401, 503])
+def test_a_reply_that_quotes_the_key_does_not_bring_it_into_any_traceback(
+    stub_server: Start, tmp_path: Path, body: str, status: int
+) -> None:
+    server = stub_server(echo, lambda text, number: {"status": status, "body": body})
+    with (
+        RemoteModel(endpoint(server.url, key="sk-secret/x", retries=1), tmp_path / "replies.jsonl") as model,
+        pytest.raises(UserError) as caught,
+    ):
+        model.complete(ask("hello"))
+
+    shown = "".join(traceback.format_exception(caught.value)) + repr(model.endpoint)
+    assert "sk-secret" not in shown
+    assert "…" in shown
+
+
+def test_a_refused_conversation_does_not_stop_the_others_and_is_not_kept(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(echo, lambda text, number: {"status": 400, "body": "too long"} if text == "2" else {})
+    with RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model:
+        replies = model.complete_all([ask(str(i)) for i in range(4)])
+        again = model.complete_all([ask("2")])
+
+    assert [reply.text for reply in replies] == ["you said 0", "you said 1", "", "you said 3"]
+    assert "too long" in replies[2].refused
+    assert again[0].refused
+    assert len(server.requests) == 5
+
+
+def test_a_server_that_refuses_everything_is_an_error(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(echo, lambda text, number: {"status": 400, "body": "unknown field max_tokens"})
+    with (
+        RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model,
+        pytest.raises(UserError, match=r"refuses every request: .*max_tokens.*llm_options"),
+    ):
+        model.complete_all([ask("a"), ask("b")])
+
+
+def test_no_more_requests_are_under_way_than_wanted(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(echo, seconds=0.02)
+    with RemoteModel(endpoint(server.url, concurrency=3), tmp_path / "replies.jsonl") as model:
+        model.complete_all([ask(str(i)) for i in range(12)])
+
+    assert server.most_at_a_time == 3
+
+
+def test_conversations_that_begin_alike_are_sent_one_after_the_other(stub_server: Start, tmp_path: Path) -> None:
+    def about(picture: str, question: str, passage: str) -> list[dict[str, Any]]:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+        return [
+            {"role": "user", "content": [image, {"type": "text", "text": question}]},
+            {"role": "assistant", "content": "[Retrieval]"},
+            {"role": "user", "content": passage},
+        ]
+
+    wanted = [about(p, q, f"{p}{q}{n}") for n in range(3) for q in ("Who?", "When?") for p in "AB"]
+    server = stub_server(lambda text: text)
+    with RemoteModel(endpoint(server.url, concurrency=1), tmp_path / "replies.jsonl") as model:
+        replies = model.complete_all(wanted)
+
+    assert [reply.text for reply in replies] == [conversation[-1]["content"] for conversation in wanted]
+    arrived = [text[:-1] for text in server.delivered]  # picture and question, in the order of arrival
+    assert len([1 for one, other in pairwise(arrived) if one != other]) == 3
+
+
+def test_equal_conversations_are_paid_for_once_and_a_kept_reply_never_again(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(echo)
+    for _ in range(2):
+        with RemoteModel(endpoint(server.url, input_price=1e6), tmp_path / "replies.jsonl") as model:
+            replies = model.complete_all([ask("one"), ask("two"), ask("one")])
+            assert [reply.text for reply in replies] == ["you said one", "you said two", "you said one"]
+            assert model.usage() == {"replies": 2, "prompt_tokens": 2, "completion_tokens": 6, "cost": 2.0}
+
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("changes", [{"model": "other"}, {"max_tokens": 7}, {"options": {"seed": 1}}])
+def test_a_request_that_differs_in_anything_is_another_one(
+    stub_server: Start, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    server = stub_server(echo)
+    values = {"url": server.url, "model": "stub"}
+    for settings in (values, {**values, **changes}):
+        with RemoteModel(Endpoint(**settings), tmp_path / "replies.jsonl") as model:
+            model.complete(ask("hello"))
+
+    assert len(server.requests) == 2
+
+
+def test_the_first_tokens_log_probabilities_are_read_without_decoding(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(echo, first_token={"yes": -0.1, "no": -2.5, "maybe": -4.0})
+    with RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model:
+        (found,) = model.log_probabilities([ask("Is it?")], ["yes", "no", "never"])
+
+    assert found == {"yes": -0.1, "no": -2.5}
+    assert server.requests[0][1]["max_tokens"] == 1
+
+
+def test_a_server_without_log_probabilities_is_an_error(stub_server: Start, tmp_path: Path) -> None:
+    with (
+        RemoteModel(endpoint(stub_server(echo).url), tmp_path / "replies.jsonl") as model,
+        pytest.raises(UserError, match="gives no log-probabilities"),
+    ):
+        model.log_probabilities([ask("Is it?")], ["yes"])
+
+
+def test_half_a_surrogate_pair_in_a_reply_does_no_harm(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(lambda text: "a \ud83d b")
+    with RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model:
+        first = model.complete(ask("hello"))
+        assert first == model.complete(ask("hello")) == "a ? b"
+
+
+def test_a_second_run_does_not_write_into_the_same_file(stub_server: Start, tmp_path: Path) -> None:
+    url = stub_server(echo).url
+    with (
+        RemoteModel(endpoint(url), tmp_path / "replies.jsonl"),
+        pytest.raises(UserError, match="in use by another run"),
+    ):
+        RemoteModel(endpoint(url), tmp_path / "replies.jsonl")
+    RemoteModel(endpoint(url), tmp_path / "replies.jsonl").close()
+
+
+def test_when_one_request_fails_for_good_those_under_way_are_kept(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(echo, lambda text, number: {"status": 401, "body": ""} if text == "0" else {"seconds": 0.2})
+    with RemoteModel(endpoint(server.url, concurrency=3), tmp_path / "replies.jsonl") as model:
+        with pytest.raises(UserError, match="status 401"):
+            model.complete_all([ask(str(i)) for i in range(50)])
+        assert model.usage()["replies"] == sum(server.delivered.values()) < 10
+
+
+def test_a_kill_loses_nothing_that_arrived_and_nothing_kept_is_paid_for_twice(
+    stub_server: Start, tmp_path: Path
+) -> None:
+    """Only what was under way at the kill, at most `concurrency` requests, can be sent again."""
+    server = stub_server(
+        echo, lambda text, number: {"status": 429, "body": ""} if int(text) % 7 == number else {}, 0.01
+    )
+    path = tmp_path / "replies.jsonl"
+    script = (
+        "from reflectune.models.remote.endpoint import Endpoint\n"
+        "from reflectune.models.remote.client import RemoteModel\n"
+        f"model = RemoteModel(Endpoint({server.url!r}, 'stub', concurrency=4, backoff=0.01), {str(path)!r})\n"
+        "model.complete_all([[{'role': 'user', 'content': str(i)}] for i in range(300)])\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while sum(server.delivered.values()) < 60 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    time.sleep(0.3)  # let the server finish what was under way
+    kept = {json.loads(line)["text"] for line in path.read_bytes().split(b"\n")[1:-1]}
+    with server.lock:
+        delivered = set(server.delivered)
+    assert 60 - 4 <= len(kept) < 300
+    assert len(delivered - {text.removeprefix("you said ") for text in kept}) <= 4
+
+    with RemoteModel(endpoint(server.url, concurrency=4), path) as model:
+        replies = model.complete_all([ask(str(i)) for i in range(300)])
+
+    assert [reply.text for reply in replies] == [f"you said {i}" for i in range(300)]
+    twice = {text for text, times in server.delivered.items() if times > 1}
+    assert len(twice) <= 4
+    assert not twice & {text.removeprefix("you said ") for text in kept}
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C reaches the test even if it runs in the background, where a shell has it ignored.
+
+    Nor is it swallowed by a callback of the garbage collector, such as hypothesis has.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()
+    yield
+    gc.enable()
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_keeps_what_arrived(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(echo, seconds=0.02)
+    with RemoteModel(endpoint(server.url, concurrency=2), tmp_path / "replies.jsonl") as model:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            model.complete_all([ask(str(i)) for i in range(500)])
+        assert 0 < model.usage()["replies"] == sum(server.delivered.values()) < 500

@@ -1,0 +1,104 @@
+import traceback
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.models.remote.endpoint import Endpoint, RemoteConfig
+
+URL = "http://localhost:8000/v1"
+
+
+def test_a_local_server_needs_an_address_and_a_model_only() -> None:
+    assert RemoteConfig(llm_url=URL, llm_model="m").llm_problems() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"llm_url": ""}, "`llm_url` is needed"),
+        ({"llm_model": ""}, "`llm_model` is needed"),
+        ({"llm_url": "localhost:8000"}, "must look like https://HOST/v1, found `localhost:8000`"),
+        ({"llm_url": "file:///etc/passwd"}, "must look like https://HOST/v1"),
+        ({"llm_url": "https://api.example.com/v1"}, "$NO_SUCH_VARIABLE holds no API key"),
+        ({"llm_concurrency": 0}, "`llm_concurrency` must be at least 1, found 0"),
+        ({"llm_timeout": 0.0}, "`llm_timeout` must be more than 0"),
+        ({"llm_options": "{"}, "`llm_options` is not valid JSON"),
+        ({"llm_options": "[1]"}, "must be a JSON object"),
+    ],
+)
+def test_each_problem_is_told(settings: dict[str, object], problem: str) -> None:
+    config = RemoteConfig(**{"llm_url": URL, "llm_model": "m", "llm_key_variable": "NO_SUCH_VARIABLE", **settings})
+
+    (found,) = config.llm_problems()
+
+    assert problem in found
+
+
+def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "sk-secret")
+    config = RemoteConfig(llm_url="https://api.example.com/v1/", llm_model="m", llm_key_variable="SOME_KEY")
+
+    assert config.llm_problems() == []
+    assert config.endpoint().key == "sk-secret"
+    assert config.endpoint().url == "https://api.example.com/v1"
+    assert "sk-secret" not in f"{config!r} {config.endpoint()!r}"
+
+
+def test_options_change_a_request_and_null_takes_a_field_out() -> None:
+    config = RemoteConfig(
+        llm_url=URL, llm_model="m", llm_options='{"max_tokens": null, "max_completion_tokens": 9, "temperature": 1}'
+    )
+
+    body = config.endpoint().request([])
+
+    assert body == {"model": "m", "messages": [], "temperature": 1, "max_completion_tokens": 9}
+
+
+def test_the_cost_is_tokens_times_price() -> None:
+    assert Endpoint(URL, "m", input_price=2.0, output_price=8.0).cost(500_000, 250_000) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("around", ["{}\n", "{}\r\n", " {}\t\n", "\n{}"])
+def test_white_space_around_a_key_is_taken_off(monkeypatch: pytest.MonkeyPatch, around: str) -> None:
+    monkeypatch.setenv("SOME_KEY", around.format("sk-secret"))
+
+    assert Endpoint(URL, "m", key=around.format("sk-secret")).key == "sk-secret"
+    assert RemoteConfig(llm_url=URL, llm_model="m", llm_key_variable="SOME_KEY").endpoint().key == "sk-secret"
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("sk-secret\nsk-other", "holds a line break"),
+        ("sk-secret\r\nX-Header: 1", "holds a line break"),
+        ("sk-secret\x0bsk-other", "a control character"),
+        ("sk-secret sk-other", "holds a space"),
+        ("“sk-secret”", "not ASCII"),
+        ("sk-secret\x7f", "a control character"),
+    ],
+)
+def test_a_key_that_no_header_can_hold_is_refused_and_never_shown(
+    monkeypatch: pytest.MonkeyPatch, key: str, problem: str
+) -> None:
+    monkeypatch.setenv("SOME_KEY", key)
+    config = RemoteConfig(llm_url="https://api.example.com/v1", llm_model="m", llm_key_variable="SOME_KEY")
+
+    with pytest.raises(UserError, match=problem) as caught:
+        config.endpoint()
+
+    (told,) = config.llm_problems()
+    assert told.startswith("the API key in the variable $SOME_KEY holds")
+    assert problem in told
+    shown = "".join(traceback.TracebackException.from_exception(caught.value).format())
+    for secret in ("sk-secret", "sk-other"):
+        assert secret not in f"{told} {shown} {caught.value!r}"
+
+
+@pytest.mark.parametrize("mistaken", ["sk-secret", "hf_secret"])
+def test_a_key_in_the_place_of_its_variable_s_name_is_not_shown(mistaken: str) -> None:
+    config = RemoteConfig(llm_url="https://api.example.com/v1", llm_model="m", llm_key_variable=mistaken)
+
+    (told,) = config.llm_problems()
+
+    assert "`llm_key_variable`" in told
+    assert "secret" not in told

@@ -1,0 +1,122 @@
+import pytest
+import torch
+from tokenizers import AddedToken
+
+from reflectune.core.errors import UserError
+from reflectune.models.schemes.base import MMKB_RAG, MR2AG
+from reflectune.models.schemes.tokens import NOISE, add_reflection_tokens, has_tokens, token_id_of
+
+FAMILIES = ["llava", "qwen2_vl"]
+TABLES = [pytest.param(0, id="unpadded"), pytest.param(64, id="padded")]
+TIES = [pytest.param(False, id="untied"), pytest.param(True, id="tied")]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    return request.param
+
+
+def build(make, family, padding=0, tie=False, seed=0, scheme=MR2AG):
+    model = make.model(family, vocab_size=len(make.tokenizer(family)) + padding, tie_word_embeddings=tie)
+    processor = make.processor(family)
+    before = [m.weight.detach().clone() for m in (model.get_input_embeddings(), model.get_output_embeddings())]
+    ids = add_reflection_tokens(model, processor, scheme, seed=seed)
+    after = [m.weight for m in (model.get_input_embeddings(), model.get_output_embeddings())]
+    return model, processor, ids, before, after
+
+
+@pytest.mark.parametrize("padding", TABLES)
+@pytest.mark.parametrize("tie", TIES)
+@torch.no_grad()
+def test_only_the_new_rows_change_and_the_table_never_shrinks(make, family, padding, tie):
+    _, processor, ids, before, after = build(make, family, padding, tie)
+    for old, new in zip(before, after, strict=True):
+        assert new.shape[0] == max(old.shape[0], len(processor.tokenizer))
+        untouched = [row for row in range(len(old)) if row not in ids.values()]
+        assert torch.equal(new[untouched], old[untouched])
+
+
+@pytest.mark.parametrize("padding", TABLES)
+@pytest.mark.parametrize("tie", TIES)
+def test_tied_matrices_stay_tied_and_untied_ones_apart(make, family, padding, tie):
+    model, _, ids, _, (embedding, output) = build(make, family, padding, tie)
+    rows = list(ids.values())
+    assert (embedding is output) == tie
+    assert torch.equal(embedding[rows], output[rows]) == tie
+    assert model.config.tie_word_embeddings == tie
+
+
+@pytest.mark.parametrize("padding", TABLES)
+@pytest.mark.parametrize("tie", TIES)
+@torch.no_grad()
+def test_a_new_row_is_its_descriptions_mean_in_that_matrix_plus_a_little_noise(make, family, padding, tie):
+    _, processor, ids, before, after = build(make, family, padding, tie)
+    for old, new in zip(before, after, strict=True):
+        for role, row in ids.items():
+            words = processor.tokenizer(MR2AG.descriptions[role], add_special_tokens=False)["input_ids"]
+            noise = new[row] - old[words].mean(0)
+            spread = old[: len(processor.tokenizer) - 4].std() * NOISE
+            assert 0.4 * spread < noise.std() < 1.8 * spread
+
+
+def test_new_rows_differ_and_follow_the_seed(make, family):
+    _, _, ids, _, first = build(make, family, seed=0)
+    _, _, _, _, again = build(make, family, seed=0)
+    _, _, _, _, other = build(make, family, seed=1)
+    rows = list(ids.values())
+    for a, b, c in zip(first, again, other, strict=True):
+        assert torch.equal(a[rows], b[rows])
+        assert not torch.equal(a[rows], c[rows])
+        assert torch.pdist(a[rows]).min() > 0
+
+
+def test_adding_twice_changes_nothing(make, family):
+    model, processor, ids, _, after = build(make, family)
+    size, kept = len(processor.tokenizer), [matrix.detach().clone() for matrix in after]
+    with torch.no_grad():
+        after[0][ids["relevant"]] += 1  # as training would
+    kept[0][ids["relevant"]] += 1
+    assert add_reflection_tokens(model, processor, MR2AG, seed=5) == ids
+    assert len(processor.tokenizer) == size
+    assert all(torch.equal(now, then) for now, then in zip(after, kept, strict=True))
+
+
+def test_a_fresh_model_gets_rows_though_its_tokenizer_has_the_tokens(make, family):
+    _, processor, ids, _, _ = build(make, family, padding=64)
+    model = make.model(family, vocab_size=len(make.tokenizer(family)) + 64)
+    before = model.get_output_embeddings().weight.detach().clone()
+    add_reflection_tokens(model, processor, MR2AG)
+    assert (model.get_output_embeddings().weight[list(ids.values())] != before[list(ids.values())]).any()
+
+
+@pytest.mark.parametrize("scheme", [MR2AG, MMKB_RAG], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("around", ["{}", " {}", "x{}", "x {} y", "({})", "\n{}\n", "{}{}"])
+def test_a_token_is_one_id_everywhere(make, family, scheme, around):
+    _, processor, ids, _, _ = build(make, family, scheme=scheme)
+    for role, token in scheme.tokens.items():
+        found = processor.tokenizer(around.replace("{}", token))["input_ids"]
+        assert found.count(ids[role]) == around.count("{}")
+        assert processor.tokenizer.decode([ids[role]]) == token
+
+
+def test_tokens_survive_saving(make, family, tmp_path):
+    _, processor, ids, _, _ = build(make, family)
+    processor.save_pretrained(tmp_path)
+    again = type(processor).from_pretrained(tmp_path).tokenizer
+    text = "USER: a ASSISTANT: [Relevant] b assistant\n[Irrelevant]"
+    assert again(text)["input_ids"] == processor.tokenizer(text)["input_ids"]
+    assert {role: again.convert_tokens_to_ids(token) for role, token in MR2AG.tokens.items()} == ids
+
+
+def test_a_token_that_is_not_one_token_is_refused(make, family):
+    tokenizer = make.processor(family).tokenizer
+    with pytest.raises(UserError, match="not as one token"):
+        token_id_of(tokenizer, "[Relevant]")
+    tokenizer.add_tokens(["[Relevant]", AddedToken(": [Rel")])
+    with pytest.raises(UserError, match="not as one token"):
+        token_id_of(tokenizer, "[Relevant]")
+
+
+def test_has_tokens_tells_a_tuned_tokenizer(make, family):
+    assert not has_tokens(make.processor(family).tokenizer, MR2AG)
+    assert has_tokens(build(make, family)[1].tokenizer, MR2AG)

@@ -1,0 +1,168 @@
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from reflectune.core.errors import UserError
+from reflectune.models.attention.tree import collate
+from reflectune.models.loading import load, save_checkpoint
+from reflectune.models.miniature.architecture import build_model
+from reflectune.models.schemes.base import MR2AG
+from reflectune.models.weights.quantization import Quantization, dequantized, quantized_layers
+
+pytest.importorskip("bitsandbytes")
+
+FAMILIES = ["llava", "qwen2_vl"]
+TARGETS = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def base(request, make, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base") / request.param
+    build_model(request.param, make.tokenizer(request.param), size="base").save_pretrained(folder)
+    make.processor(request.param).save_pretrained(folder)
+    return str(folder)
+
+
+@torch.no_grad()
+def logits(loaded, make, model=None):
+    tree = loaded.renderer.encode_example(make.example(2), make.image())
+    inputs = {k: v for k, v in collate([tree], loaded.model).items() if k not in ("labels", "weights")}
+    return (model or loaded.model)(**inputs, use_cache=False).logits.float()
+
+
+def gradients(model, loaded):
+    """One backward pass: the gradient of everything that trains."""
+    model.train().zero_grad()
+    tokens = torch.tensor([[20, *loaded.renderer.token_ids.values(), 21]])
+    model(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=tokens).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def adapted(loaded):
+    ids = list(loaded.renderer.token_ids.values())
+    torch.manual_seed(0)
+    config = LoraConfig(
+        r=4,
+        target_modules=TARGETS,
+        trainable_token_indices={"embed_tokens": ids, "lm_head": ids},
+        init_lora_weights=False,
+    )
+    return get_peft_model(loaded.model, config)
+
+
+def test_the_language_models_layers_are_in_four_bits_and_nothing_else(base):
+    loaded = load(base, scheme="mr2ag", quantization=Quantization("bfloat16"))
+    linear = {name for name, module in loaded.model.named_modules() if isinstance(module, torch.nn.Linear)}
+
+    assert set(quantized_layers(loaded.model)) == {name for name in linear if "language_model" in name}
+    kept = {name: p.dtype for name, p in loaded.model.named_parameters() if p.dtype != torch.uint8}
+    assert set(kept.values()) == {torch.bfloat16}
+    assert any("vision" in name or "visual" in name for name in kept)
+    assert any("projector" in name or "merger" in name for name in kept)
+    assert all(
+        loaded.model.get_parameter(f"{name}.weight").quant_state.nested for name in quantized_layers(loaded.model)
+    )
+
+
+def test_new_tokens_get_the_rows_that_they_get_without_four_bits(base):
+    plain, four = (
+        load(base, scheme="mr2ag", seed=3),
+        load(base, scheme="mr2ag", seed=3, quantization=Quantization("float32")),
+    )
+    rows = list(plain.renderer.token_ids.values())
+
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        one, other = (getattr(loaded.model, name)().weight[rows] for loaded in (plain, four))
+        assert torch.equal(one, other)
+
+
+def test_weights_written_out_compute_the_same(base, make):
+    four = load(base, scheme="mr2ag", quantization=Quantization("float32"))
+    before = logits(four, make)
+    plain = dequantized(four.model, torch.float32)
+
+    assert not quantized_layers(plain)
+    torch.testing.assert_close(logits(four, make, plain), before, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(before, logits(load(base, scheme="mr2ag"), make), atol=1e-3)
+
+
+def test_an_evaluation_takes_no_gradient_away(base, make):
+    """bitsandbytes repacks weights in evaluation mode on a CPU with AVX512-BF16; see `check_quantized`."""
+    loaded = load(base, scheme="mr2ag", quantization=Quantization("float32"))
+    model = adapted(loaded)
+    before = gradients(model, loaded)
+    first = logits(loaded, make, model.eval())
+    after = gradients(model, loaded)
+
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(gradient.abs().sum() > 0 for gradient in before.values())
+    assert torch.equal(logits(loaded, make, model.eval()), first)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_of_four_bits_loads_merged_into_what_it_was_trained_on(base, make, dtype, tmp_path):
+    quantization = Quantization(dtype)
+    loaded = load(base, scheme="mr2ag", seed=5, quantization=quantization)
+    model = adapted(loaded).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "token" in name and parameter.requires_grad:
+                parameter.add_(0.1)
+    expected = logits(loaded, make, model)
+    info = {"base_model": base, "seed": 5, "quantization": {"dtype": dtype, "double": True}}
+    save_checkpoint(tmp_path / "adapter", model, loaded.processor, MR2AG, info)
+
+    again = load(str(tmp_path / "adapter"))
+
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    assert again.quantization is None
+    assert {p.dtype for p in again.model.parameters()} == {torch.float32}
+    assert all(p.requires_grad for p in again.model.parameters())
+    near = 1e-4 if dtype == "float32" else 0.1  # the first read in bfloat16
+    torch.testing.assert_close(logits(again, make), expected, rtol=near, atol=near * 10)
+    plain = json.loads((tmp_path / "adapter" / "reflectune.json").read_text()) | {"quantization": None}
+    (tmp_path / "adapter" / "reflectune.json").write_text(json.dumps(plain))
+    assert (logits(load(str(tmp_path / "adapter")), make) - expected).abs().max() > 3 * (
+        logits(again, make) - expected
+    ).abs().max()
+
+
+def test_four_bits_are_part_of_the_fingerprint(base):
+    plain = load(base, scheme="mr2ag")
+    four, single = (
+        load(base, scheme="mr2ag", quantization=Quantization("float32", double)) for double in (True, False)
+    )
+
+    assert len({loaded.fingerprint for loaded in (plain, four, single)}) == 3
+
+
+def test_without_bitsandbytes_nothing_is_loaded(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "reflectune.models.weights.quantization.find_spec",
+        lambda name: None if name == "bitsandbytes" else find_spec(name),
+    )
+
+    with pytest.raises(UserError, match=r"pip install 'reflectune\[quantization\]'"):
+        load("/nowhere", quantization=Quantization())
+
+
+def test_an_adapter_is_no_base_for_four_bits(base, tmp_path):
+    loaded = load(base, scheme="mr2ag")
+    save_checkpoint(tmp_path, adapted(loaded), loaded.processor, MR2AG, {"base_model": base, "seed": 0})
+
+    with pytest.raises(UserError, match="is an adapter, and 4 bits are for a base model; merge it"):
+        load(str(tmp_path), quantization=Quantization())
+
+
+def test_a_model_that_is_stored_quantised_is_refused(base, tmp_path):
+    config = json.loads(Path(base, "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(UserError, match="is stored quantised; take the plain weights"):
+        load(str(tmp_path), scheme="mr2ag")

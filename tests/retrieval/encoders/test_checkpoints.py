@@ -1,0 +1,251 @@
+"""Which files of a model are read, and that nothing but tensors is taken from a pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModel
+
+from reflectune.core.errors import UserError
+from reflectune.retrieval.encoders.catalogue import CATALOGUE
+from reflectune.retrieval.encoders.checkpoints import find_checkpoint, load_weights
+from reflectune.retrieval.encoders.encoder import load_encoder
+from reflectune.retrieval.index import build_index, load_index
+
+ROOT = Path(__file__).parents[3]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def pickled_copy(folder: str, target: Path) -> Path:
+    """The same model with its weights in pytorch_model.bin alone, as older repositories have them."""
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(load_file(Path(folder, "model.safetensors")), target / "pytorch_model.bin")
+    return target
+
+
+@pytest.fixture
+def bin_folder(clip_folder: str, tmp_path: Path) -> Path:
+    return pickled_copy(clip_folder, tmp_path / "clip_bin")
+
+
+class Bomb:
+    """Leaves a file behind when it is unpickled by a loader that runs what a pickle asks for."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._trace),)
+
+
+# A folder.
+
+
+def test_a_folder_with_a_pickle_alone_gives_the_vectors_of_its_safetensors(bin_folder, encoder, picture) -> None:
+    same = load_encoder(str(bin_folder))
+    np.testing.assert_array_equal(same.encode_images([picture(1)]), encoder.encode_images([picture(1)]))
+    np.testing.assert_array_equal(same.encode_texts(["the owl"]), encoder.encode_texts(["the owl"]))
+    assert same.fingerprint != encoder.fingerprint
+
+
+def test_a_pickle_in_parts_is_read_too(clip_folder, encoder, tmp_path, picture) -> None:
+    target = tmp_path / "parts"
+    shutil.copytree(clip_folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    weights = load_file(Path(clip_folder, "model.safetensors"))
+    names, where = sorted(weights), {}
+    for number, part in enumerate((names[::2], names[1::2]), start=1):
+        file = f"pytorch_model-{number:05d}-of-00002.bin"
+        torch.save({name: weights[name] for name in part}, target / file)
+        where.update(dict.fromkeys(part, file))
+    (target / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    vectors = load_encoder(str(target)).encode_images([picture(1)])
+    np.testing.assert_array_equal(vectors, encoder.encode_images([picture(1)]))
+
+
+def test_the_fingerprint_follows_the_pickle(bin_folder) -> None:
+    before = find_checkpoint(str(bin_folder)).fingerprint
+    weights = torch.load(bin_folder / "pytorch_model.bin", weights_only=True)
+    weights["logit_scale"] += 1
+    torch.save(weights, bin_folder / "pytorch_model.bin")
+    assert find_checkpoint(str(bin_folder)).fingerprint != before
+
+
+def test_safetensors_are_taken_if_both_are_there(clip_folder, tmp_path) -> None:
+    shutil.copytree(clip_folder, tmp_path / "both")
+    (tmp_path / "both/pytorch_model.bin").write_bytes(b"never opened")
+    checkpoint = find_checkpoint(str(tmp_path / "both"))
+    assert (checkpoint.pickled, checkpoint.fingerprint) == (False, find_checkpoint(clip_folder).fingerprint)
+    load_encoder(str(tmp_path / "both"))
+
+
+# A pickle that would do something.
+
+
+@pytest.mark.parametrize("layout", ["saved by torch", "bare pickle", "beside good weights"])
+def test_a_malicious_pickle_is_refused_and_never_run(bin_folder, tmp_path, layout) -> None:
+    trace, path = tmp_path / "pwned", bin_folder / "pytorch_model.bin"
+    bomb = Bomb(trace)
+    if layout == "bare pickle":
+        path.write_bytes(pickle.dumps({"logit_scale": bomb}))
+    elif layout == "saved by torch":
+        torch.save({"logit_scale": bomb}, path)
+    else:
+        torch.save({**torch.load(path, weights_only=True), "more": bomb}, path)
+    with pytest.raises(UserError, match=r"pickle with more in it than tensors.*nothing of it was run.*safetensors"):
+        load_encoder(str(bin_folder))
+    with pytest.raises(UserError, match=r"nothing of it was run"):
+        load_weights(find_checkpoint(str(bin_folder)), AutoModel, dtype=torch.float32, device=torch.device("cpu"))
+    assert not trace.exists()
+
+
+def test_the_malicious_pickle_of_these_tests_is_one(tmp_path) -> None:
+    """That the test above can fail."""
+    torch.save(Bomb(tmp_path / "pwned"), tmp_path / "bomb.bin")
+    torch.load(tmp_path / "bomb.bin", weights_only=False)
+    assert (tmp_path / "pwned").is_dir()
+
+
+def test_a_damaged_pickle_is_named(bin_folder) -> None:
+    path = bin_folder / "pytorch_model.bin"
+    for content in (path.read_bytes()[: path.stat().st_size // 2], b""):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=str(bin_folder)):
+            load_encoder(str(bin_folder))
+
+
+def test_an_archive_that_is_no_checkpoint_is_refused(bin_folder) -> None:
+    with zipfile.ZipFile(bin_folder / "pytorch_model.bin", "w") as archive:
+        archive.writestr("hello.txt", "hello")
+    with pytest.raises(UserError, match=str(bin_folder)):
+        load_encoder(str(bin_folder))
+
+
+# The hub, from its cache: the layout that huggingface_hub keeps on the disk, and no network.
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a model's folder into the cache as a repository at COMMIT, which is also its `main`."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def put(folder: Path | str, repository: str) -> None:
+        home = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
+        shutil.copytree(folder, home / "snapshots" / COMMIT)
+        (home / "refs").mkdir()
+        (home / "refs/main").write_text(COMMIT)
+
+    return put
+
+
+def test_safetensors_need_no_commit_and_the_one_they_are_of_is_known(cached, clip_folder) -> None:
+    cached(clip_folder, "owner/clip")
+    for name in ("owner/clip", f"owner/clip@{COMMIT}"):
+        encoder = load_encoder(name)
+        assert (encoder.name, encoder.revision) == (name, COMMIT)
+        assert encoder.fingerprint == find_checkpoint(clip_folder).fingerprint
+
+
+def test_a_pickle_of_the_hub_is_loaded_at_a_commit_alone(cached, bin_folder, encoder, picture) -> None:
+    cached(bin_folder, "owner/clip")
+    with pytest.raises(UserError, match=rf"no weights in safetensors.*`owner/clip@{COMMIT}`: nothing but its tensors"):
+        load_encoder("owner/clip")
+    pinned = load_encoder(f"owner/clip@{COMMIT}")
+    assert pinned.revision == COMMIT
+    np.testing.assert_array_equal(pinned.encode_images([picture(1)]), encoder.encode_images([picture(1)]))
+
+
+def test_what_to_pin_is_said_where_we_know_it(cached, bin_folder) -> None:
+    name = "openai/clip-vit-large-patch14-336"
+    cached(bin_folder, name)
+    with pytest.raises(UserError, match=f"`{name}@{CATALOGUE[name].commit}`"):
+        load_encoder(name)
+
+
+@pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", COMMIT[:7], COMMIT.upper(), ""])
+def test_a_revision_that_can_move_is_refused(cached, clip_folder, revision) -> None:
+    cached(clip_folder, "owner/clip")
+    with pytest.raises(UserError, match=r"no commit of 40 hexadecimal digits.*owner/clip/commits/main"):
+        load_encoder(f"owner/clip@{revision}")
+
+
+def test_a_commit_that_is_not_there_is_refused(cached, clip_folder) -> None:
+    cached(clip_folder, "owner/clip")
+    with pytest.raises(UserError, match="not in the local cache"):
+        load_encoder(f"owner/clip@{'f' * 40}")
+
+
+def test_a_repository_without_any_weights_is_refused(cached, clip_folder, tmp_path) -> None:
+    shutil.copytree(clip_folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    cached(tmp_path / "bare", "owner/bare")
+    with pytest.raises(UserError, match=r"no weights in safetensors format and no pytorch_model\.bin"):
+        load_encoder(f"owner/bare@{COMMIT}")
+
+
+def test_a_model_of_its_own_code_is_refused_with_another_to_take() -> None:
+    with pytest.raises(UserError, match=r"modeling_evaclip\.py.*never run; take google/siglip2"):
+        load_encoder("BAAI/EVA-CLIP-8B")
+
+
+def test_an_index_says_which_commit_its_vectors_are_of(cached, bin_folder, kb, tmp_path) -> None:
+    cached(bin_folder, "owner/clip")
+    name = f"owner/clip@{COMMIT}"
+    encoder = load_encoder(name)
+    build_index(kb, encoder, tmp_path / "index")
+    manifest = json.loads((tmp_path / "index/manifest.json").read_text())
+    assert (manifest["encoder"], manifest["encoder_revision"]) == (name, COMMIT)
+    assert manifest["encoder_fingerprint"] == encoder.fingerprint
+    assert load_index(tmp_path / "index", kb, encoder).manifest == manifest
+
+
+# What configs name.
+
+
+def named_models() -> list[tuple[str, str]]:
+    """(config, model) of every encoder and reranker in `configs/`."""
+    named = []
+    for path in sorted((ROOT / "configs").rglob("*.yaml")):
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        for key in ("encoder", "reranker_model"):
+            if values.get(key):
+                named.append((f"{path.relative_to(ROOT)}: {key}", values[key]))
+    return named
+
+
+@pytest.mark.parametrize(("where", "name"), named_models())
+def test_every_model_that_a_config_names_is_known_and_can_be_loaded_as_named(where: str, name: str) -> None:
+    repository, _, commit = name.partition("@")
+    assert repository in CATALOGUE, f"{where} names {repository}: look up what it holds and add it to the catalogue"
+    known = CATALOGUE[repository]
+    assert known.weights != "own code", where
+    assert commit == known.commit, where
+
+
+def test_the_catalogue_pins_every_pickle_and_states_every_licence() -> None:
+    assert {name for name, one in CATALOGUE.items() if one.weights == "pickle"} <= {
+        name for name, one in CATALOGUE.items() if len(one.commit) == 40
+    }
+    assert all(one.licence for one in CATALOGUE.values())
+    assert all((one.pixels is None) == (one.use != "encoder") for one in CATALOGUE.values())
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if name.startswith("miniature/")])
+def test_the_catalogue_is_right_about_what_is_shipped(name: str) -> None:
+    checkpoint, known = find_checkpoint(name), CATALOGUE[name]
+    assert checkpoint.pickled == (known.weights == "pickle")
+    if known.pixels:
+        config = json.loads((checkpoint.folder / "config.json").read_text())
+        assert config["vision_config"]["image_size"] == known.pixels

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoProcessor, CLIPModel, CLIPVisionConfig, CLIPVisionModel, SiglipConfig, SiglipModel
+
+from reflectune.core.errors import UserError
+from reflectune.models import miniature
+from reflectune.retrieval.encoders.encoder import load_encoder
+
+
+def test_vectors_are_those_of_the_model_itself_at_length_1(clip_folder, encoder, picture) -> None:
+    model, processor = CLIPModel.from_pretrained(clip_folder).eval(), AutoProcessor.from_pretrained(clip_folder)
+    texts, images = ["the red owl", "tower"], [picture(1), picture(2).resize((80, 50))]
+    with torch.no_grad():
+        out = model(**processor(text=texts, images=images, padding=True, return_tensors="pt"))
+    np.testing.assert_allclose(encoder.encode_images(images), out.image_embeds, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode_texts(texts), out.text_embeds, atol=1e-6)
+
+
+def test_vectors_have_length_1_and_type_float32(encoder, picture) -> None:
+    for vectors in (encoder.encode_images([picture(i) for i in range(3)]), encoder.encode_texts(["a", "b", "c"])):
+        assert vectors.dtype == np.float32
+        assert vectors.shape == (3, encoder.dimensions)
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_a_vector_does_not_depend_on_its_companions(encoder, picture) -> None:
+    texts = ["owl", "the red owl of the tower", "x"]
+    np.testing.assert_allclose(
+        encoder.encode_texts(texts), np.concatenate([encoder.encode_texts([text]) for text in texts]), atol=1e-6
+    )
+
+
+def test_nothing_gives_no_rows(encoder) -> None:
+    assert encoder.encode_images([]).shape == encoder.encode_texts([]).shape == (0, encoder.dimensions)
+
+
+def test_a_long_text_is_cut_to_what_the_model_reads(encoder) -> None:
+    assert encoder.encode_texts(["tower " * 500]).shape == (1, encoder.dimensions)
+
+
+def test_a_grey_image_is_read_as_colour(encoder, picture) -> None:
+    grey = picture(3).convert("L")
+    np.testing.assert_array_equal(encoder.encode_images([grey]), encoder.encode_images([grey.convert("RGB")]))
+
+
+@pytest.fixture
+def siglip_folder(clip_folder, tmp_path) -> str:
+    """A tiny random SigLIP with CLIP's tokenizer; it pools the last position, so padding matters."""
+    clip = CLIPModel.from_pretrained(clip_folder).config
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    words = {"vocab_size": clip.text_config.vocab_size, "max_position_embeddings": 12, "projection_size": 16}
+    picture = {"image_size": clip.vision_config.image_size, "patch_size": clip.vision_config.patch_size}
+    shutil.copytree(clip_folder, tmp_path / "siglip", ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
+    torch.manual_seed(0)
+    config = SiglipConfig(text_config={**tower, **words}, vision_config={**tower, **picture})
+    SiglipModel(config).save_pretrained(tmp_path / "siglip")
+    return str(tmp_path / "siglip")
+
+
+def test_siglip_reads_texts_padded_to_full_length(siglip_folder, picture) -> None:
+    encoder = load_encoder(siglip_folder)
+    model, processor = SiglipModel.from_pretrained(siglip_folder).eval(), AutoProcessor.from_pretrained(siglip_folder)
+    texts, images = ["owl", "the red owl"], [picture(1)]
+    inputs = processor(text=texts, images=images, padding="max_length", max_length=12, return_tensors="pt")
+    with torch.no_grad():
+        out = model(**inputs)
+    np.testing.assert_allclose(encoder.encode_texts(texts), out.text_embeds, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode_texts(texts[:1]), out.text_embeds[:1], atol=1e-6)
+    np.testing.assert_allclose(encoder.encode_images(images), out.image_embeds, atol=1e-6)
+
+
+def test_a_miniature_is_a_folder_of_the_package(clip_folder, encoder, tmp_path, monkeypatch) -> None:
+    shutil.copytree(clip_folder, tmp_path / "clip")
+    monkeypatch.setattr(miniature, "__path__", [str(tmp_path)])
+    found = load_encoder("miniature/clip")
+    assert (found.name, found.fingerprint) == ("miniature/clip", encoder.fingerprint)
+
+
+def test_the_fingerprint_follows_the_weights(clip_folder, other_clip_folder, encoder) -> None:
+    assert load_encoder(clip_folder).fingerprint == encoder.fingerprint
+    assert load_encoder(other_clip_folder).fingerprint != encoder.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("/no/such/folder", "no such folder"), ("miniature/nothing", "miniature/clip"), ("plain", "no such folder")],
+)
+def test_an_unknown_encoder_is_refused(name, message) -> None:
+    with pytest.raises(UserError, match=message):
+        load_encoder(name)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"config\.json"):
+        load_encoder(str(tmp_path))
+
+
+def test_a_folder_without_safetensors_is_refused(clip_folder, tmp_path) -> None:
+    shutil.copytree(clip_folder, tmp_path / "clip", ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(UserError, match="safetensors"):
+        load_encoder(str(tmp_path / "clip"))
+
+
+def test_a_device_that_is_not_there_is_refused(clip_folder) -> None:
+    for device in ("cuda:99", "abacus"):
+        with pytest.raises(UserError, match=f"device `{device}`"):
+            load_encoder(clip_folder, device=device)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_damaged_encoder_is_named(clip_folder, tmp_path, name) -> None:
+    shutil.copytree(clip_folder, tmp_path / "clip")
+    path = tmp_path / "clip" / name
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(UserError, match=str(tmp_path / "clip")):
+        load_encoder(str(tmp_path / "clip"))
+
+
+def test_weights_that_are_missing_are_not_drawn_at_random(clip_folder, tmp_path) -> None:
+    shutil.copytree(clip_folder, tmp_path / "clip")
+    weights = load_file(tmp_path / "clip/model.safetensors")
+    del weights["visual_projection.weight"]
+    save_file(weights, tmp_path / "clip/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks 1 of its weights, e\.g\. visual_projection\.weight"):
+        load_encoder(str(tmp_path / "clip"))
+
+
+def test_a_model_that_reads_no_text_is_refused(tmp_path) -> None:
+    config = CLIPVisionConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4
+    )
+    CLIPVisionModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="clip_vision_model"):
+        load_encoder(str(tmp_path))

@@ -1,0 +1,155 @@
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import FollowUp, ReflectionExample
+from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.models.loading import load
+from reflectune.models.rendering import Renderer
+from reflectune.train.data.examples import EncodedExamples, load_examples
+from reflectune.train.data.mixture import Part
+
+
+@pytest.fixture
+def renderer(base_model: Callable[..., Path]) -> Renderer:
+    return load(str(base_model()), scheme="mr2ag").renderer
+
+
+@pytest.fixture
+def encoded(renderer: Renderer, data_folder: Path, examples: list[ReflectionExample]) -> Callable[..., EncodedExamples]:
+    def build(**changes: Any) -> EncodedExamples:
+        values: dict[str, Any] = {"max_tokens": 4096, "cache_bytes": 2**30}
+        return EncodedExamples(examples, renderer, data_folder / "images", **{**values, **changes})
+
+    return build
+
+
+def rewritten(folder: Path, examples: list[ReflectionExample], **changes: Any) -> Part:
+    """The data with its first example changed."""
+    write_examples(folder / "train.parquet", [dataclasses.replace(examples[0], **changes), *examples[1:]])
+    return Part(str(folder), "train")
+
+
+def test_an_example_is_encoded_once_while_memory_lasts(encoded: Callable[..., EncodedExamples]) -> None:
+    dataset = encoded()
+    assert dataset[3] is dataset[3]
+
+    forgetful = encoded(cache_bytes=0)
+    assert forgetful[3] is not forgetful[3]
+
+
+def test_memory_is_limited(encoded: Callable[..., EncodedExamples]) -> None:
+    one_image = 3 * 64 * 64 * 4
+    dataset = encoded(cache_bytes=3 * one_image)
+    kept = [dataset[i] for i in range(24)]
+
+    assert sum(dataset[i] is kept[i] for i in range(24)) == 2  # and their tokens
+
+
+def test_an_example_is_one_tree_or_one_row_per_branch(
+    encoded: Callable[..., EncodedExamples], examples: list[ReflectionExample]
+) -> None:
+    shared, separate = encoded(), encoded(share_prefix=False)
+
+    for i, example in enumerate(examples):
+        assert len(shared[i].trees) == 1
+        assert len(separate[i].trees) == max(len(example.branches), 1)
+        assert shared[i].trees[0].supervised == sum(tree.supervised for tree in separate[i].trees)
+
+
+def test_an_example_that_is_too_long_is_named(encoded: Callable[..., EncodedExamples]) -> None:
+    with pytest.raises(UserError, match=r"training example k0 has \d+ tokens .* more than 30"):
+        encoded(max_tokens=30)[0]
+
+
+def test_a_truncated_image_is_named_with_its_example(
+    encoded: Callable[..., EncodedExamples], data_folder: Path, examples: list[ReflectionExample]
+) -> None:
+    path = data_folder / "images" / examples[0].image
+    path.write_bytes(path.read_bytes()[:60])
+
+    with pytest.raises(UserError, match=rf"image unreadable: .*{path.name} \(needed by training example k0\)"):
+        encoded()[0]
+
+
+def test_examples_are_read_with_their_image_root(data_folder: Path, examples: list[ReflectionExample]) -> None:
+    found, roots = load_examples(Part(str(data_folder), "train"), "mr2ag")
+
+    assert found == examples
+    assert roots[0] == data_folder / "images"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"question": " "}, "k0: the question is empty"),
+        ({"image": ""}, "k0: the question has no image"),
+        ({"image": "gone.png"}, r"k0: image not found: .*images/gone\.png"),
+        ({"branches": ()}, "k0: a question with retrieval needs a passage"),
+        ({"retrieve": False, "branches": ()}, "k0: a question without retrieval needs an answer"),
+        ({"follow_ups": (FollowUp("Why?", "So."),)}, "k0: a conversation goes on .* behind a free answer without"),
+        (
+            {"retrieve": False, "answer": "A.", "style": "free", "follow_ups": (FollowUp("", "So."),)},
+            "k0: a later round of its conversation lacks",
+        ),
+    ],
+)
+def test_a_bad_row_is_named(
+    data_folder: Path, examples: list[ReflectionExample], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load_examples(rewritten(data_folder, examples, **changes), "mr2ag")
+
+
+def test_a_relevant_branch_without_an_answer_is_named(data_folder: Path, examples: list[ReflectionExample]) -> None:
+    branch = dataclasses.replace(examples[0].branches[0], answer="")
+
+    with pytest.raises(UserError, match="k0: a relevant branch has no answer"):
+        load_examples(rewritten(data_folder, examples, branches=(branch,)), "mr2ag")
+
+
+def test_all_bad_rows_are_counted(data_folder: Path, examples: list[ReflectionExample]) -> None:
+    write_examples(data_folder / "train.parquet", [dataclasses.replace(example, question="") for example in examples])
+
+    with pytest.raises(UserError, match=r"24 bad rows(.|\n)*and 14 more"):
+        load_examples(Part(str(data_folder), "train"), "mr2ag")
+
+
+def test_data_of_another_scheme_is_refused(data_folder: Path) -> None:
+    with pytest.raises(UserError, match="built for the scheme `mr2ag`, and `scheme` is `mmkb_rag`"):
+        load_examples(Part(str(data_folder), "train"), "mmkb_rag")
+
+
+def test_no_examples_are_an_error(data_folder: Path) -> None:
+    write_examples(data_folder / "train.parquet", [])
+
+    with pytest.raises(UserError, match="holds no example"):
+        load_examples(Part(str(data_folder), "train"), "mr2ag")
+
+
+def test_an_image_of_any_mode_is_read(data_folder: Path, encoded: Callable[..., EncodedExamples]) -> None:
+    for path in (data_folder / "images").iterdir():
+        Image.open(path).convert("P").save(path)
+
+    assert encoded()[0].trees[0].supervised > 0
+
+
+@pytest.mark.parametrize("path", ["../private.png", "PRIVATE", "link.png"])
+def test_an_image_outside_of_the_data_s_folders_is_a_bad_row(
+    data_folder: Path, examples: list[ReflectionExample], path: str
+) -> None:
+    private = data_folder / "private" / "private.png"
+    private.parent.mkdir()
+    Image.new("RGB", (4, 4)).save(private)
+    write_manifest(data_folder / "inner", Manifest("mr2ag", data_folder / "images", {"train": "0"}))
+    (data_folder / "images" / "link.png").symlink_to(private)
+    named = {"PRIVATE": str(private), "../private.png": "../private/private.png"}.get(path, path)
+    write_examples(data_folder / "inner" / "train.parquet", [dataclasses.replace(examples[0], image=named)])
+
+    with pytest.raises(UserError, match=r"k0: image refused: .*leads out of"):
+        load_examples(Part(str(data_folder / "inner"), "train"), "mr2ag")

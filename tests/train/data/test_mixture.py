@@ -1,0 +1,170 @@
+"""Several data sets with weights: read from YAML and the command line, drawn anew each epoch, resumed exactly."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import UserError
+from reflectune.core.types import ReflectionExample
+from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.train.config import SftConfig
+from reflectune.train.data.examples import load_training_data
+from reflectune.train.data.mixture import Mixture, Part
+from reflectune.train.data.order import TrainingOrder
+from reflectune.train.fine_tuning.fine_tune import fine_tune
+
+
+@pytest.fixture
+def other_folder(tmp_path: Path, examples: list[ReflectionExample]) -> Path:
+    """A second data set, whose images have the same names and lie elsewhere."""
+    folder = tmp_path / "other"
+    own = [dataclasses.replace(example, id=f"other-{example.id}", image="red.png") for example in examples[:10]]
+    write_examples(folder / "train.parquet", own)
+    write_manifest(folder, Manifest("mr2ag", folder / "pictures", {"train": "0"}))
+    (folder / "pictures").mkdir()
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(folder / "pictures" / "red.png")
+    return folder
+
+
+def epoch(order: TrainingOrder, number: int) -> list[int]:
+    order.start_epoch(number)
+    return list(order)
+
+
+def mixed(parts: list[tuple[int, float]], **changes: Any) -> TrainingOrder:
+    count = sum(size for size, _ in parts)
+    lengths = [(i * 37) % 101 for i in range(count)]
+    return TrainingOrder(lengths, [0] * count, **{"batch_size": 8, "seed": 0, "parts": parts, **changes})
+
+
+@pytest.mark.parametrize("group", [True, False])
+def test_a_weight_is_how_often_an_epoch_reads_an_example(group: bool) -> None:
+    order = mixed([(40, 1), (60, 0.5), (20, 2), (10, 1.5)], group_by_length=group)
+    counts = Counter(epoch(order, 0))
+
+    assert len(order) == sum(counts.values()) == 40 + 30 + 40 + 15
+    assert {counts[i] for i in range(40)} == {1}
+    assert Counter(counts[i] for i in range(40, 100)) == {0: 30, 1: 30}
+    assert {counts[i] for i in range(100, 120)} == {2}
+    assert Counter(counts[i] for i in range(120, 130)) == {1: 5, 2: 5}
+
+
+def test_another_epoch_draws_another_half_and_the_same_one_the_same() -> None:
+    order, again = mixed([(10, 1), (60, 0.5)]), mixed([(10, 1), (60, 0.5)])
+    first, second = epoch(order, 0), epoch(order, 1)
+
+    assert set(first) != set(second)
+    assert epoch(again, 1) == second
+    assert epoch(again, 0) == first
+
+
+def test_the_copies_of_an_example_come_into_different_batches() -> None:
+    order = mixed([(64, 3), (64, 1)])
+    indices = epoch(order, 0)
+    batches = [indices[i : i + 8] for i in range(0, len(indices), 8)]
+
+    assert all(len(set(batch)) == len(batch) for batch in batches)
+
+
+def test_a_single_data_set_is_read_in_the_order_it_always_was() -> None:
+    lengths, kinds = [(i * 37) % 101 for i in range(50)], [i % 2 for i in range(50)]
+    plain = TrainingOrder(lengths, kinds, batch_size=4, seed=0)
+
+    assert list(plain) == list(TrainingOrder(lengths, kinds, batch_size=4, seed=0, parts=[(50, 1.0)]))
+
+
+def test_a_mixture_is_read_from_yaml_and_from_the_command_line(data_folder: Path, tmp_path: Path) -> None:
+    pictures = str(data_folder / "images")
+    wanted = {str(data_folder): 1, str(data_folder / "train.parquet"): {"weight": 0.5, "image_root": pictures}}
+    (tmp_path / "sft.yaml").write_text(
+        f"output_dir: out\ntrain_data:\n  {data_folder}: 1\n"
+        f"  {data_folder}/train.parquet: {{weight: 0.5, image_root: {pictures}}}\n"
+    )
+
+    (by_file,) = parse_config(SftConfig, argv=["--config", str(tmp_path / "sft.yaml")])
+    (by_flag,) = parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", json.dumps(wanted)])
+    (alone,) = parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", str(data_folder)])
+
+    expected = [
+        Part(str(data_folder), "train", "", 1),
+        Part(str(data_folder / "train.parquet"), "train", pictures, 0.5),
+    ]
+    assert by_file.parts() == by_flag.parts() == expected
+    assert alone.parts() == expected[:1]
+    assert str(by_flag.train_data) == f"1 x {data_folder}, 0.5 x {data_folder}/train.parquet"
+    assert str(alone.train_data) == str(data_folder)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "says"),
+    [
+        ({"DATA": 0}, "the weight of .* must be above 0, found 0"),
+        ({"DATA": {"weigth": 1}}, r"has the unknown key\(s\) weigth, not weight, split, image_root"),
+        ({"DATA": "twice"}, "`weight` can't be 'twice'"),
+        ({"DATA": 1, "nowhere": 1}, "nowhere does not exist; build it"),
+        ({"DATA": {"image_root": "nowhere"}}, "`image_root`: nowhere is not a folder"),
+        ({}, "`train_data` is needed"),
+    ],
+)
+def test_a_bad_mixture_is_a_problem(data_folder: Path, mixture: dict[str, Any], says: str) -> None:
+    named = {data.replace("DATA", str(data_folder)): value for data, value in mixture.items()}
+
+    with pytest.raises(UserError, match=says):
+        parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", json.dumps(named)])
+
+
+def test_each_data_set_has_its_own_images(data_folder: Path, other_folder: Path) -> None:
+    mixture = Mixture({str(data_folder): 1, str(other_folder): 2})
+    data = load_training_data(mixture.parts("train", ""), "mr2ag")
+
+    assert data.parts == ((24, 1), (10, 2))
+    assert {(data.image_roots[0] / example.image).parent for example in data.examples[:24]} == {data_folder / "images"}
+    assert {data.image_roots[0] / example.image for example in data.examples[24:]} == {
+        other_folder / "pictures/red.png"
+    }
+
+
+def test_a_mixture_trains_and_resumes_exactly_and_a_dry_run_counts_it(
+    config: Callable[..., SftConfig],
+    data_folder: Path,
+    other_folder: Path,
+    interrupted: Callable[..., None],
+    assert_equal_weights: Callable[..., None],
+    losses: Callable[..., list[float]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changes: dict[str, Any] = {
+        "train_data": {str(data_folder): 0.5, str(other_folder): 2},
+        "max_steps": None,
+        "epochs": 1.5,
+    }
+    straight, resumed = config("straight", **changes), config("resumed", **changes)
+    fine_tune(dataclasses.replace(straight, dry_run=True))
+    said = capsys.readouterr().out
+    assert f"0.5 x {data_folder}/train.parquet: 24 questions, 12 reads an epoch" in said
+    assert f"2 x {other_folder}/train.parquet: 10 questions, 20 reads an epoch" in said
+    assert "steps: 12" in said
+
+    fine_tune(straight)
+    interrupted(resumed, 10)
+    fine_tune(resumed)
+
+    assert len(losses(straight.output_dir)) == 1.5 * (12 + 20) / 4
+    assert_equal_weights(straight.output_dir, resumed.output_dir)
+    assert losses(straight.output_dir) == losses(resumed.output_dir)
+
+
+def test_another_weight_is_another_run(
+    config: Callable[..., SftConfig], data_folder: Path, other_folder: Path, interrupted: Callable[..., None]
+) -> None:
+    interrupted(config(train_data={str(data_folder): 1, str(other_folder): 1}), 4)
+
+    with pytest.raises(UserError, match="`data_fingerprint` is"):
+        fine_tune(config(train_data={str(data_folder): 1, str(other_folder): 0.5}))

@@ -1,0 +1,89 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.types import ReflectionExample
+from reflectune.models.attention.tree import IGNORE, Tree, independent_rows
+from reflectune.models.loading import Loaded, load
+from reflectune.models.miniature.architecture import Family
+from reflectune.train.config import SftConfig
+from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
+from reflectune.train.fine_tuning.trainer import load_weights, supervised_weight
+
+
+def row_losses(loaded: Loaded, row: Tree) -> list[float]:
+    """-log p of each supervised token of one row, read plainly: no tree, no mask, no position ids of ours."""
+    ids = torch.tensor([row.prefix.ids])
+    inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **row.vision}
+    if "image_grid_thw" in inputs:
+        inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
+    with torch.no_grad():
+        log_p = loaded.model(**inputs).logits[0].log_softmax(-1)
+    return [-float(log_p[i - 1, label]) for i, label in enumerate(row.prefix.labels) if label != IGNORE]
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_the_loss_is_equations_8_and_9_over_the_global_batch(
+    family: Family,
+    base_model: Callable[..., Path],
+    data_folder: Path,
+    examples: list[ReflectionExample],
+    tmp_path: Path,
+) -> None:
+    config = SftConfig(
+        model=str(base_model(family)),
+        train_data=str(data_folder),
+        output_dir=str(tmp_path / "out"),
+        device="cpu",
+        learning_rate=1e-12,
+        max_steps=1,
+        logging_steps=1,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=3,
+    )
+    loaded = load(config.model, scheme="mr2ag", seed=config.seed)
+    terms: list[float] = []
+    gates = 0
+    for example in examples:
+        tree = loaded.renderer.encode_example(example, load_image(example.image, root=data_folder / "images"))
+        gates += sum(label == loaded.renderer.token_id("retrieve") for label in tree.prefix.labels)
+        terms += [loss for row in independent_rows(tree) for loss in row_losses(loaded, row)]
+
+    fine_tune(config)
+
+    logged = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"][0]["loss"]
+    assert logged == pytest.approx(sum(terms) / len(terms), rel=1e-5)
+    assert gates == sum(example.retrieve for example in examples)  # once per question, not once per passage
+
+
+def test_the_first_token_of_a_row_has_no_weight_since_nothing_predicts_it() -> None:
+    batch = {
+        "labels": torch.tensor([[5, 6, IGNORE], [IGNORE, 7, 8]]),
+        "weights": torch.tensor([[9.0, 1, 9], [9, 2, 3]]),
+    }
+
+    assert supervised_weight(batch) == 1 + 2 + 3
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_weights_of_another_model_are_refused(
+    method: Literal["full", "lora"], base_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = SftConfig(method=method)
+    if method == "lora":
+        saved = prepare_model(load(str(base_model("llava", tie=False)), scheme="mr2ag"), config)
+        other = prepare_model(load(str(base_model("llava", tie=True)), scheme="mr2ag"), config)
+    else:
+        saved = load(str(base_model("llava"))).model  # without the tokens' rows
+        other = prepare_model(load(str(base_model("llava")), scheme="mr2ag"), config)
+    saved.save_pretrained(str(tmp_path / "checkpoint"))
+
+    with pytest.raises(UserError, match=r"does not hold this model's weights; differing: \S*lm_head"):
+        load_weights(other, tmp_path / "checkpoint")

@@ -1,0 +1,130 @@
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+
+from reflectune.core.errors import UserError
+from reflectune.train.config import SftConfig
+from reflectune.train.setup.launch import check_engaged, refuse_bad_launch, sharding
+
+ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+ZERO_2 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+LAUNCH_CONFIGS = sorted((Path(__file__).parents[3] / "configs/accelerate").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _no_deepspeed_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("reflectune.train.setup.launch.find_spec", lambda name: name == "deepspeed" or find_spec(name))
+
+
+@pytest.mark.parametrize(
+    ("environment", "refused"),
+    [
+        ({"ACCELERATE_USE_CPU": "True", "MASTER_PORT": "29500"}, True),
+        ({"ACCELERATE_USE_CPU": "True", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}, False),
+        ({"ACCELERATE_USE_CPU": "True"}, False),
+        ({"MASTER_PORT": "29500"}, False),
+        ({}, False),
+    ],
+)
+def test_a_launch_of_one_process_instead_of_several_is_refused(environment: dict[str, str], refused: bool) -> None:
+    if not refused:
+        refuse_bad_launch(SftConfig(), environment)
+        return
+    with pytest.raises(UserError, match="starts one process, not N"):
+        refuse_bad_launch(SftConfig(), environment)
+
+
+def test_what_is_divided_is_what_the_launcher_was_told(tmp_path: Path) -> None:
+    own = tmp_path / "deepspeed.json"
+    own.write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    by_file = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(own)}
+
+    found = [sharding(environment) for environment in ({}, ZERO_2, ZERO_3, by_file, FSDP)]
+
+    assert found == ["", "zero2", "zero3", "zero3", "fsdp"]
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_adapters_are_refused_where_their_rows_would_not_be_saved(method: str) -> None:
+    config = SftConfig(method=method)  # type: ignore[arg-type]
+
+    refuse_bad_launch(config, ZERO_2)
+    with pytest.raises(UserError, match=r"under zero3 is not supported: .* Launch with .*zero2\.yaml"):
+        refuse_bad_launch(config, ZERO_3)
+
+
+@pytest.mark.parametrize("environment", [ZERO_3, FSDP])
+def test_answers_are_not_read_with_weights_that_are_divided(environment: dict[str, str]) -> None:
+    refuse_bad_launch(SftConfig(eval_answers=3), ZERO_2)
+    with pytest.raises(UserError, match=r"`eval_answers` under (zero3|fsdp) is not supported"):
+        refuse_bad_launch(SftConfig(eval_answers=3), environment)
+
+
+def test_a_missing_deepspeed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reflectune.train.setup.launch.find_spec", lambda name: None)
+
+    with pytest.raises(UserError, match=r"pip install 'reflectune\[deepspeed\]'"):
+        refuse_bad_launch(SftConfig(), ZERO_2)
+
+
+def test_deepspeed_on_the_cpu_of_a_machine_with_an_accelerator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+
+    with pytest.raises(UserError, match="`device` is cpu; leave `device` out"):
+        refuse_bad_launch(SftConfig(device="cpu"), ZERO_2)
+    refuse_bad_launch(SftConfig(dtype="bfloat16"), ZERO_2)
+
+
+def test_half_precision_under_deepspeed_needs_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+
+    with pytest.raises(UserError, match="computes in float32; leave `dtype` out"):
+        refuse_bad_launch(SftConfig(dtype="bfloat16"), ZERO_2)
+
+
+def test_the_first_fsdp_is_refused() -> None:
+    refuse_bad_launch(SftConfig(), FSDP)
+    with pytest.raises(UserError, match=r"in version 2 alone; launch with .*fsdp2\.yaml"):
+        refuse_bad_launch(SftConfig(), FSDP | {"FSDP_VERSION": "1"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "world", "deepspeed", "says"),
+    [
+        ({"WORLD_SIZE": "2"}, 1, False, "2 processes were started, but only 1 would train together"),
+        (ZERO_2, 1, False, "asks for zero2, but accelerate did not turn it on"),
+        (FSDP, 1, False, "asks for fsdp, but accelerate did not turn it on"),
+        (ZERO_2 | {"WORLD_SIZE": "2"}, 2, True, ""),
+        ({}, 1, False, ""),
+    ],
+)
+def test_a_launch_that_would_do_less_than_it_was_asked_for_is_refused(
+    environment: dict[str, str], world: int, deepspeed: bool, says: str
+) -> None:
+    args = SimpleNamespace(world_size=world)
+    trainer = SimpleNamespace(args=args, is_deepspeed_enabled=deepspeed, is_fsdp_enabled=False)
+    if not says:
+        check_engaged(trainer, environment)
+        return
+    with pytest.raises(UserError, match=says):
+        check_engaged(trainer, environment)
+
+
+@pytest.mark.parametrize("path", LAUNCH_CONFIGS, ids=lambda path: path.stem)
+def test_accelerate_reads_every_launch_config_and_knows_its_keys(path: Path) -> None:
+    loaded = load_config_from_file(str(path))  # refuses a key that it doesn't know
+    written = yaml.safe_load(path.read_text())
+
+    assert loaded.num_processes == written["num_processes"]
+    assert loaded.distributed_type.value == written["distributed_type"]
+    stage = written.get("deepspeed_config", {}).get("zero_stage")
+    assert stage == {"zero2": 2, "zero3": 3, "zero3_offload": 3}.get(path.stem)
+    assert str(loaded.mixed_precision) == "no"  # `dtype` in the training config decides

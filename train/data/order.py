@@ -1,0 +1,126 @@
+"""The order in which training reads its examples: shuffled anew each epoch, similar lengths together."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+
+import torch
+from torch.utils.data import Sampler
+
+from reflectune.train.data.examples import TrainingData, approximate_length, kind
+from reflectune.train.data.global_batch import GlobalBatch
+from reflectune.train.data.mixture import epoch_reads
+
+_POOL_BATCHES = 32
+"""Batches that are sorted by length together: enough to pad little, few enough to stay random."""
+
+
+class TrainingOrder(Sampler[int]):
+    """Indices of one epoch; a pure function of the arguments and the epoch, so that a resumed run reads the same.
+
+    Every batch has the same mixture of kinds (e.g. knowledge-based and visual questions). A batch of one kind alone
+    would pad less, but its gradient would push the gate one way.
+
+    Processes share an epoch by turns, so its end is filled up until all have equally many examples. A filler is a
+    negative index: `~i` stands for example i, read once more and counted as nothing. (accelerate, left alone, would
+    count it, and two processes would train other weights than one.)
+
+    Args:
+        lengths: Of each example, in any unit.
+        kinds: Of each example.
+        batch_size: Examples that one optimiser step reads, over all processes.
+        seed: Of the shuffles.
+        group_by_length: Whether to put examples of a kind and of similar length into the same batch.
+        parts: Of each data set, in the order of the examples, how many it has and how often an epoch reads each: 2 for
+            twice, 0.5 for a half of them, drawn anew each epoch. One that is read once if None.
+        multiple_of: Examples that all processes together read at a time; an epoch is filled up to a multiple of it.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        kinds: Sequence[Hashable],
+        *,
+        batch_size: int,
+        seed: int,
+        group_by_length: bool = True,
+        parts: Sequence[tuple[int, float]] | None = None,
+        multiple_of: int = 1,
+    ) -> None:
+        self.lengths, self.kinds = lengths, kinds
+        self.parts = [(len(lengths), 1.0)] if parts is None else parts
+        self.examples = sum(epoch_reads(count, weight) for count, weight in self.parts)
+        self.fillers = -self.examples % multiple_of
+        self.batch_size, self.seed, self.group_by_length = batch_size, seed, group_by_length
+        self.epoch = 0
+
+    def start_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order the next iteration gives.
+
+        Not called `set_epoch`: accelerate calls that on some nestings of its loaders and not on others.
+        """
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.examples + self.fillers
+
+    def __iter__(self) -> Iterator[int]:
+        order = self._order(torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch))
+        yield from order
+        yield from (~index for index in itertools.islice(itertools.cycle(order), self.fillers))
+
+    def _order(self, generator: torch.Generator) -> list[int]:
+        read = self._read(generator)
+        order = [read[i] for i in torch.randperm(len(read), generator=generator).tolist()]
+        if not self.group_by_length:
+            return order
+        size = self.batch_size * _POOL_BATCHES
+        pools = [order[start : start + size] for start in range(0, len(order), size)]
+        return [index for pool in pools for index in self._grouped(pool, generator)]
+
+    def _read(self, generator: torch.Generator) -> list[int]:
+        """What an epoch reads of each data set: every example as often as the weight is whole, and some once more."""
+        read: list[int] = []
+        start = 0
+        for count, weight in self.parts:
+            own = range(start, start + count)
+            read += list(own) * int(weight)
+            if some := epoch_reads(count, weight) - count * int(weight):
+                read += [own[i] for i in torch.randperm(count, generator=generator)[:some].tolist()]
+            start += count
+        return read
+
+    def _grouped(self, pool: list[int], generator: torch.Generator) -> list[int]:
+        """The pool in batches of similar lengths and equal mixture, in random order; a short batch comes last."""
+        copies: Counter[int] = Counter()
+        groups: dict[tuple[Hashable, int], list[int]] = defaultdict(list)
+        for index in sorted(pool, key=lambda index: self.lengths[index]):
+            groups[self.kinds[index], copies[index]].append(index)
+            copies[index] += 1
+        # An item's place in its group, from 0 to 1: merging by it lets all kinds grow from short to long in step. A
+        # second copy of an example begins elsewhere, so as not to come into the batch of the first.
+        places = []
+        for (_, copy), items in groups.items():
+            shift = copy / max(copies.values())
+            places += [((i + 0.5) / len(items) + shift, item) for i, item in enumerate(items)]
+        merged = [item for _, item in sorted((place % 1, item) for place, item in places)]
+        batches = [merged[i : i + self.batch_size] for i in range(0, len(merged), self.batch_size)]
+        full = len(merged) // self.batch_size
+        shuffled = [batches[i] for i in torch.randperm(full, generator=generator).tolist()] + batches[full:]
+        return [index for batch in shuffled for index in batch]
+
+
+def training_order(data: TrainingData, batch: GlobalBatch, *, seed: int, group_by_length: bool) -> TrainingOrder:
+    """The order in which training data is read; every batch has the same mixture of data sets, and of kinds of each."""
+    places = [place for place, (count, _) in enumerate(data.parts) for _ in range(count)]
+    return TrainingOrder(
+        [approximate_length(example) for example in data.examples],
+        [(place, kind(example)) for place, example in zip(places, data.examples, strict=True)],
+        batch_size=batch.size,
+        seed=seed,
+        group_by_length=group_by_length,
+        parts=data.parts,
+        multiple_of=batch.at_a_time,
+    )

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: the trainer, its validation, its logs and its failures."""

@@ -1,0 +1,264 @@
+"""Fine-tuning from a config: check everything, prepare the model, train, save."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel, TrainerState, TrainingArguments, set_seed
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils import logging
+
+from reflectune.core.hashing import file_fingerprint
+from reflectune.core.paths import Roots
+from reflectune.core.types import TrainingExample
+from reflectune.models.loading import Loaded, load, save_checkpoint
+from reflectune.models.weights.quantization import Quantization
+from reflectune.train.config import SftConfig, greater_is_better
+from reflectune.train.data.collator import Collator
+from reflectune.train.data.examples import EncodedExamples, load_training_data
+from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
+from reflectune.train.data.mixture import mixture_lines
+from reflectune.train.data.order import training_order
+from reflectune.train.fine_tuning.answers import AnswerReader
+from reflectune.train.fine_tuning.failures import advising
+from reflectune.train.fine_tuning.logs import write_log
+from reflectune.train.fine_tuning.trainer import ReflectionTrainer
+from reflectune.train.fine_tuning.validation import GateReader, load_validation
+from reflectune.train.forecasting.preview import describe, parameter_table
+from reflectune.train.publishing.hub import publish
+from reflectune.train.publishing.model_card import data_in_words, write_card
+from reflectune.train.saving.best import end_with_best, has_stopped_early
+from reflectune.train.saving.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
+from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
+from reflectune.train.setup.lora import add_adapters
+from reflectune.train.setup.parameters import freeze_tower, freeze_unread, keep_trained_weights_in_fp32
+
+
+def fine_tune(config: SftConfig) -> None:
+    """Train as the config says, and write the checkpoint into `output_dir`; go on from the last one if there is one."""
+    refuse_bad_launch(config, os.environ)
+    data = load_training_data(config.parts(), config.scheme)
+    validation = load_validation(config)
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
+    args = training_arguments(config)
+    loaded = load_base(config, args)
+    batch = global_batch(args)
+    fixed = why_fixed(loaded.model, config.adapters_dropout, sharding(os.environ))
+    settings = run_settings(config, loaded) | batch.settings(fixed)
+    if not config.dry_run and not config.resume:
+        refuse_occupied(config.output_dir)
+    if not config.dry_run:
+        refuse_other_batch(config.output_dir, batch, fixed)
+    if not config.dry_run and is_finished(config.output_dir, settings):
+        say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
+        publish(config, args)
+        return
+    model = prepare_model(loaded, config)
+    dataset = encoded_examples(data.examples, data.image_roots, loaded, config)
+    reading_order = training_order(data, batch, seed=config.seed, group_by_length=config.group_by_length)
+    if config.dry_run:
+        steps = total_steps(config, reading_order.examples, args.world_size)
+        say(args, "\n".join(mixture_lines(config.parts(), [count for count, _ in data.parts])))
+        say(args, describe(config, model, dataset, loaded.renderer, steps, args.device, args.world_size))
+        return
+    say(args, parameter_table(model))
+    collator = Collator(loaded.model)
+    reader, answers, batch_size = None, None, config.per_device_train_batch_size
+    if validation:
+        held_out = encoded_examples(*validation, loaded, config)
+        renderer = loaded.renderer
+        reader = GateReader(held_out, collator, renderer.token_ids, config.scheme, batch_size, renderer.image_token_id)
+    if validation and config.eval_answers:
+        count, seed = config.eval_answers, config.seed
+        answers = AnswerReader(loaded, *validation, count=count, seed=seed, batch_size=batch_size)
+    save = functools.partial(save_model, loaded=loaded, settings=settings)
+    patience = config.early_stopping_patience
+    card = functools.partial(
+        write_card, config=config, loaded=loaded, data=data_in_words(data.examples), settings=settings
+    )
+    with advising(config, model, args):
+        trainer = ReflectionTrainer(
+            model, args, dataset, collator, reading_order, save, settings, reader, patience, answers
+        )
+        train(trainer, card)
+    publish(config, args)
+
+
+def training_arguments(config: SftConfig) -> TrainingArguments:
+    """The stock trainer's arguments; this also joins the processes of a distributed launch."""
+    return TrainingArguments(
+        output_dir=config.output_dir,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type=config.lr_scheduler,
+        warmup_steps=config.warmup,
+        weight_decay=config.weight_decay,
+        adam_beta2=config.adam_beta2,
+        max_grad_norm=config.max_grad_norm,
+        num_train_epochs=config.epochs,
+        max_steps=config.max_steps or -1,
+        per_device_train_batch_size=config.per_device_train_batch_size,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        seed=config.seed,
+        bf16=config.dtype == "bfloat16",
+        **placement(config, os.environ),
+        activation_checkpointing=config.gradient_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False} if config.gradient_checkpointing else None,
+        eval_strategy="steps" if config.eval_data else "no",
+        eval_steps=config.eval_steps,
+        metric_for_best_model=config.best_metric or None,
+        greater_is_better=greater_is_better(config.best_metric),
+        save_steps=config.save_steps,
+        save_total_limit=config.save_total_limit,
+        logging_steps=config.logging_steps,
+        logging_nan_inf_filter=False,  # a loss that is not finite is an error, and not to be averaged away
+        report_to=config.report_to or "none",
+        dataloader_num_workers=config.dataloader_workers,
+        dataloader_pin_memory=config.device != "cpu",
+        remove_unused_columns=False,
+        # A vision tower that trains has layers that the language model never reads (LLaVA takes the last but one).
+        ddp_find_unused_parameters=config.method == "full" and not config.freeze_vision,
+    )
+
+
+def load_base(config: SftConfig, args: TrainingArguments) -> Loaded:
+    """The model to train: what trains is kept in fp32, a frozen base in half precision or in four bits."""
+    dtype = "float32" if config.method == "full" else config.dtype
+    if config.method != "qlora":
+        return load(config.model, scheme=config.scheme, dtype=dtype, seed=config.seed, images=config.image_settings())
+    return load(
+        config.model,
+        scheme=config.scheme,
+        seed=config.seed,
+        quantization=Quantization(dtype, config.double_quantization),
+        device=str(args.device),
+        images=config.image_settings(),
+    )
+
+
+def prepare_model(loaded: Loaded, config: SftConfig) -> PreTrainedModel | PeftModel:
+    """Choose what trains: everything, everything but the vision tower, or adapters and the new tokens' rows."""
+    model: PreTrainedModel | PeftModel = loaded.model
+    set_seed(config.seed)  # adapters begin at random
+    if config.method != "full":
+        model = add_adapters(
+            loaded.model,
+            loaded.renderer.token_ids.values(),
+            rank=config.lora_r,
+            alpha=config.lora_alpha,
+            dropout=config.lora_dropout,
+            targets=config.lora_targets,
+        )
+    elif config.freeze_vision:
+        freeze_tower(model, "vision tower")
+    if sharding(os.environ) == "fsdp":
+        freeze_unread(model)
+    keep_trained_weights_in_fp32(model)
+    return model.train()
+
+
+def global_batch(args: TrainingArguments) -> GlobalBatch:
+    """How an optimiser step's examples are divided."""
+    return GlobalBatch(args.train_batch_size, args.gradient_accumulation_steps, args.world_size)
+
+
+def run_settings(config: SftConfig, loaded: Loaded) -> dict[str, Any]:
+    """What determines the weights of a run, beside its global batch."""
+    return {
+        **config.run_settings(),
+        "data_fingerprint": [[file_fingerprint(part.file), part.weight] for part in config.parts()],
+        "model_fingerprint": loaded.fingerprint,  # of weights, tokens, chat template and scheme
+        **({"sharding": kind} if (kind := sharding(os.environ)) else {}),
+        **({"eval_fingerprint": file_fingerprint(config.eval_part().file)} if config.best_metric else {}),
+    }
+
+
+def encoded_examples(
+    examples: Sequence[TrainingExample], roots: Roots, loaded: Loaded, config: SftConfig
+) -> EncodedExamples:
+    """The examples as the model reads them."""
+    most = loaded.model.config.get_text_config().max_position_embeddings
+    return EncodedExamples(
+        examples,
+        loaded.renderer,
+        roots,
+        share_prefix=config.tree,
+        max_tokens=min(config.max_tokens or most, most),
+        cache_bytes=config.cache_mib * 2**20,
+    )
+
+
+def total_steps(config: SftConfig, examples: int, processes: int) -> int:
+    """Optimiser steps of the whole run; the last step of an epoch may be a short one."""
+    if config.max_steps is not None:
+        return config.max_steps
+    batches = math.ceil(examples / (config.per_device_train_batch_size * processes))
+    return math.ceil(config.epochs * math.ceil(batches / config.gradient_accumulation_steps))
+
+
+def train(trainer: ReflectionTrainer, write_card: Callable[..., None]) -> None:
+    """Run the steps that are left, then write the final checkpoint: the last weights or the best ones, and a card."""
+    args, settings = trainer.args, trainer.settings
+    output_dir, best_metric = Path(str(args.output_dir)), args.metric_for_best_model
+    check_engaged(trainer, os.environ)
+    wrap_layers(trainer)
+    checkpoint = last_whole_checkpoint(output_dir, settings)
+    if checkpoint and has_stopped_early(checkpoint, best_metric or "", trainer.patience):
+        trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    else:
+        if checkpoint:
+            say(args, f"going on from {checkpoint}")
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if not best_metric:
+        trainer.save_model(str(output_dir))
+    elif args.should_save:
+        end_with_best(output_dir)
+        say(args, f"best {best_metric}: {trainer.state.best_metric:.4f}, at step {trainer.state.best_global_step}")
+    trainer.save_state()
+    if args.should_save:
+        write_log(output_dir, trainer.state.log_history)
+        last = trainer.state.best_global_step if best_metric else None
+        write_card(output_dir, history=trainer.state.log_history, step=last or trainer.state.global_step)
+        mark_whole(output_dir, settings, trainer.state.global_step)
+    # a process that ends badly has the launcher end the others, which must not be writing then
+    trainer.accelerator.wait_for_everyone()
+
+
+def save_model(
+    folder: Path,
+    model: nn.Module,
+    state_dict: Mapping[str, Tensor] | None,
+    *,
+    loaded: Loaded,
+    settings: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint that `reflectune.models.loading.load`, transformers and peft load.
+
+    Args:
+        folder: Where to.
+        model: The model, not wrapped.
+        state_dict: Its weights, if they are divided among processes and were gathered.
+        loaded: Its processor and scheme, and what it was loaded from.
+        settings: What determines the run.
+    """
+    # A folder's whole path: an adapter is loaded onto its base from any working directory.
+    base = str(Path(loaded.name).resolve()) if Path(loaded.name).is_dir() else loaded.name
+    quantization = asdict(loaded.quantization) if loaded.quantization else None
+    info = {"base_model": base, "seed": settings["seed"], "quantization": quantization, "training": dict(settings)}
+    assert loaded.scheme is not None  # it was loaded with one
+    save_checkpoint(folder, model, loaded.processor, loaded.scheme, info, state_dict=state_dict)
+
+
+def say(args: TrainingArguments, text: str) -> None:
+    """Print once, however many processes train."""
+    if args.process_index == 0:
+        print(text, flush=True)

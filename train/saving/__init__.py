@@ -1,0 +1,1 @@
+"""Checkpoints: written, found, the best one kept, adapters merged."""

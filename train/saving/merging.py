@@ -1,0 +1,75 @@
+"""Merges an adapter's checkpoint into a full one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from reflectune.models.loading import load, read_info, resolve, save_checkpoint
+from reflectune.models.weights.pretrained import as_dtype
+from reflectune.train.saving.checkpoints import refuse_full_disk
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an adapter is merged: into what, and at which precision the result is written."""
+
+    base_model: str
+    dtype: str
+    remark: str
+
+
+def plan(checkpoint: str | Path, dtype: str = "auto") -> Plan:
+    """What would be merged.
+
+    Args:
+        checkpoint: The adapter's folder.
+        dtype: `float32`, `bfloat16`, `float16`; `auto` for what the base model is stored in.
+
+    Raises:
+        UserError: The adapter lacks its record, or the base model is not where the record says.
+    """
+    info = read_info(checkpoint)
+    base = str(info["base_model"])
+    if dtype == "auto":
+        stored = AutoConfig.from_pretrained(resolve(base), trust_remote_code=False).dtype
+        dtype = str(stored or "float32").removeprefix("torch.")
+    return Plan(base, dtype, " (its 4-bit weights written out)" if info.get("quantization") else "")
+
+
+def merge(checkpoint: str | Path, output: str | Path, how: Plan) -> None:
+    """Add an adapter to its base model and write the whole. The folder appears at once, or not at all.
+
+    Sums are made in fp32 and rounded once, whatever `dtype` is written.
+
+    Args:
+        checkpoint: The adapter's folder.
+        output: The folder to write.
+        how: From `plan`.
+
+    Raises:
+        UserError: The base model or the adapter cannot be loaded, or the disk is too full.
+    """
+    loaded = load(str(checkpoint))
+    model: Any = loaded.model
+    model = model.to(as_dtype(how.dtype))
+    model.config.dtype = model.dtype
+    target = Path(output)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    try:
+        refuse_full_disk(partial, sum(p.numel() * p.element_size() for p in model.parameters()))
+        info = {name: value for name, value in read_info(checkpoint).items() if name not in ("kind", "scheme")}
+        assert loaded.scheme is not None  # an adapter without one is not loaded
+        merged_from = str(Path(checkpoint).resolve())
+        save_checkpoint(partial, model, loaded.processor, loaded.scheme, {**info, "merged_from": merged_from})
+        if target.exists():
+            target.rmdir()  # it is empty
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,157 @@
+"""How this process was started: joins the others, and refuses a launch that would do less than it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from accelerate import DistributedType, PartialState
+
+from reflectune.core.durable import read_json
+from reflectune.core.errors import UserError
+from reflectune.train.config import SftConfig
+
+_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class Division:
+    """Among how many processes a run is divided, and what of it.
+
+    Attributes:
+        kind: `zero1`, `zero2`, `zero3`, `fsdp`, or "" for nothing; see `sharding`.
+        processes: How many there are.
+        offloads_optimizer: Whether gradients and optimiser states lie in the memory of the CPU.
+        offloads_weights: Whether weights do.
+    """
+
+    kind: str
+    processes: int
+    offloads_optimizer: bool = False
+    offloads_weights: bool = False
+
+
+def refuse_bad_launch(config: SftConfig, environment: Mapping[str, str]) -> None:
+    """Raise a `UserError` if what `accelerate launch` was asked for cannot be done, or would silently not be done."""
+    _refuse_lonely(environment)
+    kind = sharding(environment)
+    if kind.startswith("zero") and find_spec("deepspeed") is None:
+        raise UserError("this launch needs DeepSpeed: `pip install 'reflectune[deepspeed]'`")
+    if kind == "fsdp" and environment.get("FSDP_VERSION", "1") != "2":
+        raise UserError("FSDP is supported in version 2 alone; launch with configs/accelerate/fsdp2.yaml")
+    if kind and config.device == "cpu" and torch.accelerator.is_available():
+        raise UserError(f"{kind} uses the accelerators of this machine, and `device` is cpu; leave `device` out")
+    if kind and config.dtype != "float32" and not torch.accelerator.is_available():
+        raise UserError(f"{kind} without an accelerator computes in float32; leave `dtype` out")
+    if kind in ("zero3", "fsdp") and config.method != "full":
+        raise UserError(
+            f"`method: {config.method}` under {kind} is not supported: new tokens' rows may not be saved "
+            "(https://github.com/huggingface/peft/issues/2946). Launch with configs/accelerate/zero2.yaml or "
+            "multi_gpu.yaml: adapters have so few optimiser states that there is little to divide"
+        )
+    if kind in ("zero3", "fsdp") and config.eval_answers:
+        raise UserError(
+            f"`eval_answers` under {kind} is not supported: each pass through the divided weights takes all processes, "
+            "and answers end at different lengths. Leave it out, and evaluate checkpoints with inference/evaluate.py"
+        )
+
+
+def sharding(environment: Mapping[str, str]) -> str:
+    """What the launcher was told to divide among the processes: `zero2`, `zero3`, `fsdp`, or "" for nothing (DDP)."""
+    if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
+        return f"zero{_zero_stage(environment)}"
+    return "fsdp" if _is_true(environment, "ACCELERATE_USE_FSDP") else ""
+
+
+def division(environment: Mapping[str, str], processes: int) -> Division:
+    """What of a run is divided among its processes, and what lies in the memory of the CPU."""
+    kind = sharding(environment)
+    if kind == "fsdp":
+        everything = _is_true(environment, "FSDP_OFFLOAD_PARAMS")
+        return Division(kind, processes, everything, everything)
+    optimizer, weights = (
+        kind.startswith("zero") and _is_offloaded(environment, what) for what in ("optimizer", "param")
+    )
+    return Division(kind, processes, optimizer, weights)
+
+
+def placement(config: SftConfig, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Where to train, as arguments of `TrainingArguments`.
+
+    On a machine without an accelerator accelerate (1.15) divides nothing: DeepSpeed fails or finds no back end, and
+    under FSDP each process trains alone, without a word. So there the processes meet over gloo, and FSDP is told that
+    it runs on several devices. That is how both are tested; it has no other use.
+    """
+    kind = sharding(environment)
+    if not kind or torch.accelerator.is_available():
+        return {"use_cpu": config.device == "cpu"}
+    if not PartialState._shared_state:
+        state = PartialState(backend="gloo")
+        if kind == "fsdp":
+            state.distributed_type = DistributedType.MULTI_GPU
+    return {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+
+
+def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
+    """Raise a `UserError` if fewer processes train together than were started, or nothing is divided that should be."""
+    started, joined = int(environment.get("WORLD_SIZE", 1)), trainer.args.world_size
+    if joined != started:
+        raise UserError(
+            f"{started} processes were started, but only {joined} would train together; see configs/accelerate"
+        )
+    kind = sharding(environment)
+    engaged = {"zero": trainer.is_deepspeed_enabled, "fsdp": trainer.is_fsdp_enabled}.get(kind[:4], True)
+    if not engaged:
+        raise UserError(f"the launch asks for {kind}, but accelerate did not turn it on; see configs/accelerate")
+
+
+def wrap_layers(trainer: Any) -> None:
+    """Tell FSDP which layers to gather one at a time: the decoder's and the vision tower's that the model really has.
+
+    transformers names CLIP's text embeddings too, which LLaVA lacks, and accelerate (1.15) fails over a missing one.
+    """
+    plugin = trainer.accelerator.state.fsdp_plugin if trainer.is_fsdp_enabled else None
+    if plugin is not None and plugin.transformer_cls_names_to_wrap is None:
+        present = {type(module).__name__ for module in trainer.model.modules()}
+        named = present & set(trainer.model._no_split_modules)
+        plugin.transformer_cls_names_to_wrap = sorted(name for name in named if name.endswith(("Layer", "Block")))
+
+
+def _refuse_lonely(environment: Mapping[str, str]) -> None:
+    """`accelerate launch --cpu --num_processes 2` names a meeting point and no world (1.15): one process starts."""
+    on_cpu = _is_true(environment, "ACCELERATE_USE_CPU")
+    mpi = any(name in environment for name in _MPI)
+    if on_cpu and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment and not mpi:
+        raise UserError(
+            "`accelerate launch --cpu --num_processes N` starts one process, not N; launch with `--config_file "
+            "configs/accelerate/cpu_2_processes.yaml`, or with `torchrun --nproc_per_node N train/sft.py`"
+        )
+
+
+def _zero_stage(environment: Mapping[str, str]) -> int:
+    settings = _own_settings(environment)
+    if settings is not None:
+        return int(settings.get("stage", 0))
+    return int(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))
+
+
+def _is_offloaded(environment: Mapping[str, str], what: str) -> bool:
+    settings = _own_settings(environment)
+    if settings is not None:
+        return settings.get(f"offload_{what}", {}).get("device", "none") != "none"
+    return environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE", "none") != "none"
+
+
+def _own_settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """ZeRO's settings in DeepSpeed's own file where the launch names one, as accelerate reads it."""
+    file = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if file == "none":
+        return None
+    return read_json(file, "the launch's `deepspeed_config_file`").get("zero_optimization", {})
+
+
+def _is_true(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "").lower() in ("true", "1")
