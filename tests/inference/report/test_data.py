@@ -18,7 +18,8 @@ def dataset(tmp_path) -> SimpleNamespace:
     Image.new("RGB", (8, 8)).save(tmp_path / "images/a.png")
     entries = [Entry(id="e1", title="Title", images=("images/a.png",), sections=(Section("H0", "It is made of oak."),))]
     write_knowledge_base(tmp_path / "knowledge", entries, name="kb", image_root="..", shard_size=10)
-    return SimpleNamespace(root=tmp_path, knowledge=KnowledgeBase(tmp_path / "knowledge"))
+    knowledge = KnowledgeBase(tmp_path / "knowledge")
+    return SimpleNamespace(root=tmp_path, image_roots=(tmp_path,), knowledge=knowledge)
 
 
 def test_every_decision_of_mmkb_rag_reaches_the_page(make, dataset) -> None:
