@@ -32,7 +32,7 @@ from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.correctness import find_metric
 from reflectune.inference.report.svg import Line, line_chart
-from reflectune.inference.running.both_ways import BothWays
+from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.models.loading import load
 from reflectune.train.grpo import GrpoConfig
 
@@ -173,7 +173,7 @@ def answered(work: Path, model: Path, folder: Path) -> Answered:
     (config,) = parse_config(GrpoConfig, argv=["--config", str(CONFIG), *settings(work, model, folder)])
     dataset = Dataset(work / "world")
     questions = [question for splits in QUESTIONS.values() for name in splits for question in dataset.questions(name)]
-    both = BothWays(
+    both = GateRewardRollout(
         config,
         load(str(model), scheme=config.scheme),
         dataset,

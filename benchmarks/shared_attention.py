@@ -14,7 +14,7 @@ import torch
 from running import timed
 
 from reflectune.models.attention import shared as shared_attention
-from reflectune.models.attention.shared import Shared, Sight
+from reflectune.models.attention.shared import Shared, SharedContext
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
                     shared_attention.COPIED = most
                     cache = [(torch.randn(1, key_heads, seen, size), torch.randn(1, key_heads, seen, size))]
                     row = torch.zeros(arguments.branches, dtype=torch.long)
-                    sight = Sight([Shared.of(cache, torch.ones(1, seen, dtype=torch.bool), row)])
+                    sight = SharedContext([Shared.of(cache, torch.ones(1, seen, dtype=torch.bool), row)])
                     query = torch.randn(arguments.branches, heads, new, size)
                     key, value = (torch.randn(arguments.branches, key_heads, new, size) for _ in range(2))
                     given = (query, key, value, 0, size**-0.5)

@@ -25,7 +25,7 @@ class PassageOutcome:
 
 
 @dataclass(frozen=True)
-class HeldPassage:
+class AnchoredPassage:
     """A passage of which the model is to go on saying what it said.
 
     Attributes:
@@ -40,7 +40,7 @@ class HeldPassage:
 
 
 @dataclass(frozen=True)
-class Held:
+class KLAnchor:
     """What the model itself said on either side of its gates, and is to go on saying.
 
     Attributes:
@@ -49,12 +49,12 @@ class Held:
         replies: MMKB-RAG: the replies to P_MCT, and to P_vqa with documents if no other model answers.
     """
 
-    passages: tuple[HeldPassage, ...] = ()
+    passages: tuple[AnchoredPassage, ...] = ()
     direct: str = ""
     replies: tuple[PromptedBranch, ...] = ()
 
 
-NOTHING_HELD = Held()
+NO_ANCHOR = KLAnchor()
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class GateOutcome:
     passages_read: int
     log_odds: float
     passages: tuple[PassageOutcome, ...] = ()
-    held: Held = NOTHING_HELD
+    held: KLAnchor = NO_ANCHOR
 
 
 class Measure(Protocol):

@@ -51,13 +51,13 @@ def run(config: GrpoConfig) -> None:
     from reflectune.core.hashing import file_fingerprint, fingerprint
     from reflectune.data_builders.dataset import Dataset
     from reflectune.data_builders.probing.correctness import find_metric
-    from reflectune.inference.running.both_ways import BothWays
+    from reflectune.inference.running.rollout import GateRewardRollout
     from reflectune.train.refining.refine import refine
 
     config.metric = config.scored_by(config.dataset)
     bem = config.open_bem(config.device)
     measuring = functools.partial(
-        BothWays,
+        GateRewardRollout,
         config,
         folder=config.rewards_folder(),
         correctness=find_metric(config.metric, bem),

@@ -84,7 +84,7 @@ class Batch:
         self.unclear += row["unclear"]
 
 
-class Workshop:
+class ExampleBuilder:
     """Makes the examples of one build.
 
     Args:

@@ -20,7 +20,7 @@ from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator, c
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, Batch, Workshop
+from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, Batch, ExampleBuilder
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.selection import image_roots, select_questions, visual_beside
 from reflectune.data_builders.mr2ag.statistics import STATISTICS, statistics, summary
@@ -81,12 +81,12 @@ def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotat
         print(f"nothing to do: {target} is built")
         return
     knowledge, visual = select_questions(dataset, config)
-    workshop = Workshop(dataset, retriever, annotate, config)
+    builder = ExampleBuilder(dataset, retriever, annotate, config)
     if config.without_image == "blank":
         _write_blank(output)
-    whole = _build_logged(workshop, knowledge, output / f".{config.split}.{key}.jsonl", key)
+    whole = _build_logged(builder, knowledge, output / f".{config.split}.{key}.jsonl", key)
     visual_wanted = len(visual) if config.visual_ratio == 1 else visual_beside(len(whole.examples), config)
-    seen = workshop.visual(visual, visual_wanted)
+    seen = builder.visual(visual, visual_wanted)
     whole.examples += seen.examples
     whole.rejected += seen.rejected
     numbers = statistics(whole, knowledge, visual_wanted) | {"annotator": _described(annotate, config)}
@@ -114,10 +114,10 @@ def preview(dataset: Dataset, retriever: Retriever | None, config: BuildConfig) 
         f"{len(visual):,} visual ones to draw from"
     ]
     if config.annotator == "llm":
-        return "\n".join([*lines, _estimate(Workshop(dataset, None, by_string, config), knowledge, config)])
+        return "\n".join([*lines, _estimate(ExampleBuilder(dataset, None, by_string, config), knowledge, config)])
     with opened(config.annotator, config, Path()) as annotate:
-        workshop = Workshop(dataset, retriever, annotate, config)
-        for example in workshop.knowledge(knowledge[:8]).examples[:1]:
+        builder = ExampleBuilder(dataset, retriever, annotate, config)
+        for example in builder.knowledge(knowledge[:8]).examples[:1]:
             lines.append(f"{example.id}: {example.question} ({example.image})")
             lines += [
                 f"  {'[Relevant] ' + branch.answer if branch.relevant else '[Irrelevant]'} {branch.source}: "
@@ -141,13 +141,13 @@ def is_built(output: Path, dataset: Dataset, split: str, key: str) -> bool:
     return manifest.fingerprints.get(split) == key and (output / f"{split}.parquet").is_file()
 
 
-def _build_logged(workshop: Workshop, questions: Sequence[Question], log_path: Path, key: str) -> Batch:
+def _build_logged(builder: ExampleBuilder, questions: Sequence[Question], log_path: Path, key: str) -> Batch:
     """Build in chunks, each one row of a log: what is in the log is not built again."""
     with RowLog(log_path, key) as log:
         starts = range(0, len(questions), _CHUNK)
         for start in progress_bar(starts, desc="questions", unit=f"×{_CHUNK}"):
             if str(start) not in log.done:
-                log.append(str(start), dataclasses.asdict(workshop.knowledge(questions[start : start + _CHUNK])))
+                log.append(str(start), dataclasses.asdict(builder.knowledge(questions[start : start + _CHUNK])))
     whole = Batch()
     for row in read_rows(log_path):
         whole.add(row)
@@ -161,10 +161,10 @@ def _described(annotate: Annotator, config: BuildConfig) -> dict[str, Any]:
     return {"name": "llm", "model": config.llm_model, "prompt": PROMPT_HASH, **annotate.model.usage()}
 
 
-def _estimate(workshop: Workshop, questions: Sequence[Question], config: BuildConfig) -> str:
+def _estimate(builder: ExampleBuilder, questions: Sequence[Question], config: BuildConfig) -> str:
     """What the `llm` annotator would be asked, estimated from the first questions; nothing is sent."""
     some = questions[:_CHUNK]
-    prompts = [conversation((question, p)) for question in some for p in workshop.candidates(question)]
+    prompts = [conversation((question, p)) for question in some for p in builder.candidates(question)]
     scale = len(questions) / max(1, len(some))
     letters = sum(len(prompt[0]["content"]) for prompt in prompts)
     requests, tokens = round(len(prompts) * scale), round(letters / _LETTERS_A_TOKEN * scale)

@@ -10,7 +10,7 @@ from reflectune.retrieval.retriever import Retriever
 from reflectune.retrieval.types import Hit
 
 
-class RememberingRetriever:
+class CachingRetriever:
     """Finds what its retriever finds, and keeps it until `forget`; images are told apart by identity."""
 
     def __init__(self, retriever: Retriever) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 from reflectune.core.durable import write_json
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.grid.desk import PointDesk
 from reflectune.inference.grid.judgements import JUDGES, MEASURES
 from reflectune.inference.grid.outcomes import Results, point_scores
 from reflectune.inference.grid.points import Point
+from reflectune.inference.grid.run_grid import GridRun, run_grid
+from reflectune.inference.grid.runner import GridRunner
 from reflectune.inference.grid.sweep_config import SweepConfig
 from reflectune.inference.grid.sweep_page import write_page
-from reflectune.inference.grid.walk import Walk, walk
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.scores import Measure
 
@@ -38,22 +38,22 @@ def run(config: SweepConfig) -> dict[str, Any]:
     measure = Measure(config.metric)
     measure.check(questions)
     measure.bem = config.open_bem(config.device)
-    desk = PointDesk(config.reading(), dataset, config.pipeline, config.seed)
-    walked = walk(
-        Walk(
+    runner = GridRunner(config.reading(), dataset, config.pipeline, config.seed)
+    made = run_grid(
+        GridRun(
             points=[*points, *MEASURES[config.pipeline]],
             measure=measure,
             judge=JUDGES[config.pipeline],
             image_root=dataset.root,
             path=config.log(),
-            fingerprint=_fingerprint(config, dataset, points, desk, measure),
+            fingerprint=_fingerprint(config, dataset, points, runner, measure),
             batch_questions=config.batch_questions,
             on_error=config.on_error,
         ),
         questions,
-        desk,
+        runner,
     )
-    results, ledger = walked.results, walked.ledger
+    results, stats = made.results, made.stats
     found = {
         "pipeline": config.pipeline,
         "model": config.model,
@@ -62,7 +62,7 @@ def run(config: SweepConfig) -> dict[str, Any]:
         "questions": len(questions),
         "seed": config.seed,
         "start": {name: _plain(value) for name, value in config.start().items()},
-        "forward_passes": {"made": ledger.done, "asked": ledger.asked, "saved": ledger.saved},
+        "forward_passes": {"made": stats.done, "asked": stats.asked, "saved": stats.saved},
         "points": [_record(results, point, config.seed) for point in points],
     }
     write_json(Path(config.output, "sweep.json"), found)
@@ -90,7 +90,9 @@ def _record(results: Results, point: Point, seed: int) -> dict[str, Any]:
     return {"name": point.name, "settings": settings, **point_scores(results, point.name, seed)}
 
 
-def _fingerprint(config: SweepConfig, dataset: Dataset, points: list[Point], desk: PointDesk, measure: Measure) -> str:
+def _fingerprint(
+    config: SweepConfig, dataset: Dataset, points: list[Point], runner: GridRunner, measure: Measure
+) -> str:
     settings = dataclasses.asdict(config)
     return fingerprint(
         {
@@ -99,7 +101,7 @@ def _fingerprint(config: SweepConfig, dataset: Dataset, points: list[Point], des
             "dataset": dataset.fingerprint,
             **({"bem": measure.bem.fingerprint} if measure.bem is not None else {}),
             "index": file_fingerprint(Path(config.index, "manifest.json")),
-            "models": desk.fingerprints(["model", "base_model"] if config.pipeline == "mmkb_rag" else ["model"]),
+            "models": runner.fingerprints(["model", "base_model"] if config.pipeline == "mmkb_rag" else ["model"]),
         }
     )
 

@@ -21,13 +21,13 @@ from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import ModelRole
 from reflectune.inference.grid import stages, tables_mmkb, tables_mr2ag
 from reflectune.inference.grid.claims import measure
-from reflectune.inference.grid.desk import PointDesk
 from reflectune.inference.grid.layout import markdown
 from reflectune.inference.grid.outcomes import Results
 from reflectune.inference.grid.plan import Answering, Plan
+from reflectune.inference.grid.run_grid import GridRun, run_grid
+from reflectune.inference.grid.runner import GridRunner
 from reflectune.inference.grid.stages import Spent
 from reflectune.inference.grid.tables_config import TablesConfig
-from reflectune.inference.grid.walk import Walk, walk
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.scores import Measure
 
@@ -114,7 +114,7 @@ def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
     measure.check(questions)
     measure.bem = config.open_bem(config.device)
     folder = Path(config.output, "answers", f"{own.model.replace(' ', '_')}-{own.seed}")
-    desk = PointDesk(reading, dataset, config.paper, config.seed)
+    runner = GridRunner(reading, dataset, config.paper, config.seed)
     tuned_plainly: list[ModelRole] = ["plain_model"] if own.plain else []
     roles: list[ModelRole] = ["model", "base_model", *tuned_plainly]
     key = {
@@ -123,13 +123,13 @@ def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
         "dataset": dataset.fingerprint,
         "metric": [measure.metric, measure.bem.fingerprint if measure.bem is not None else None],
         "index": file_fingerprint(own.index / "manifest.json"),
-        "models": desk.fingerprints(roles, own.points),
+        "models": runner.fingerprints(roles, own.points),
     }
     start, name = time.monotonic(), f"answering, {own.model}, seed {own.seed}"
     if is_main:
         about = f"about {own.estimate:g} min, {len(questions)} questions, {len(own.points)} points"
         print(f"\n== {name}: {about}", flush=True)
-    asked = Walk(
+    asked = GridRun(
         own.points,
         measure,
         lambda question, traces, measure: [],
@@ -139,12 +139,12 @@ def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
         dataset.fingerprint,
         config.batch_questions,
     )
-    found = walk(asked, questions, desk)
+    found = run_grid(asked, questions, runner)
     minutes = _minutes(folder / "minutes.json", (time.monotonic() - start) / 60 if found.answered else 0.0)
     if is_main:
-        ledger = found.ledger
-        print(f"== {name}: {minutes:.1f} min, {ledger.done} forward passes made, {ledger.saved} saved", flush=True)
-    del desk
+        stats = found.stats
+        print(f"== {name}: {minutes:.1f} min, {stats.done} forward passes made, {stats.saved} saved", flush=True)
+    del runner
     gc.collect()
     return found.results, Spent(name, own.estimate, round(minutes, 2), reused=not found.answered)
 

@@ -10,7 +10,7 @@ from reflectune.core.types import Question
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.closed_book import ClosedBook
-from reflectune.inference.pipelines.diagnostics import ProbeBuilder
+from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.documents import DocumentFinder
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, Reflection
 from reflectune.inference.pipelines.mr2ag import MR2AG
@@ -47,7 +47,7 @@ class Parts:
 
     config: ReadingConfig
     knowledge: KnowledgeBase
-    probes: ProbeBuilder | None = None
+    probes: DiagnosticPassages | None = None
     reader: Reader | None = None
     retriever: Retriever | None = None
     prompted: PromptedReader | None = None

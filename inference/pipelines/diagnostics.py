@@ -58,7 +58,7 @@ def is_stating(question: Question, passage: Passage) -> bool:
     return passage.entry_id in own and annotate_by_string(question, passage).relevant
 
 
-class ProbeBuilder:
+class DiagnosticPassages:
     """Finds the probes of a question in a data set.
 
     Look-alikes come from the data set's `probes.jsonl` where it has one; else from the looks and the sections'

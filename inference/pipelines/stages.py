@@ -9,7 +9,7 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.diagnostics import GOLD, STATING, ProbeBuilder, is_stating
+from reflectune.inference.pipelines.diagnostics import GOLD, STATING, DiagnosticPassages, is_stating
 from reflectune.inference.pipelines.documents import DocumentFinder, Found
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.reader import Reader
@@ -42,7 +42,7 @@ class Relevance:
 
     name = "relevance"
 
-    def __init__(self, reader: Reader, probes: ProbeBuilder) -> None:
+    def __init__(self, reader: Reader, probes: DiagnosticPassages) -> None:
         """Bind the fine-tuned model, and where probes come from."""
         self._reader, self._probes = reader, probes
 

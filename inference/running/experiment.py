@@ -28,7 +28,7 @@ from reflectune.inference.pipelines.build import (
     reranks,
     stages_for,
 )
-from reflectune.inference.pipelines.diagnostics import ProbeBuilder
+from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.reading.collaborators import (
     open_model,
     open_prompted_reader,
@@ -66,7 +66,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     parts = Parts(
         config=config,
         knowledge=dataset.knowledge,
-        probes=ProbeBuilder(dataset.root, dataset.manifest, dataset.knowledge, config.lead, config.seed),
+        probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, config.lead, config.seed),
         retriever=open_retriever(config, dataset.knowledge) if config.index else None,
         reranker=open_reranker(config) if any(map(reranks, planned)) else None,
     )

@@ -120,7 +120,7 @@ class Shared:
         return output.reshape(query.shape), lse.reshape(count, heads, new)
 
 
-class Sight:
+class SharedContext:
     """What every row that a model reads sees before its own tokens.
 
     Args:
@@ -166,7 +166,7 @@ class Sight:
         return self._masks[new]
 
 
-_SEEN: ContextVar[Sight | None] = ContextVar("seen", default=None)
+_SEEN: ContextVar[SharedContext | None] = ContextVar("seen", default=None)
 
 
 @contextmanager
@@ -176,7 +176,7 @@ def seeing(shared: Sequence[Shared]) -> Iterator[None]:
     A row's own tokens are then read causally, without a mask: either all at once, padded on the right, or one by one,
     unpadded.
     """
-    token = _SEEN.set(Sight(shared) if shared else None)
+    token = _SEEN.set(SharedContext(shared) if shared else None)
     try:
         yield
     finally:

@@ -27,7 +27,7 @@ def find_budget(forward: Forward) -> int:
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     with torch.no_grad():
-        read = forward.read([Rendered([0] * _TRIAL, [], {})])
+        read = forward.prefill([Rendered([0] * _TRIAL, [], {})])
     peak = torch.cuda.max_memory_allocated(device) - before
     kept = kept_bytes(read.levels)
     del read

@@ -19,7 +19,7 @@ from reflectune.models.attention.shared import KeysValues
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.budget import KEPT, find_budget
 from reflectune.models.prefix.forward import Forward
-from reflectune.models.prefix.image_prefix import WORTHWHILE, KeptHeads, key_of, stacked
+from reflectune.models.prefix.image_prefix import WORTHWHILE, ImagePrefixCache, key_of, stacked
 from reflectune.models.prefix.image_prefix import split as split_head
 from reflectune.models.prefix.rows import Rows
 from reflectune.models.prefix.sampling import Draw, Sampling
@@ -111,7 +111,7 @@ class PrefixEngine:
 
     def __init__(self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0) -> None:
         self._forward = Forward(loaded.model)
-        self._heads = KeptHeads(keep_images)
+        self._heads = ImagePrefixCache(keep_images)
         self.renderer = loaded.renderer
         self.token_budget = token_budget or find_budget(self._forward)
         self._most_kept = KEPT * self.token_budget
@@ -139,7 +139,7 @@ class PrefixEngine:
 
         for part in _split([len(prefixes[q].ids) for q in whole], self.token_budget):
             questions = [whole[i] for i in part]
-            add(questions, self._forward.read([prefixes[q] for q in questions]))
+            add(questions, self._forward.prefill([prefixes[q] for q in questions]))
         tails = list(shared)
         for part in _split([len(shared[q][2]) for q in tails], self.token_budget):
             questions = [tails[i] for i in part]
@@ -166,14 +166,14 @@ class PrefixEngine:
         known = {key: kept for key in heads if (kept := self._heads.get(key)) is not None}
         new = [key for key in heads if key not in known]
         for part in _split([len(heads[key].ids) for key in new], self.token_budget):
-            read = self._forward.read([heads[new[i]] for i in part])
+            read = self._forward.prefill([heads[new[i]] for i in part])
             for row, i in enumerate(part):
                 known[new[i]] = read.take(self._index([row])).compact()
         for key in heads:
             self._heads.put(key, known[key])
         order = {key: row for row, key in enumerate(heads)}
         rows = stacked([known[key] for key in heads]).take(self._index([order[key] for key, _, _ in parts]))
-        return self._forward.extend(rows, [tail for _, _, tail in parts])[1]
+        return self._forward.append(rows, [tail for _, _, tail in parts])[1]
 
     @torch.no_grad()
     def branch(self, prefixes: Prefixes, branches: Sequence[Sequence[Sequence[int]]]) -> Branches:
@@ -274,7 +274,7 @@ class PrefixEngine:
         ids = [state.ids[q][k] for q, k in branches]
         for count, own in zip(before.lengths().tolist(), ids, strict=True):
             self._check_length(count + len(own))
-        return self._forward.extend(before, ids)[1]
+        return self._forward.append(before, ids)[1]
 
     def _ready(
         self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], new: Sequence[int]
@@ -296,12 +296,12 @@ class PrefixEngine:
     def _decode(self, rows: Rows, forced: Sequence[int], max_new_tokens: int, draw: Draw | None) -> list[Generation]:
         """Greedy decoding, or drawing; a row that has ended leaves the batch."""
         if forced:
-            rows = self._forward.extend(rows, [forced] * len(rows))[1]
+            rows = self._forward.append(rows, [forced] * len(rows))[1]
         count = len(rows)
         ids: list[list[int]] = [[] for _ in range(count)]
         log_probs: list[list[float]] = [[] for _ in range(count)]
-        active = torch.arange(count, device=rows.onward.device)
-        finished = torch.zeros(count, dtype=torch.bool, device=rows.onward.device)
+        active = torch.arange(count, device=rows.next_position.device)
+        finished = torch.zeros(count, dtype=torch.bool, device=rows.next_position.device)
         shared, hidden = rows.shared(), rows.hidden
         written: KeysValues = []
         for step in range(max_new_tokens):
@@ -319,7 +319,7 @@ class PrefixEngine:
                 going_on = (~ended).nonzero()[:, 0]
                 active, rows = active[going_on], rows.take(going_on)
                 shared, written = rows.shared(), [(keys[going_on], values[going_on]) for keys, values in written]
-            hidden, written = self._forward.step(chosen[~ended], rows.onward + step, shared, written)
+            hidden, written = self._forward.decode_step(chosen[~ended], rows.next_position + step, shared, written)
         return [self._generation(*each) for each in zip(ids, log_probs, finished.tolist(), strict=True)]
 
     def _score(self, rows: Rows, forced: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -328,7 +328,7 @@ class PrefixEngine:
         if max(map(len, written)) == 1:
             before = rows.hidden[:, None]
         else:
-            states, _ = self._forward.extend(rows, [own[:-1] or own for own in written])
+            states, _ = self._forward.append(rows, [own[:-1] or own for own in written])
             before = torch.cat([rows.hidden[:, None], states], 1)
         found = []
         for row, own in enumerate(written):

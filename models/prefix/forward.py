@@ -34,8 +34,8 @@ class Forward:
         self.model = model.eval()
         self.positions = Positions(model)
 
-    def read(self, prefixes: Sequence[Rendered]) -> Rows:
-        """Read the vision and the prefixes of one batch."""
+    def prefill(self, prefixes: Sequence[Rendered]) -> Rows:
+        """Read the images and the prefixes of one batch, into key-value caches of their own."""
         ids, real = self._padded([prefix.ids for prefix in prefixes])
         positions = np.zeros((3 if self.positions.is_3d else 1, *ids.shape), dtype=np.int64)
         for row, prefix in enumerate(prefixes):
@@ -51,22 +51,22 @@ class Forward:
         states, cache = self._states(ids, places, [], vision)
         return Rows((), (), places[0, :, 0], states[:, 0]).under(Level(cache, real), *_last(states, real, places))
 
-    def extend(self, rows: Rows, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
-        """Read more tokens under each row, of any number each.
+    def append(self, rows: Rows, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
+        """Append tokens to each row, of any number each: one forward pass over the cached ones.
 
         Returns:
             The hidden states of them all, of shape (rows, most tokens, hidden size), and the rows with them.
         """
         padded, real = self._padded(ids)
-        places = self._onward(rows.onward, padded.shape[1])
+        places = self._next_positions(rows.next_position, padded.shape[1])
         with seeing(rows.shared()):
             states, cache = self._states(padded, places, [], {}, _UNUSED_MASK)
         return states, rows.under(Level(cache, real), *_last(states, real, places))
 
-    def step(
+    def decode_step(
         self, tokens: Tensor, start: Tensor, shared: Sequence[Shared], written: KeysValues
     ) -> tuple[Tensor, KeysValues]:
-        """Read one more token under each row, after those that were written one by one before.
+        """Append one token to each row, after those that were decoded before.
 
         Args:
             tokens: Of shape (rows,).
@@ -78,7 +78,7 @@ class Forward:
             The hidden states, of shape (rows, hidden size), and the keys and values with the new ones.
         """
         with seeing(shared):
-            states, cache = self._states(tokens[:, None], self._onward(start, 1), written, {}, _UNUSED_MASK)
+            states, cache = self._states(tokens[:, None], self._next_positions(start, 1), written, {}, _UNUSED_MASK)
         return states[:, 0], cache
 
     def _states(
@@ -104,7 +104,7 @@ class Forward:
         padded[real] = np.concatenate([np.asarray(own, dtype=np.int64) for own in ids])
         return torch.from_numpy(padded).to(self.model.device), torch.from_numpy(real).to(self.model.device)
 
-    def _onward(self, start: Tensor, count: int) -> Tensor:
+    def _next_positions(self, start: Tensor, count: int) -> Tensor:
         """Positions (1 or 3, rows, count) of text that goes on from `start`."""
         positions = (start[:, None] + torch.arange(count, device=start.device))[None]
         return positions.expand(3, -1, -1) if self.positions.is_3d else positions

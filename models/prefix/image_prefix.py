@@ -54,11 +54,11 @@ def stacked(heads: Sequence[Rows]) -> Rows:
     ]
     real = torch.cat([F.pad(head.own.real, (0, n)) for head, n in zip(heads, missing, strict=True)])
     row = torch.arange(len(heads), device=real.device)
-    onward, hidden = (torch.cat([getattr(head, name) for head in heads]) for name in ("onward", "hidden"))
-    return Rows((Level([(keys, values) for keys, values in cache], real),), (row,), onward, hidden)
+    next_position, hidden = (torch.cat([getattr(head, name) for head in heads]) for name in ("next_position", "hidden"))
+    return Rows((Level([(keys, values) for keys, values in cache], real),), (row,), next_position, hidden)
 
 
-class KeptHeads:
+class ImagePrefixCache:
     """The heads that were used last, by their keys.
 
     Args:

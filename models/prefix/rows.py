@@ -37,17 +37,17 @@ class Rows:
     Attributes:
         levels: What was read, from the image down.
         where: For each level the row of it that each of these rows goes through, of shape (rows,).
-        onward: The position that follows each row's last token, of shape (rows,).
+        next_position: The position that follows each row's last token, of shape (rows,).
         hidden: The last hidden state at each row's last token, of shape (rows, hidden size).
     """
 
     levels: tuple[Level, ...]
     where: tuple[Tensor, ...]
-    onward: Tensor
+    next_position: Tensor
     hidden: Tensor
 
     def __len__(self) -> int:
-        return len(self.onward)
+        return len(self.next_position)
 
     @property
     def own(self) -> Level:
@@ -56,7 +56,7 @@ class Rows:
 
     def take(self, index: Tensor) -> Rows:
         """These rows, in this order, possibly repeated; nothing is copied."""
-        return Rows(self.levels, tuple(row[index] for row in self.where), self.onward[index], self.hidden[index])
+        return Rows(self.levels, tuple(row[index] for row in self.where), self.next_position[index], self.hidden[index])
 
     def compact(self) -> Rows:
         """The same rows; of a level of which they use less than half, a copy of what they use."""
@@ -66,7 +66,7 @@ class Rows:
             small = 2 * len(used) <= len(level.real)
             levels.append(level.take(used) if small else level)
             where.append(place if small else row)
-        return Rows(tuple(levels), tuple(where), self.onward, self.hidden)
+        return Rows(tuple(levels), tuple(where), self.next_position, self.hidden)
 
     def lengths(self) -> Tensor:
         """How many tokens each row has, padding left out, of shape (rows,)."""
@@ -77,10 +77,10 @@ class Rows:
         """What more tokens of these rows see."""
         return [Shared.of(level.cache, level.real, row) for level, row in zip(self.levels, self.where, strict=True)]
 
-    def under(self, level: Level, onward: Tensor, hidden: Tensor) -> Rows:
+    def under(self, level: Level, next_position: Tensor, hidden: Tensor) -> Rows:
         """The rows that come of reading one more level, one row of it under each of these rows."""
-        row = torch.arange(len(onward), device=onward.device)
-        return Rows((*self.levels, level), (*self.where, row), onward, hidden)
+        row = torch.arange(len(next_position), device=next_position.device)
+        return Rows((*self.levels, level), (*self.where, row), next_position, hidden)
 
 
 def as_cache(layers: KeysValues) -> DynamicCache:

@@ -37,11 +37,11 @@ from reflectune.data_builders.probing.labels import Rule, ret_label
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.inference.config import AnswerConfig, ReadingConfig
 from reflectune.inference.pipelines.build import RECIPES, Parts, build_finder, build_pipeline
-from reflectune.inference.pipelines.diagnostics import ProbeBuilder
+from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.document_answers import DocumentAnswers
 from reflectune.inference.reading.collaborators import open_prompted_reader, open_reader, open_reranker, open_retriever
 from reflectune.inference.running import single
-from reflectune.inference.running.both_ways import BothWays
+from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
@@ -207,7 +207,7 @@ def parts(models: dict[str, Loaded], settings: Callable[..., dict[str, Any]], wo
         return Parts(
             config,
             dataset.knowledge,
-            probes=ProbeBuilder(dataset.root, dataset.manifest, dataset.knowledge, config.lead, seed=0),
+            probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, config.lead, seed=0),
             reader=open_reader(config, reader),
             retriever=open_retriever(config, dataset.knowledge),
             prompted=open_prompted_reader(config, models["mmkb_rag"]),
@@ -330,7 +330,7 @@ def test_rewards_are_of_short_answers_both_ways(
     tmp_path: Path,
 ) -> None:
     config = ReadingConfig(**settings(answer_model=model, base_model=checkpoints.base, mct="none"))
-    both = BothWays(
+    both = GateRewardRollout(
         config,
         models[scheme],
         Dataset(world),

@@ -84,11 +84,11 @@ def test_caches_positions_and_segments_at_true_width(made, key_heads, after_imag
     opened = engine.read([prefix])
     state = engine.branch(opened, [branches])
     length = len(prefix.ids)
-    assert opened.chunks[0].onward.tolist() == [after_image if made is qwen else length]
+    assert opened.chunks[0].next_position.tolist() == [after_image if made is qwen else length]
     (chunk,) = state.chunks
     shapes = [tuple(level.cache[0][0].shape) for level in chunk.rows.levels]
     assert shapes == [(1, key_heads, length, 128), (3, key_heads, BRANCH, 128)]
-    assert chunk.rows.onward.tolist() == [opened.chunks[0].onward.item() + BRANCH] * 3
+    assert chunk.rows.next_position.tolist() == [opened.chunks[0].next_position.item() + BRANCH] * 3
     gates = state.probabilities([GATE])[0]
     assert gates.shape == (3, 1)
     assert torch.isfinite(gates).all()
@@ -103,7 +103,9 @@ def test_caches_positions_and_segments_at_true_width(made, key_heads, after_imag
     starts = batch["position_ids"].reshape(-1, 2 * tree.length)[
         0, [length - 1, length + BRANCH, length + 2 * BRANCH + 1]
     ]
-    assert starts.tolist() == [opened.chunks[0].onward.item() - 1] * 3  # each branch repeats the prefix's last token
+    assert (
+        starts.tolist() == [opened.chunks[0].next_position.item() - 1] * 3
+    )  # each branch repeats the prefix's last token
     assert batch["attention_mask"].unique().tolist() == [0, 1, 2, 3, STRIDE, STRIDE + 1, STRIDE + 2, STRIDE + 3]
     layout = layout_of(batch["attention_mask"])
     assert layout.prefixes.shape == (2, length - 1)

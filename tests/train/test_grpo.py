@@ -28,7 +28,7 @@ from reflectune.core.gate_outcomes import GateOutcome, PassageOutcome
 from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.probing.correctness import find_metric
-from reflectune.inference.running.both_ways import BothWays, log_odds
+from reflectune.inference.running.rollout import GateRewardRollout, log_odds
 from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.models.miniature.architecture import (
     Family,
@@ -150,7 +150,7 @@ def read_gates(config: GrpoConfig, model: str, relevance: bool = False) -> list[
     dataset = Dataset(Path(config.dataset))
     loaded = load(model, scheme=config.scheme)
     folder = Path(config.output_dir).with_name(f"read-{loaded.fingerprint}")
-    return BothWays(
+    return GateRewardRollout(
         config,
         loaded,
         dataset,
@@ -171,7 +171,7 @@ def refined(config: GrpoConfig, change: Callable[[GateOutcome], GateOutcome]) ->
     """A run whose outcomes are measured and then changed: a random model's answers are all wrong."""
 
     def measuring(loaded: Loaded, dataset: Dataset, questions: list[Question]) -> Callable[..., list[GateOutcome]]:
-        both = BothWays(
+        both = GateRewardRollout(
             config,
             loaded,
             dataset,
@@ -467,7 +467,7 @@ def test_answers_are_kept_and_serve_runs_of_other_costs(
 ) -> None:
     shared = str(tmp_path / "answers")
     run(config("one", retrieval_cost=0.1, rewards=shared, max_steps=1))
-    monkeypatch.setattr("reflectune.inference.running.both_ways.build_pipeline", None)  # nothing is left to answer
+    monkeypatch.setattr("reflectune.inference.running.rollout.build_pipeline", None)  # nothing is left to answer
 
     run(config("other", retrieval_cost=0.2, rewards=shared, max_steps=1))
 

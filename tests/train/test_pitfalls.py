@@ -38,7 +38,7 @@ COVERED: dict[int | str, tuple[str, ...]] = {
     5: ("train/setup/test_lora.py::test_adapter_reloaded_and_merged_compute_the_same",),  # new rows aren't saved
     6: ("train/test_sharding.py::test_divided_among_processes_it_trains_as_ddp_does_and_resumes",),  # ZeRO-3 resize
     7: ("train/setup/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # empty tensors
-    8: ("train/setup/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # ZeRO-3, token rows
+    8: ("train/setup/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # ZeRO-3, rows
     9: ("train/setup/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # ZeRO-3, dtypes
     10: ("models/schemes/test_tokens.py::test_new_rows_differ_and_follow_the_seed",),  # two tokens begin as one
     11: (  # small updates are rounded away in bf16
@@ -52,7 +52,7 @@ COVERED: dict[int | str, tuple[str, ...]] = {
         "train/test_pitfalls.py::test_training_and_inference_see_the_same_pixels",
         "models/processing/test_image_fitting.py::test_a_picture_is_padded_bit_for_bit_as_llava_does",
     ),
-    14: ("models/prefix/test_engine.py::test_answers_and_scores_are_those_of_independent_rows",),  # padding at generation
+    14: ("models/prefix/test_engine.py::test_answers_and_scores_are_those_of_independent_rows",),  # padding
     15: ("models/test_shared_prefix.py::test_a_batch_of_mixed_image_counts",),  # images of a batch in disorder
     16: ("models/schemes/test_tokens.py::test_a_token_is_one_id_everywhere",),  # spaces around special tokens
     17: ("models/prefix/test_engine.py::test_reflection_tokens_stay_in_the_text",),  # skip_special_tokens
@@ -66,11 +66,11 @@ COVERED: dict[int | str, tuple[str, ...]] = {
         "train/setup/test_lora.py::test_everything_that_trains_is_in_fp32_and_in_the_language_model",
         "train/setup/test_lora.py::test_targets_beyond_the_language_model_are_refused",
     ),
-    22: ("models/attention/test_positions.py::test_mrope_positions_are_those_of_the_model",),  # M-RoPE without token types
+    22: ("models/attention/test_positions.py::test_mrope_positions_are_those_of_the_model",),  # no token types
     23: ("train/data/test_collator.py::test_a_packed_batch_has_the_loss_of_its_examples",),  # packing and M-RoPE
     24: ("train/test_pitfalls.py::test_an_example_without_a_supervised_token_is_named",),  # silently masked
-    25: ("train/fine_tuning/test_logs.py::test_an_offline_run_of_wandb_is_read_back",),  # report_to is "none" by default
-    26: ("models/schemes/test_tokens.py::test_only_the_new_rows_change_and_the_table_never_shrinks",),  # resizing shrinks
+    25: ("train/fine_tuning/test_logs.py::test_an_offline_run_of_wandb_is_read_back",),  # off by default
+    26: ("models/schemes/test_tokens.py::test_only_the_new_rows_change_and_the_table_never_shrinks",),  # resizing
     # Running on CPUs and resuming.
     "resuming a full fine-tune loads nothing": (
         "train/fine_tuning/test_fine_tune.py::test_an_interrupted_run_ends_with_the_straight_runs_weights",
@@ -102,7 +102,9 @@ COVERED: dict[int | str, tuple[str, ...]] = {
         "train/fine_tuning/test_fine_tune.py::test_a_full_disk_is_noticed_before_anything_is_written",
         "train/test_pitfalls.py::test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_one_before",
     ),
-    "a half-written last checkpoint": ("train/fine_tuning/test_fine_tune.py::test_a_half_written_checkpoint_is_passed_over",),
+    "a half-written last checkpoint": (
+        "train/fine_tuning/test_fine_tune.py::test_a_half_written_checkpoint_is_passed_over",
+    ),
     "a checkpoint of another scheme": ("train/test_pitfalls.py::test_a_run_of_another_scheme_is_not_continued",),
     "a checkpoint of another base": ("train/test_pitfalls.py::test_a_run_of_another_base_is_not_continued",),
     "a checkpoint of another tokenizer": ("train/test_pitfalls.py::test_a_run_of_another_tokenizer_is_not_continued",),

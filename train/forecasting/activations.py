@@ -2,7 +2,8 @@
 
 They follow "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, §4.1), which adds up what
 each operation of a layer saves. Its layer is GPT's; here it is that of Llama and Qwen as transformers writes it, on the
-attention of `models/attention/tree_mask.py`. `tests/train/forecasting/test_activations.py` compares them with what autograd saves.
+attention of `models/attention/tree_mask.py`. They are compared with what autograd saves in
+`tests/train/forecasting/test_activations.py`.
 """
 
 from __future__ import annotations

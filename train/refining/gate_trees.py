@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from reflectune.core.gate_outcomes import NOTHING_HELD, Held, HeldPassage
+from reflectune.core.gate_outcomes import NO_ANCHOR, AnchoredPassage, KLAnchor
 from reflectune.core.paths import Roots
 from reflectune.core.types import AnswerStyle, Branch, Passage, PromptedBranch, Question
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
@@ -30,7 +30,7 @@ class GateExample:
 
     question: Question
     passages: tuple[Passage, ...] = ()
-    held: Held = NOTHING_HELD
+    held: KLAnchor = NO_ANCHOR
     hold: float = 0.0
 
     @property
@@ -64,7 +64,7 @@ def gate_tree(example: GateExample, renderer: Renderer, image: Image.Image) -> T
     the passages' relevance gates follow and weigh one together. Behind them stands what is held: further relevance
     gates, which weigh `hold` together, and the words of replies, whose tokens weigh `hold` together.
     """
-    held = example.held if example.hold else NOTHING_HELD
+    held = example.held if example.hold else NO_ANCHOR
     prompted = renderer.scheme is not None and renderer.scheme.name == MMKB_RAG.name
     layout = (_PromptedLayout if prompted else _Layout)(renderer, example.question.answer_style)
     prefix = (renderer.question_prefix if prompted else renderer.prefix)(example.question.text, image)
@@ -104,14 +104,14 @@ class _Layout:
     def relevance(self, passage: Passage) -> Supervised:
         return self._gate(self.renderer.passage_branch(passage, self.style), "relevant")
 
-    def held_relevance(self, own: HeldPassage) -> Supervised:
+    def held_relevance(self, own: AnchoredPassage) -> Supervised:
         if not own.answer:
             return self.relevance(own.passage)
         ids, labels = self.renderer.passage_reply(Branch(own.passage, True, own.answer), self.style)
         silent = labels.index(self.renderer.token_id("relevant")) + (own.log_odds is None)
         return ids, [*[IGNORE] * silent, *labels[silent:]]
 
-    def replies(self, held: Held) -> list[Supervised]:
+    def replies(self, held: KLAnchor) -> list[Supervised]:
         if not held.direct:
             return []
         ids, labels = self.renderer.direct_reply(held.direct, self.style)
@@ -132,10 +132,10 @@ class _PromptedLayout(_Layout):
     def relevance(self, passage: Passage) -> Supervised:
         return self._gate(self.renderer.prompt_branch("srt", [passage]), "relevant")
 
-    def held_relevance(self, own: HeldPassage) -> Supervised:
+    def held_relevance(self, own: AnchoredPassage) -> Supervised:
         return self.relevance(own.passage)
 
-    def replies(self, held: Held) -> list[Supervised]:
+    def replies(self, held: KLAnchor) -> list[Supervised]:
         direct = (PromptedBranch("vqa", reply=held.direct),) if held.direct else ()
         return [self.renderer.prompted_reply(own, self.style) for own in (*direct, *held.replies)]
 

@@ -147,7 +147,7 @@ def test_an_interrupted_build_ends_with_the_same_file(
     monkeypatch.setattr(reflection_run, "_CHUNK", 7)
     straight, resumed = config(), config(output=str(tmp_path / "resumed"))
     build(straight)
-    original = reflection_run.Workshop.knowledge
+    original = reflection_run.ExampleBuilder.knowledge
     built = []
 
     def stop_at_third(self: Any, questions: Sequence[Question]) -> Any:
@@ -156,7 +156,7 @@ def test_an_interrupted_build_ends_with_the_same_file(
             raise KeyboardInterrupt
         return original(self, questions)
 
-    monkeypatch.setattr(reflection_run.Workshop, "knowledge", stop_at_third)
+    monkeypatch.setattr(reflection_run.ExampleBuilder, "knowledge", stop_at_third)
     with pytest.raises(KeyboardInterrupt):
         build(resumed)
     build(resumed)

@@ -8,7 +8,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Section
-from reflectune.inference.pipelines.diagnostics import ProbeBuilder, attribute_of, gold_passages, is_stating
+from reflectune.inference.pipelines.diagnostics import DiagnosticPassages, attribute_of, gold_passages, is_stating
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 LOOKS = {
@@ -37,8 +37,8 @@ def knowledge(tmp_path: Path) -> KnowledgeBase:
     return KnowledgeBase(tmp_path / "knowledge")
 
 
-def builder(root: Path, knowledge: KnowledgeBase, **manifest: object) -> ProbeBuilder:
-    return ProbeBuilder(root, manifest, knowledge, "none", seed=0)
+def builder(root: Path, knowledge: KnowledgeBase, **manifest: object) -> DiagnosticPassages:
+    return DiagnosticPassages(root, manifest, knowledge, "none", seed=0)
 
 
 def test_look_alikes_differ_in_one_attribute_or_two_and_say_the_same_kind_of_thing(make, tmp_path, knowledge) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from reflectune.inference.pipelines.diagnostics import ProbeBuilder
+from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.documents import DocumentFinder
 from reflectune.inference.pipelines.stages import ReflectionScores, Relevance, Retrieval
 
@@ -14,7 +14,7 @@ def test_retrieval_records_hits_of_every_question(make, scripted) -> None:
 
 def test_relevance_judges_gold_and_the_rest_and_answers_from_gold(make, scripted, knowledge, tmp_path) -> None:
     reader = scripted.reader(relevance={"a#1.0": 0.9, "a#0.0": 0.3}, answers={"a#1.0": ("mice", 0.8)})
-    stage = Relevance(reader, ProbeBuilder(tmp_path, {}, knowledge, "none", seed=0))
+    stage = Relevance(reader, DiagnosticPassages(tmp_path, {}, knowledge, "none", seed=0))
     good, bare = stage.run([make.question(0, evidence=make.evidence("a", 1)), make.question(1)], scripted.images(2))
     assert [(p.source, p.passage.id, p.relevant) for p in good.passages] == [
         ("gold", "a#1.0", True),

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from reflectune.models.attention import attention
 from reflectune.models.attention.attention import (
     _attend_plainly,
     attend,
     attend_backward,
-    attention,
     has_backward,
     kernel_for,
     merge,

@@ -15,9 +15,9 @@ def loaded(request, make):
 def test_two_passes_are_one(loaded, make):
     forward = Forward(loaded.model)
     prefix = loaded.renderer.prefix("Who drew this tower?", make.image())
-    whole, _ = forward.extend(forward.read([prefix]), [[7, 8, 9, 10]])
-    half = forward.extend(forward.read([prefix]), [[7, 8]])[1]
-    rest, rows = forward.extend(half, [[9, 10]])
+    whole, _ = forward.append(forward.prefill([prefix]), [[7, 8, 9, 10]])
+    half = forward.append(forward.prefill([prefix]), [[7, 8]])[1]
+    rest, rows = forward.append(half, [[9, 10]])
     torch.testing.assert_close(rest[0], whole[0, 2:], rtol=1e-4, atol=1e-5)
     assert len(rows.levels) == 3
     assert rows.lengths().item() == len(prefix.ids) + 4
@@ -27,13 +27,13 @@ def test_two_passes_are_one(loaded, make):
 def test_token_by_token_is_one_pass(loaded, make):
     forward = Forward(loaded.model)
     prefixes = [loaded.renderer.prefix(text, make.image(n)) for n, text in enumerate(["Who?", "What is it made of?"])]
-    rows = forward.read(prefixes)
+    rows = forward.prefill(prefixes)
     ids = [[7, 8, 9], [10, 11, 12]]
-    whole, _ = forward.extend(rows, ids)
+    whole, _ = forward.append(rows, ids)
     written = []
     for step in range(3):
         tokens = torch.tensor([own[step] for own in ids])
-        hidden, written = forward.step(tokens, rows.onward + step, rows.shared(), written)
+        hidden, written = forward.decode_step(tokens, rows.next_position + step, rows.shared(), written)
         torch.testing.assert_close(hidden, whole[:, step], rtol=1e-4, atol=1e-5)
     assert written[0][0].shape[2] == 3
 
@@ -42,9 +42,9 @@ def test_token_by_token_is_one_pass(loaded, make):
 def test_padding_is_not_read(loaded, make):
     forward = Forward(loaded.model)
     prefixes = [loaded.renderer.prefix(text, make.image(n)) for n, text in enumerate(["Who?", "What is it made of?"])]
-    together = forward.read(prefixes)
+    together = forward.prefill(prefixes)
     for n, prefix in enumerate(prefixes):
-        alone = forward.read([prefix])
+        alone = forward.prefill([prefix])
         torch.testing.assert_close(together.hidden[n], alone.hidden[0], rtol=1e-4, atol=1e-5)
-        assert together.onward[n] == alone.onward[0]
+        assert together.next_position[n] == alone.next_position[0]
         assert together.lengths()[n] == len(prefix.ids)

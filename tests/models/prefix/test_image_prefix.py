@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from reflectune.models.prefix.forward import Forward
-from reflectune.models.prefix.image_prefix import KeptHeads, key_of, split, stacked
+from reflectune.models.prefix.image_prefix import ImagePrefixCache, key_of, split, stacked
 from reflectune.models.rendering import Rendered
 
 
@@ -42,22 +42,22 @@ def test_stacked_heads_go_on_as_each_alone_does(loaded, make):
     forward = Forward(loaded.model)
     with torch.no_grad():
         heads = [
-            forward.read([parts(loaded, "Who?", make.image(n, size))[0]])
+            forward.prefill([parts(loaded, "Who?", make.image(n, size))[0]])
             for n, size in enumerate([(80, 60), (30, 120)])
         ]
         tails = [[7, 8, 9], [7]]
-        states, rows = forward.extend(stacked(heads), tails)
+        states, rows = forward.append(stacked(heads), tails)
         for n, (head, tail) in enumerate(zip(heads, tails, strict=True)):
-            alone, row = forward.extend(head, [tail])
+            alone, row = forward.append(head, [tail])
             torch.testing.assert_close(states[n, : len(tail)], alone[0], rtol=1e-4, atol=1e-5)
-            assert rows.onward[n] == row.onward[0]
+            assert rows.next_position[n] == row.next_position[0]
 
 
 def test_those_used_last_are_kept():
-    kept: KeptHeads = KeptHeads(2)
+    kept: ImagePrefixCache = ImagePrefixCache(2)
     for name in "abac":
         if kept.get(name) is None:
             kept.put(name, name)  # type: ignore[arg-type]
     assert [kept.get(name) for name in "abc"] == ["a", None, "c"]
     assert len(kept) == 2
-    KeptHeads(0).put("a", "a")  # type: ignore[arg-type]
+    ImagePrefixCache(0).put("a", "a")  # type: ignore[arg-type]

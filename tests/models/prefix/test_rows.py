@@ -26,7 +26,7 @@ def keys_of(rows: Rows, depth: int) -> list[float]:
 
 def test_taking_repeats_and_reorders_without_copying():
     taken = chain().take(torch.tensor([2, 0, 2]))
-    assert taken.onward.tolist() == [5, 4, 5]
+    assert taken.next_position.tolist() == [5, 4, 5]
     assert keys_of(taken, 0) == [0, 100, 0]
     assert keys_of(taken, 1) == [200, 0, 200]
     assert kept_bytes(taken.levels) == kept_bytes(chain().levels)

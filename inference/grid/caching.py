@@ -23,7 +23,7 @@ Row = tuple[int, int]
 
 
 @dataclass
-class Ledger:
+class CacheStats:
     """How much was asked of a model, and how much of it the model had to do.
 
     Attributes:
@@ -74,7 +74,7 @@ class KnownBranches(Branches):
         return [_stacked([self.look_up(node, token_ids) for node in own], len(token_ids)) for own in self.nodes]
 
 
-class RememberingEngine(PrefixEngine):
+class CachingEngine(PrefixEngine):
     """Answers as the engine it is made from, and keeps what that engine read and said until `forget`.
 
     Everything that was read stays in memory with its keys and values. So give one batch of questions to all grid points
@@ -88,12 +88,12 @@ class RememberingEngine(PrefixEngine):
         self._engine = engine
         self.renderer: RememberingRenderer = RememberingRenderer(engine.renderer)
         self.token_budget, self.max_length = engine.token_budget, engine.max_length
-        self.ledger = Ledger()
+        self.stats = CacheStats()
         self._prefixes: dict[str, Node] = {}
         self._told: dict[Hashable, Any] = {}
 
     def forget(self) -> None:
-        """Drop everything that was read, said and rendered; the ledger goes on counting."""
+        """Drop everything that was read, said and rendered; the stats goes on counting."""
         self._prefixes.clear()
         self._told.clear()
         self.renderer.forget()
@@ -200,8 +200,8 @@ class RememberingEngine(PrefixEngine):
         return found[node.row[1]] if isinstance(node.state, Branches) else found
 
     def _count(self, asked: int, done: int) -> None:
-        self.ledger.asked += asked
-        self.ledger.done += done
+        self.stats.asked += asked
+        self.stats.done += done
 
 
 def _nodes(prefixes: Prefixes) -> list[Node]:

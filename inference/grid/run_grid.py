@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.durable import RowLog
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
-from reflectune.inference.grid.memory import Ledger
+from reflectune.inference.grid.caching import CacheStats
 from reflectune.inference.grid.outcomes import Judgement, Outcome, Results, Row, outcome, to_row
 from reflectune.inference.grid.points import Point
 from reflectune.inference.running.runner import Batch, open_questions, run_sharded
@@ -24,14 +24,14 @@ Traces = Mapping[str, Mapping[str, Trace]]
 """By question id, then by point."""
 
 
-class Desk(Protocol):
+class PointRunner(Protocol):
     """What points are run with."""
 
     def run(self, point: Point, questions: Sequence[Question], images: Sequence[Image.Image]) -> dict[str, Trace]:
         """The traces of those questions that the point's pipeline takes, by id."""
         ...
 
-    def ledger(self) -> Ledger:
+    def stats(self) -> CacheStats:
         """What was asked of all models so far, and done."""
         ...
 
@@ -41,7 +41,7 @@ class Desk(Protocol):
 
 
 @dataclass(frozen=True)
-class Walk:
+class GridRun:
     """What is asked, and where it is kept.
 
     Attributes:
@@ -68,30 +68,30 @@ class Walk:
 
 
 @dataclass(frozen=True)
-class Walked:
-    """What came of a walk.
+class GridResults:
+    """What came of a grid run.
 
     Attributes:
         results: All outcomes.
-        ledger: What was asked of the models for them, and done, earlier runs included.
+        stats: What was asked of the models for them, and done, earlier runs included.
         answered: How many questions this run took through the points; the others were finished before.
     """
 
     results: Results
-    ledger: Ledger
+    stats: CacheStats
     answered: int
 
 
-def walk(own: Walk, questions: Sequence[Question], desk: Desk) -> Walked:
+def run_grid(own: GridRun, questions: Sequence[Question], runner: PointRunner) -> GridResults:
     """Take all questions that are not finished through all points, shared out among the processes.
 
-    A batch is always run whole and in the same company, so that an interrupted walk, or one on another number of
+    A batch is always run whole and in the same company, so that an interrupted run, or one on another number of
     processes, ends with the same rows (see `run_sharded`).
 
     Args:
         own: What is asked.
         questions: The questions.
-        desk: Runs a point's pipeline on a batch.
+        runner: Runs a point's pipeline on a batch.
 
     Raises:
         UserError: A question is bad (and `on_error` is "stop"), or the log is of other settings.
@@ -103,29 +103,29 @@ def walk(own: Walk, questions: Sequence[Question], desk: Desk) -> Walked:
         left, hidden = sum(map(len, batches)), not PartialState().is_main_process
         with progress_bar(total=total, initial=total - left, desc=name, unit="question", disable=hidden) as bar:
             for batch in batches:
-                for question_id, row in _rows(own, batch, desk).items():
+                for question_id, row in _rows(own, batch, runner).items():
                     if question_id not in done:
                         log.append(question_id, row)
                 bar.update(len(batch))
 
     rows, answered = run_sharded(name, ordered, answer, folder, own.fingerprint, own.batch_questions)
     counted = [rows[question.id]["passes"] for question in ordered]
-    ledger = Ledger(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))
+    stats = CacheStats(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))
     asked = {question.id: rows[question.id] for question in ordered}
-    return Walked(Results(ordered, asked, own.measure, own.source), ledger, answered)
+    return GridResults(Results(ordered, asked, own.measure, own.source), stats, answered)
 
 
-def _rows(own: Walk, batch: Sequence[Question], desk: Desk) -> dict[str, Row]:
+def _rows(own: GridRun, batch: Sequence[Question], runner: PointRunner) -> dict[str, Row]:
     """A row for each question of a batch; the first one holds what the batch cost."""
     good, images, errors = open_questions(batch, own.image_root, own.on_error)
-    before = desk.ledger()
+    before = runner.stats()
     runs: dict[Any, dict[str, Trace]] = {}
     for point in own.points:
         if good and point.run_key not in runs:
-            runs[point.run_key] = desk.run(point, good, images)
-    desk.forget()
+            runs[point.run_key] = runner.run(point, good, images)
+    runner.forget()
     own.measure.read(good, runs.values())
-    after = desk.ledger()
+    after = runner.stats()
     passes = {"asked": after.asked - before.asked, "done": after.done - before.done}
     rows: dict[str, Row] = {}
     for question in batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reflectune.inference.grid.memory import RememberingEngine
+from reflectune.inference.grid.caching import CachingEngine
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.sampling import Sampling
@@ -17,7 +17,7 @@ QUESTIONS = ("What is it made of?", "It is made of oak?")
 def engines(checkpoints):
     """A plain engine, and a remembering one over another."""
     loaded = load(checkpoints.tuned)
-    return PrefixEngine(loaded), RememberingEngine(PrefixEngine(loaded))
+    return PrefixEngine(loaded), CachingEngine(PrefixEngine(loaded))
 
 
 @pytest.fixture
@@ -66,23 +66,23 @@ def test_probabilities_answers_and_scores_are_the_engines(engines, read) -> None
 def test_only_what_is_new_is_read(engines, read) -> None:
     engine = engines[1]
     read(engine, (2, 1))
-    assert (engine.ledger.asked, engine.ledger.done) == (5, 5)  # two prefixes, three branches
+    assert (engine.stats.asked, engine.stats.done) == (5, 5)  # two prefixes, three branches
     _, state = read(engine, (2, 3))
-    assert (engine.ledger.asked, engine.ledger.done) == (12, 7)  # two branches are new
+    assert (engine.stats.asked, engine.stats.done) == (12, 7)  # two branches are new
     assert [own.shape for own in state.probabilities([1])] == [(2, 1), (3, 1)]
     engine.generate(state, [(1, 2), (1, 2)])
-    assert (engine.ledger.asked, engine.ledger.done, engine.ledger.saved) == (14, 8, 6)
+    assert (engine.stats.asked, engine.stats.done, engine.stats.saved) == (14, 8, 6)
 
 
 def test_another_length_or_seed_is_another_answer(engines, read) -> None:
     engine = engines[1]
     _, state = read(engine)
-    before = engine.ledger.done
+    before = engine.stats.done
     short, long = (engine.generate(state, [(0, 0)], (), most)[0] for most in (1, 6))
     assert long.token_ids[:1] == short.token_ids
     engine.generate(state, [(0, 0), (0, 0)], (), 6, Sampling(1.0, [1, 2]))
     engine.generate(state, [(0, 0)], (), 6, Sampling(1.0, [2]))
-    assert engine.ledger.done == before + 4
+    assert engine.stats.done == before + 4
 
 
 def test_nothing_is_kept_after_forgetting(engines, read) -> None:
@@ -90,7 +90,7 @@ def test_nothing_is_kept_after_forgetting(engines, read) -> None:
     read(engine)
     engine.forget()
     read(engine)
-    assert engine.ledger.saved == 0
+    assert engine.stats.saved == 0
 
 
 def test_no_branch_at_all_is_no_row(engines, read) -> None:

@@ -13,8 +13,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import ReadingConfig
-from reflectune.inference.grid.desk import PointDesk
 from reflectune.inference.grid.points import Point
+from reflectune.inference.grid.runner import GridRunner
 from reflectune.inference.pipelines.build import Parts, build_pipeline
 from reflectune.inference.reading.collaborators import (
     open_model,
@@ -130,43 +130,43 @@ def assert_alike(found: Any, wanted: Any, where: str = "") -> None:
 @pytest.mark.parametrize(("pipeline", "points"), [("mr2ag", MR2AG), ("mmkb_rag", MMKB)])
 def test_a_memory_changes_no_trace(setting, checkpoints, prompted, pipeline, points) -> None:
     own = setting(pipeline, checkpoints if pipeline == "mr2ag" else prompted)
-    desk = PointDesk(own.config, own.dataset, pipeline)
+    runner = GridRunner(own.config, own.dataset, pipeline)
     for point in points:
-        found = {key: comparable(trace) for key, trace in desk.run(point, own.questions, own.images).items()}
+        found = {key: comparable(trace) for key, trace in runner.run(point, own.questions, own.images).items()}
         assert_alike(found, plainly(own, point), point.name)
-    assert 0 < desk.ledger().done < desk.ledger().asked
+    assert 0 < runner.stats().done < runner.stats().asked
 
 
 def test_a_point_asked_again_costs_nothing_until_it_is_forgotten(setting, prompted) -> None:
     own = setting("mmkb_rag", prompted)
-    desk = PointDesk(own.config, own.dataset, "mmkb_rag")
-    first = desk.run(MMKB[2], own.questions, own.images)
-    cost = desk.ledger().done
-    again = desk.run(MMKB[2], own.questions, own.images)
-    assert desk.ledger().done == cost
+    runner = GridRunner(own.config, own.dataset, "mmkb_rag")
+    first = runner.run(MMKB[2], own.questions, own.images)
+    cost = runner.stats().done
+    again = runner.run(MMKB[2], own.questions, own.images)
+    assert runner.stats().done == cost
     assert {key: comparable(trace) for key, trace in again.items()} == {
         key: comparable(trace) for key, trace in first.items()
     }
-    desk.forget()
-    desk.run(MMKB[2], own.questions, own.images)
-    assert desk.ledger().done == 2 * cost
+    runner.forget()
+    runner.run(MMKB[2], own.questions, own.images)
+    assert runner.stats().done == 2 * cost
 
 
 def test_a_gate_only_re_reads_its_score(setting, prompted) -> None:
     own = setting("mmkb_rag", prompted)
-    desk = PointDesk(own.config, own.dataset, "mmkb_rag")
+    runner = GridRunner(own.config, own.dataset, "mmkb_rag")
     for gamma in (0.0, 1.0):
-        desk.run(Point("ends", {"gamma": gamma}), own.questions, own.images)
-    cost = desk.ledger().done
+        runner.run(Point("ends", {"gamma": gamma}), own.questions, own.images)
+    cost = runner.stats().done
     for gamma in (0.2, 0.4, 0.5, 0.6, 0.8):
-        desk.run(Point(f"{gamma}", {"gamma": gamma}), own.questions, own.images)
-    assert desk.ledger().done == cost
+        runner.run(Point(f"{gamma}", {"gamma": gamma}), own.questions, own.images)
+    assert runner.stats().done == cost
 
 
 def test_without_relevance_every_passage_is_answered_from(setting, checkpoints) -> None:
     own = setting("mr2ag", checkpoints)
-    desk = PointDesk(own.config, own.dataset, "mr2ag")
-    traces = desk.run(Point("off", {"gamma": 0.0, "relevance": False}), own.questions, own.images)
+    runner = GridRunner(own.config, own.dataset, "mr2ag")
+    traces = runner.run(Point("off", {"gamma": 0.0, "relevance": False}), own.questions, own.images)
     for trace in traces.values():
         assert len(trace.passages) == 9
         assert all(passage.answer is not None and passage.s_rel == 1.0 for passage in trace.passages)
@@ -174,8 +174,8 @@ def test_without_relevance_every_passage_is_answered_from(setting, checkpoints) 
 
 def test_an_oracle_finds_the_questions_own_entry(setting, checkpoints) -> None:
     own = setting("mr2ag", checkpoints)
-    desk = PointDesk(own.config, own.dataset, "mr2ag")
-    traces = desk.run(Point("gold", {"gamma": 0.0, "entries": "gold"}), own.questions, own.images)
+    runner = GridRunner(own.config, own.dataset, "mr2ag")
+    traces = runner.run(Point("gold", {"gamma": 0.0, "entries": "gold"}), own.questions, own.images)
     for question in own.questions:
         assert [hit.entry_id for hit in traces[question.id].hits] == list(question.entity_ids)
 
@@ -183,26 +183,26 @@ def test_an_oracle_finds_the_questions_own_entry(setting, checkpoints) -> None:
 def test_the_tuned_baselines_model_must_have_been_tuned_plainly(setting, checkpoints) -> None:
     own = setting("mr2ag", checkpoints)
     config = dataclasses.replace(own.config, plain_model=checkpoints.base)
-    desk = PointDesk(config, own.dataset, "mr2ag")
+    runner = GridRunner(config, own.dataset, "mr2ag")
     with pytest.raises(UserError, match="was not fine-tuned with scheme plain"):
-        desk.run(Point("tuned", {"pipeline": "closed_book_tuned"}), own.questions, own.images)
+        runner.run(Point("tuned", {"pipeline": "closed_book_tuned"}), own.questions, own.images)
 
 
 def test_a_baselines_contexts_are_not_kept(setting, checkpoints) -> None:
     """Each is read at one point alone; those of all depths together would fill the memory."""
     own = setting("mr2ag", checkpoints)
-    desk = PointDesk(own.config, own.dataset, "mr2ag")
-    desk.run(Point("naive", {"pipeline": "naive_rag_articles"}), own.questions, own.images)
-    assert not desk._engines["base_model"]._prefixes
-    desk.run(Point("start", {"gamma": 0.0}), own.questions, own.images)
-    assert desk._engines["model"]._prefixes
+    runner = GridRunner(own.config, own.dataset, "mr2ag")
+    runner.run(Point("naive", {"pipeline": "naive_rag_articles"}), own.questions, own.images)
+    assert not runner._engines["base_model"]._prefixes
+    runner.run(Point("start", {"gamma": 0.0}), own.questions, own.images)
+    assert runner._engines["model"]._prefixes
 
 
 def test_oracle_passages_are_of_the_questions_own_entry(setting, checkpoints) -> None:
     own = setting("mr2ag", checkpoints)
-    desk = PointDesk(own.config, own.dataset, "mr2ag")
+    runner = GridRunner(own.config, own.dataset, "mr2ag")
     point = Point("gold", {"pipeline": "naive_rag_passages", "entries": "gold"})
-    traces = desk.run(point, own.questions, own.images)
+    traces = runner.run(point, own.questions, own.images)
     asked = [question for question in own.questions if question.requires_retrieval]
     assert set(traces) == {question.id for question in asked}
     for question in asked:
@@ -211,7 +211,7 @@ def test_oracle_passages_are_of_the_questions_own_entry(setting, checkpoints) ->
 
 def test_the_reranker_is_part_of_what_decides(setting, checkpoints) -> None:
     own = setting("mr2ag", checkpoints)
-    desk = PointDesk(own.config, own.dataset, "mr2ag")
-    assert set(desk.fingerprints(["model"], [Point("start")])) == {"model"}
+    runner = GridRunner(own.config, own.dataset, "mr2ag")
+    assert set(runner.fingerprints(["model"], [Point("start")])) == {"model"}
     points = [Point("naive", {"pipeline": "naive_rag_passages"})]
-    assert set(desk.fingerprints(["model", "plain_model"], points)) == {"model", "plain_model", "reranker"}
+    assert set(runner.fingerprints(["model", "plain_model"], points)) == {"model", "plain_model", "reranker"}

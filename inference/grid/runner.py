@@ -12,12 +12,12 @@ from PIL import Image
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import ModelRole, ReadingConfig
-from reflectune.inference.grid.memory import Ledger, RememberingEngine
+from reflectune.inference.grid.caching import CacheStats, CachingEngine
 from reflectune.inference.grid.points import Point
-from reflectune.inference.grid.retrieval import RememberingRetriever
+from reflectune.inference.grid.retrieval import CachingRetriever
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_pipeline, reranks
-from reflectune.inference.pipelines.diagnostics import ProbeBuilder
+from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.oracle import GoldRetriever
 from reflectune.inference.reading.collaborators import open_engine, open_model, open_reranker, open_retriever
 from reflectune.inference.reading.prompted_reader import PromptedReader
@@ -27,7 +27,7 @@ from reflectune.inference.trace import Trace
 from reflectune.retrieval.rerankers.base import Reranker
 
 
-class PointDesk:
+class GridRunner:
     """Runs the pipelines of grid points, all over the same remembering engines, one a model.
 
     A model is loaded when the first point needs it.
@@ -43,9 +43,9 @@ class PointDesk:
             seed: Of what a diagnosis draws.
         """
         self._config, self._dataset, self._pipeline, self._seed = config, dataset, pipeline, seed
-        self._engines: dict[str, RememberingEngine] = {}
+        self._engines: dict[str, CachingEngine] = {}
         self._hashes: dict[str, str] = {}
-        self._retriever = RememberingRetriever(open_retriever(config, dataset.knowledge))
+        self._retriever = CachingRetriever(open_retriever(config, dataset.knowledge))
         self._gold = GoldRetriever()
         self._pipelines: dict[Any, Pipeline] = {}
 
@@ -65,10 +65,10 @@ class PointDesk:
             self._engine(role).forget()  # a baseline's context, which may be long, is read at no other point
         return {trace.question_id: trace for trace in traces}
 
-    def ledger(self) -> Ledger:
+    def stats(self) -> CacheStats:
         """What was asked of all models so far, and done."""
-        ledgers = [engine.ledger for engine in self._engines.values()]
-        return Ledger(sum(each.asked for each in ledgers), sum(each.done for each in ledgers))
+        counts = [engine.stats for engine in self._engines.values()]
+        return CacheStats(sum(each.asked for each in counts), sum(each.done for each in counts))
 
     def fingerprints(self, roles: Sequence[ModelRole], points: Sequence[Point] = ()) -> dict[str, str]:
         """What the models of these roles hash to; if a point has passages picked, the reranker too."""
@@ -91,7 +91,7 @@ class PointDesk:
         parts = Parts(
             config=config,
             knowledge=self._dataset.knowledge,
-            probes=ProbeBuilder(
+            probes=DiagnosticPassages(
                 self._dataset.root, self._dataset.manifest, self._dataset.knowledge, config.lead, self._seed
             ),
             retriever=self._gold if point.settings.get("entries") == "gold" else self._retriever,
@@ -114,9 +114,9 @@ class PointDesk:
     def _reranker(self) -> Reranker:
         return open_reranker(self._config)
 
-    def _engine(self, role: ModelRole) -> RememberingEngine:
+    def _engine(self, role: ModelRole) -> CachingEngine:
         if role not in self._engines:
             loaded = open_model(self._config, role)
             self._hashes[role] = loaded.fingerprint
-            self._engines[role] = RememberingEngine(open_engine(self._config, loaded))
+            self._engines[role] = CachingEngine(open_engine(self._config, loaded))
         return self._engines[role]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from reflectune.core.errors import UserError
-from reflectune.core.gate_outcomes import GateOutcome, Held, HeldPassage, PassageOutcome
+from reflectune.core.gate_outcomes import AnchoredPassage, GateOutcome, KLAnchor, PassageOutcome
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import PromptedBranch, Question
 from reflectune.data_builders.dataset import Dataset
@@ -41,7 +41,7 @@ _FURTHEST = 30.0
 """Log-odds beyond it, either way, are told as this: a probability in half precision may be 0 or 1."""
 
 
-class BothWays:
+class GateRewardRollout:
     """Measures the outcomes of questions' gates with the pipeline of the model's own scheme.
 
     The traces of each round are kept in `folder/round-NNN/{direct,retrieved,passages}.jsonl`, as an evaluation keeps
@@ -184,16 +184,16 @@ class BothWays:
             held=self._held(traces[DIRECT], retrieved, refined=PASSAGES in traces),
         )
 
-    def _held(self, direct: Trace, retrieved: Trace, *, refined: bool) -> Held:
+    def _held(self, direct: Trace, retrieved: Trace, *, refined: bool) -> KLAnchor:
         """What else the model said; `refined` if its relevance gates are measured for their own sake."""
         own_words, prompted = not answered_by_base(self._scheme, self._config), self._scheme == MMKB_RAG.name
         passages = []
         for own in _one(retrieved):
             log_odds, answer = None if refined else _relevance(own), "" if prompted else own.answer or ""
             if log_odds is not None or answer:
-                passages.append(HeldPassage(own.passage, log_odds, answer))
+                passages.append(AnchoredPassage(own.passage, log_odds, answer))
         replies = self._replies(retrieved, own_words) if prompted else ()
-        return Held(tuple(passages), direct.answer if own_words else "", tuple(replies))
+        return KLAnchor(tuple(passages), direct.answer if own_words else "", tuple(replies))
 
     def _replies(self, retrieved: Trace, own_words: bool) -> Iterator[PromptedBranch]:
         documents, mct = [own.passage for own in retrieved.passages], retrieved.mct
