@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Style and types: ruff over the tree, mypy over the packages and the benchmarks.
+# Style, types and documents: ruff over the tree, mypy over the packages and the benchmarks, Sphinx over docs/.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare "[dev]"
@@ -11,3 +11,5 @@ cd .typecheck && ../.venv/bin/mypy --config-file ../pyproject.toml \
     reflectune/core reflectune/metrics reflectune/models reflectune/retrieval reflectune/data_builders reflectune/train \
     reflectune/inference
 MYPYPATH=reflectune/benchmarks ../.venv/bin/mypy --config-file ../pyproject.toml reflectune/benchmarks/*.py
+cd ..
+.venv/bin/python -m sphinx -q -W --keep-going docs runs/docs

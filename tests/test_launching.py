@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TOLD = [ROOT / "README.md", *sorted((ROOT / "configs").rglob("*.yaml"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOLD = [*PAGES, *sorted((ROOT / "configs").rglob("*.yaml"))]
 
 
 def launch_lines() -> list[tuple[str, str]]:
@@ -31,9 +32,10 @@ def test_every_launch_that_is_told_names_its_settings() -> None:
         command = line[line.index("accelerate launch") :]
         assert re.match(r"accelerate launch(` or `)? --config_file configs/accelerate/", command), place
         if "accelerate/cpu" in line:
-            assert "OMP_NUM_THREADS=" in line or place.startswith("README.md"), place
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.count("OMP_NUM_THREADS=") == readme.count("configs/accelerate/cpu.yaml")
+            assert "OMP_NUM_THREADS=" in line or not place.startswith("configs/"), place
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert text.count("OMP_NUM_THREADS=") == text.count("configs/accelerate/cpu.yaml"), page
 
 
 @pytest.mark.slow
