@@ -30,9 +30,9 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.gate_outcomes import GateOutcome
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.probing.correctness import find_metric
 from reflectune.inference.report.svg import Line, line_chart
 from reflectune.inference.running.rollout import GateRewardRollout
+from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import load
 from reflectune.train.grpo import GrpoConfig
 

@@ -186,3 +186,29 @@ def _wrong_if_too_long(bem: evqa.BemLogits) -> evqa.BemLogits:
             return never()
 
     return logits
+
+
+def find_metric(name: str, bem: evqa.BemLogits | None = None) -> Worth:
+    """The correctness of an answer by this metric; an answer without a word is wrong, whatever the metric.
+
+    Args:
+        name: One of `METRICS`.
+        bem: The answer-equivalence model, for `evqa`.
+
+    Returns:
+        A pure function. It raises UserError for a question that lacks what the metric compares with.
+
+    Raises:
+        UserError: No metric has this name, or it is `evqa` and there is no `bem`.
+    """
+    worth = metric_of_one(find_metric_name(name), bem=bem)
+
+    def correctness(answer: str, question: Question) -> float:
+        try:
+            value = worth(answer, question)
+        except ValueError as error:
+            raise UserError(f"question {question.id} can't be scored: {error}; mend its answers") from error
+        # Officially an empty answer to a numerical question reads as [0, 0], and can so be right.
+        return value if answer.strip() else 0.0
+
+    return correctness

@@ -50,8 +50,8 @@ def run(config: GrpoConfig) -> None:
     # slow to import: after the config is right
     from reflectune.core.hashing import file_fingerprint, fingerprint
     from reflectune.data_builders.dataset import Dataset
-    from reflectune.data_builders.probing.correctness import find_metric
     from reflectune.inference.running.rollout import GateRewardRollout
+    from reflectune.metrics.registry import find_metric
     from reflectune.train.refining.refine import refine
 
     config.metric = config.scored_by(config.dataset)

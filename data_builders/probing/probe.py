@@ -13,10 +13,10 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.probing.asking import Asking
-from reflectune.data_builders.probing.correctness import Correctness
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
 from reflectune.data_builders.probing.summaries import add_sentences, add_words
 from reflectune.data_builders.probing.values import finite_sum
+from reflectune.metrics.registry import Worth
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine
 from reflectune.models.prefix.sampling import Sampling
 from reflectune.models.rendering import Rendered
@@ -66,7 +66,7 @@ class Prober:
         asking: How it is asked.
     """
 
-    def __init__(self, engine: PrefixEngine, correctness: Correctness, asking: Asking) -> None:
+    def __init__(self, engine: PrefixEngine, correctness: Worth, asking: Asking) -> None:
         self._engine, self._renderer = engine, engine.renderer
         self._correctness, self._asking = correctness, asking
 

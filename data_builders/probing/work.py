@@ -14,11 +14,11 @@ from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import ProbeConfig
-from reflectune.data_builders.probing.correctness import find_metric
 from reflectune.data_builders.probing.memory import Halving
 from reflectune.data_builders.probing.probe import Prober, Ready
 from reflectune.data_builders.probing.records import Probe
 from reflectune.metrics.bem import Bem
+from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.budget import find_budget
 from reflectune.models.prefix.engine import PrefixEngine

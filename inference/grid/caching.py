@@ -11,13 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
-from reflectune.inference.grid.renderings import RememberingRenderer
+from reflectune.inference.grid.renderings import CachingRenderer
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
 from reflectune.models.prefix.image_prefix import key_of
 from reflectune.models.prefix.sampling import Sampling
 from reflectune.models.rendering import Rendered
+from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.types import Hit
 
 Row = tuple[int, int]
 
@@ -86,7 +89,7 @@ class CachingEngine(PrefixEngine):
 
     def __init__(self, engine: PrefixEngine) -> None:
         self._engine = engine
-        self.renderer: RememberingRenderer = RememberingRenderer(engine.renderer)
+        self.renderer: CachingRenderer = CachingRenderer(engine.renderer)
         self.token_budget, self.max_length = engine.token_budget, engine.max_length
         self.stats = CacheStats()
         self._prefixes: dict[str, Node] = {}
@@ -220,3 +223,24 @@ def _rows(state: Prefixes | Branches, rows: Sequence[Row]) -> list[Node]:
 
 def _stacked(rows: Sequence[Tensor], tokens: int) -> Tensor:
     return torch.stack(list(rows)) if rows else torch.empty(0, tokens)
+
+
+class CachingRetriever:
+    """Finds what its retriever finds, and keeps it until `forget`; images are told apart by identity."""
+
+    def __init__(self, retriever: Retriever) -> None:
+        """Bind the retriever."""
+        self._retriever = retriever
+        self._found: dict[tuple[int, int], tuple[Image.Image, list[Hit]]] = {}
+
+    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
+        """As the retriever's; only what is new is searched for."""
+        new = {(id(image), top_n): image for image in images if (id(image), top_n) not in self._found}
+        if new:
+            found = self._retriever.search(list(new.values()), top_n)
+            self._found.update({key: (new[key], hits) for key, hits in zip(new, found, strict=True)})
+        return [self._found[id(image), top_n][1] for image in images]
+
+    def forget(self) -> None:
+        """Drop what was found."""
+        self._found.clear()

@@ -13,7 +13,7 @@ from reflectune.models.rendering import Rendered, Renderer
 Value = TypeVar("Value")
 
 
-class RememberingRenderer(Renderer):
+class CachingRenderer(Renderer):
     """Renders as the renderer it is made from, and keeps what it rendered until `forget`.
 
     Images are told apart by identity: a grid point must be given the same objects as the one before.
@@ -33,31 +33,31 @@ class RememberingRenderer(Renderer):
     def prefix(self, question: str, image: Image.Image) -> Rendered:
         """As `Renderer.prefix`."""
         key = ("prefix", question, self._name(image))
-        return self._once(key, lambda: super(RememberingRenderer, self).prefix(question, image))
+        return self._once(key, lambda: super(CachingRenderer, self).prefix(question, image))
 
     def plain(
         self, question: str, image: Image.Image, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> Rendered:
         """As `Renderer.plain`."""
         key = ("plain", question, self._name(image), tuple(passages), style)
-        return self._once(key, lambda: super(RememberingRenderer, self).plain(question, image, passages, style))
+        return self._once(key, lambda: super(CachingRenderer, self).plain(question, image, passages, style))
 
     def passage_branch(self, passage: Passage, style: AnswerStyle = "short") -> list[int]:
         """As `Renderer.passage_branch`."""
         key = ("passage_branch", passage, style)
-        return self._once(key, lambda: super(RememberingRenderer, self).passage_branch(passage, style))
+        return self._once(key, lambda: super(CachingRenderer, self).passage_branch(passage, style))
 
     def question_prefix(self, question: str, image: Image.Image) -> Rendered:
         """As `Renderer.question_prefix`."""
         key = ("question_prefix", question, self._name(image))
-        return self._once(key, lambda: super(RememberingRenderer, self).question_prefix(question, image))
+        return self._once(key, lambda: super(CachingRenderer, self).question_prefix(question, image))
 
     def prompt_branch(
         self, name: PromptName, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> list[int]:
         """As `Renderer.prompt_branch`."""
         key = ("prompt_branch", name, tuple(passages), style)
-        return self._once(key, lambda: super(RememberingRenderer, self).prompt_branch(name, passages, style))
+        return self._once(key, lambda: super(CachingRenderer, self).prompt_branch(name, passages, style))
 
     def _name(self, image: Image.Image) -> int:
         """A number for an image, which stays its own because the image is kept."""

@@ -12,17 +12,15 @@ from PIL import Image
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import ModelRole, ReadingConfig
-from reflectune.inference.grid.caching import CacheStats, CachingEngine
+from reflectune.inference.grid.caching import CacheStats, CachingEngine, CachingRetriever
 from reflectune.inference.grid.points import Point
-from reflectune.inference.grid.retrieval import CachingRetriever
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_pipeline, reranks
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.oracle import GoldRetriever
 from reflectune.inference.reading.collaborators import open_engine, open_model, open_reranker, open_retriever
 from reflectune.inference.reading.prompted_reader import PromptedReader
-from reflectune.inference.reading.reader import Reader
-from reflectune.inference.reading.unjudging import UnjudgingReader
+from reflectune.inference.reading.reader import Reader, UnjudgingReader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.rerankers.base import Reranker
 

@@ -157,6 +157,15 @@ class Reader:
         return [Answer(self._renderer.strip(g.text), g.score, len(g.token_ids)) for g in generations]
 
 
+class UnjudgingReader(Reader):
+    """Reads passages as `Reader` does, but S_rel is 1 for all: each is answered from, and no product depends on it."""
+
+    def judge(self, opened: Opened, passages: Sequence[Sequence[Passage]]) -> Judged:
+        """As `Reader.judge`, with p([Relevant]) = 1."""
+        judged = super().judge(opened, passages)
+        return dataclasses.replace(judged, relevance=[[(1.0, 0.0)] * len(own) for own in judged.passages])
+
+
 def share(yes: float, no: float) -> float:
     """The first of two probabilities as a share of both, which is the softmax of their two logits; 0 if neither is."""
     return yes / (yes + no) if yes + no > 0 else 0.0

@@ -14,7 +14,6 @@ from reflectune.core.gate_outcomes import AnchoredPassage, GateOutcome, KLAnchor
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import PromptedBranch, Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.probing.correctness import Correctness
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_finder, build_pipeline
@@ -26,9 +25,10 @@ from reflectune.inference.reading.collaborators import (
     open_reader,
     open_retriever,
 )
-from reflectune.inference.reading.unjudging import UnjudgingReader
+from reflectune.inference.reading.reader import UnjudgingReader
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.metrics.registry import Worth
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.base import MMKB_RAG
 
@@ -68,7 +68,7 @@ class GateRewardRollout:
         questions: Sequence[Question],
         *,
         folder: Path,
-        correctness: Correctness,
+        correctness: Worth,
         batch_questions: int = 8,
         relevance: bool = False,
         run: str = "",
@@ -220,7 +220,7 @@ def log_odds(yes: float, no: float | None = None) -> float:
 
 
 def _passages(
-    question: Question, judged: Trace, answered: Trace | None, correctness: Correctness
+    question: Question, judged: Trace, answered: Trace | None, correctness: Worth
 ) -> tuple[PassageOutcome, ...]:
     """The passages that were both judged and answered from."""
     if answered is None:

@@ -32,7 +32,6 @@ from reflectune.core.types import (
 )
 from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.probing.asking import Asking
-from reflectune.data_builders.probing.correctness import find_metric
 from reflectune.data_builders.probing.labels import Rule, ret_label
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.inference.config import AnswerConfig, ReadingConfig
@@ -43,6 +42,7 @@ from reflectune.inference.reading.collaborators import open_prompted_reader, ope
 from reflectune.inference.running import single
 from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.inference.trace import Trace
+from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
 from reflectune.models.schemes.base import find_scheme

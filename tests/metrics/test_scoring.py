@@ -8,11 +8,10 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.mmkb.rescoring import by_metric
-from reflectune.data_builders.probing.correctness import find_metric
 from reflectune.metrics import evqa, infoseek
 from reflectune.metrics.bem import TooLongError
 from reflectune.metrics.predictions import Prediction
-from reflectune.metrics.registry import evqa_candidate, evqa_type
+from reflectune.metrics.registry import evqa_candidate, evqa_type, find_metric
 from reflectune.metrics.scoring import join, score
 
 QUESTIONS = [

@@ -27,8 +27,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.gate_outcomes import GateOutcome, PassageOutcome
 from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.data_builders.dataset import Dataset, write_questions
-from reflectune.data_builders.probing.correctness import find_metric
 from reflectune.inference.running.rollout import GateRewardRollout, log_odds
+from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.models.miniature.architecture import (
     Family,

@@ -14,11 +14,11 @@ from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.asking import Asking
-from reflectune.data_builders.probing.correctness import find_metric
 from reflectune.data_builders.probing.labels import Rule, ret_label, srt_labels
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.statistics import probe_statistics
+from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.retrieval.documents import Document
