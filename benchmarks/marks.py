@@ -199,6 +199,15 @@ def lora_gaps(runs: dict[tuple[str, str], list[Metrics]]) -> list[str]:
     return lines or ["- none"]
 
 
+def lora_section(runs: dict[tuple[str, str], list[Metrics]]) -> list[str]:
+    """`lora_gaps` with its head; nothing where no family has both methods."""
+    methods = {family: {method for own, method in runs if own == family} for family, _ in runs}
+    if not any(found.issuperset(METHODS) for found in methods.values()):
+        return []
+    head = f"Rows where LoRA is more than {100 * LORA_TOLERANCE:.0f} points below full fine-tuning:"
+    return [head, "", *lora_gaps(runs), ""]
+
+
 def rankings(runs: dict[tuple[str, str], list[Metrics]]) -> list[str]:
     """The eight rankings of the paper's Table 5: InfoSeek score, mean over seeds, and their order here and there."""
     columns = list(runs)
@@ -250,14 +259,12 @@ def main() -> None:
             "",
             f"{command_line('marks.py')}: val_unseen_question and val_unseen_entity, phrasings not seen in training, "
             "per cent; mean over seeds (lowest to highest). ✗: mark missed. "
-            f"Each run in one process, {arguments.jobs} at a time; minutes are by the clock.",
+            f"Each run in one process, {arguments.jobs} at a time; minutes are by the clock, whatever else ran on the "
+            "machine.",
             "",
             *table(runs),
             "",
-            f"Rows where LoRA is more than {100 * LORA_TOLERANCE:.0f} points below full fine-tuning:",
-            "",
-            *lora_gaps(runs),
-            "",
+            *lora_section(runs),
             "## The eight rankings of mR²AG's Table 5",
             "",
             "Rank 1 is the best of a column; docs/paper_numbers.md has the paper's numbers, of other models and "

@@ -124,7 +124,7 @@ def summary(metrics: dict[str, dict]) -> list[str]:
 
 EQUAL_DEPTH_CAPTION = (
     "InfoSeek score of mR²AG and of what reads as much without reflection, in per cent: the same retrieval and\n"
-    "instruction; tuned on the same questions."
+    "instruction; tuned on the same questions, with as many tokens."
 )
 
 
