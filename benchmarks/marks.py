@@ -147,8 +147,7 @@ def run_all(folder: Path, seeds: Sequence[int], families: Sequence[str], methods
             subprocess.run(command, check=True, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
     with ThreadPoolExecutor(jobs) as pool:
-        for _ in pool.map(start, *zip(*product(families, methods, seeds), strict=True)):
-            pass
+        list(pool.map(start, *zip(*product(families, methods, seeds), strict=True)))  # raises what a run raised
 
 
 def finished(folder: Path, family: str, method: str, seeds: Sequence[int]) -> list[Metrics]:

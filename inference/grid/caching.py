@@ -96,7 +96,7 @@ class CachingEngine(PrefixEngine):
         self._told: dict[Hashable, Any] = {}
 
     def forget(self) -> None:
-        """Drop everything that was read, said and rendered; the stats goes on counting."""
+        """Drop everything that was read, said and rendered; the counts go on."""
         self._prefixes.clear()
         self._told.clear()
         self.renderer.forget()

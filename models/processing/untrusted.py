@@ -8,6 +8,7 @@ a passage is no longer the name of anything.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable
@@ -86,13 +87,17 @@ class SafeTokenizer:
         Raises:
             UserError: The tokenizer reads the end of `after` and the beginning of `text` as one token.
         """
-        before, whole = self._encode(_ANCHOR + after), self._encode(_ANCHOR + after + text)
+        before, whole = self._before(after), self._encode(_ANCHOR + after + text)
         if whole[: len(before)] != before:
             raise UserError(
                 f"the tokenizer joins {self.show(text)[:40]!r} to what the chat template writes before it, "
                 f"{self.show(after)!r}; set a template that ends its cue with a line break or a special token"
             )
         return whole[len(before) :]
+
+    @functools.lru_cache(maxsize=16)  # noqa: B019  few ends of earlier text, and it lives as long as its model
+    def _before(self, after: str) -> list[int]:
+        return self._encode(_ANCHOR + after)
 
     def _encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
