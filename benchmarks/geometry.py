@@ -22,7 +22,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from reflectune.models.loading import MINIATURES
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.pretrained import load_processor
 
 IMAGE_TOKEN = 3

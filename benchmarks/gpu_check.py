@@ -30,9 +30,10 @@ from random_bases import RECIPES, write_base
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
-from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.core.types import Passage
 from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.loading import load
+from reflectune.models.schemes.examples import Branch, ReflectionExample
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = ("full", "lora", "qlora")

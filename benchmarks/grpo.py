@@ -27,13 +27,13 @@ from running import alone
 
 from reflectune.core.config import parse_config
 from reflectune.core.durable import write_atomically
-from reflectune.core.gate_outcomes import GateOutcome
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.report.svg import Line, line_chart
 from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import load
+from reflectune.models.schemes.gate_outcomes import GateOutcome
 from reflectune.train.grpo import GrpoConfig
 
 CONFIG = CONFIGS / "miniature/grpo_mmkb.yaml"

@@ -28,6 +28,7 @@ from running import write
 from trainers import Clock, ours, settings, subset
 
 from reflectune.data_builders.reflection_data import read_examples
+from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.setup.parameters import count_by_tower
 
 METHODS = ("full", "lora", "qlora")
@@ -67,7 +68,7 @@ def train_shortly(family: str, method: str, data: Path) -> Cost:
     trainer: Any = ours(config)
     clock = Clock(trainer, "cpu")
     trainer.train()
-    questions = len(read_examples(data / "train.parquet"))
+    questions = len(read_examples(data / "train.parquet", ReflectionExample))
     first, second = (epoch.cpu_seconds / questions for epoch in clock.epochs())
     trained = sum(count.trainable for count in count_by_tower(trainer.model).values())
     return Cost(trained, (first, second), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
@@ -142,7 +143,7 @@ def table(columns: dict[tuple[str, str], list[Metrics]], taken: dict[tuple[str, 
 def _length(run: Path) -> tuple[int, float]:
     """Questions of a quick start's data, and its epochs."""
     record = json.loads((run / "checkpoint/run.json").read_text())
-    return len(read_examples(run / "reflection/train.parquet")), record["settings"]["epochs"]
+    return len(read_examples(run / "reflection/train.parquet", ReflectionExample)), record["settings"]["epochs"]
 
 
 _NOTES = [

@@ -21,9 +21,10 @@ from transformers.utils import logging
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.reading.reader import Reader
+from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.schemes.mr2ag import SCHEME
 from reflectune.retrieval.passages import split_passages
 
 PASSAGES, NEW_TOKENS = 20, 16
@@ -33,7 +34,7 @@ def run_engine(
     loaded: Loaded, root: Path, questions: list[Question], passages: list[list[Passage]], token_budget: int | None
 ) -> int:
     """All questions as one batch; returns how many answers were decoded."""
-    reader = Reader(PrefixEngine(loaded, token_budget), NEW_TOKENS)
+    reader = PassageReader(PrefixEngine(loaded, token_budget), NEW_TOKENS)
     opened = reader.open(questions, [load_image(q.image, root=root) for q in questions])
     reader.gates(opened)
     judged = reader.judge(opened, passages)
@@ -49,7 +50,7 @@ def run_loop(loaded: Loaded, root: Path, questions: list[Question], passages: li
     model: Any = loaded.model
     for question, own in zip(questions, passages, strict=True):
         prefix = loaded.renderer.prefix(question.text, load_image(question.image, root=root))
-        branches = [[], *(loaded.renderer.passage_branch(passage) for passage in own)]
+        branches = [[], *(SCHEME.passage_branch(loaded.renderer, passage) for passage in own)]
         for branch in branches:
             ids = torch.tensor([[*prefix.ids, *branch]])
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **prefix.vision}

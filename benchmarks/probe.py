@@ -17,7 +17,7 @@ from geometry import SIZES, build, engine_of, passages, plain_inputs, question
 from running import parser, timed, write
 from transformers import PreTrainedModel
 
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
 
 ALONE = 6
 """Tokens from the question to the cue."""

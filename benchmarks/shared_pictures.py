@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 
 from reflectune.data_builders.reflection_data import read_examples
 from reflectune.models.attention.tree import Tree, TreeCollator, loss_terms
-from reflectune.train.data.examples import approximate_length, kind
+from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.models.schemes.mr2ag import SCHEME
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.setup.parameters import freeze_tower
 
@@ -66,10 +67,11 @@ def measure(family: str, *, frozen: bool, arguments: argparse.Namespace) -> str:
 
 def repeats_in_batches(reflection: Path, sizes: tuple[int, ...]) -> list[str]:
     """Rows: of the pictures of one epoch's batches, how many are read when repeats are not."""
-    examples = read_examples(reflection / "train.parquet")
+    examples = read_examples(reflection / "train.parquet", ReflectionExample)
     lines = ["| batch | pictures of an epoch's batches | read |", "|---|---|---|"]
     for size in sizes:
-        lengths, kinds = [approximate_length(e) for e in examples], [kind(e) for e in examples]
+        lengths = [sum(map(len, SCHEME.texts(example))) for example in examples]
+        kinds = [SCHEME.kind(example) for example in examples]
         order = list(TrainingOrder(lengths, kinds, batch_size=size, seed=0))
         batches = [order[i : i + size] for i in range(0, len(order), size)]
         read = sum(len({examples[i].image for i in batch}) for batch in batches)

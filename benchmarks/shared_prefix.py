@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from reflectune.inference.report.svg import Line, line_chart
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.rows import kept_bytes
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
 
 NEW_TOKENS, ANSWERS = 16, 4
 

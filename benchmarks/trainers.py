@@ -28,6 +28,7 @@ from reflectune.data_builders.reflection_data import (
     write_manifest,
 )
 from reflectune.models.attention.tree import IGNORE
+from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.config import SftConfig
 from reflectune.train.data.collator import Collator
 from reflectune.train.data.examples import load_training_data
@@ -98,7 +99,7 @@ class Clock(TrainerCallback):
 def subset(source: Path, folder: Path, questions: int) -> None:
     """Write some of a quick start's questions, drawn by a fixed seed, as reflection data of their own."""
     manifest = read_manifest(source)
-    examples = read_examples(source / "train.parquet")
+    examples = read_examples(source / "train.parquet", ReflectionExample)
     write_examples(folder / "train.parquet", random.Random(0).sample(examples, questions))
     write_manifest(folder, Manifest(manifest.scheme, manifest.image_root, {"train": "0"}))
 

@@ -1,4 +1,4 @@
-"""The types that travel between floors: questions, knowledge-base entries, passages, and training examples."""
+"""The types that travel between floors: questions, knowledge-base entries and passages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Literal
 AnswerType = Literal["string", "time", "numerical", "multi_answer", "free_form"]
 AnswerStyle = Literal["short", "list", "free"]
 """How an answer is to be written: a word or phrase, several of them joined by `&&`, or as the model likes."""
-PromptName = Literal["ret", "srt", "mct", "vqa", "summary"]
 
 
 @dataclass(frozen=True)
@@ -131,72 +130,3 @@ class Passage:
     def id(self) -> str:
         """`entry_id#section.index`, unique within a knowledge base."""
         return f"{self.entry_id}#{self.section}.{self.index}"
-
-
-@dataclass(frozen=True)
-class Branch:
-    """One passage hung from a training question: is it evidence, and what does it answer?
-
-    `source` says where the passage came from (`gold`, `same_article`, `look_alike`, `retrieved`, `random`).
-    """
-
-    passage: Passage
-    relevant: bool
-    answer: str = ""
-    source: str = ""
-
-
-@dataclass(frozen=True)
-class ReflectionExample:
-    """One training question with the branches that hang from its image and question.
-
-    A visual-dependent question has no branches and an `answer`; a knowledge-based one has branches, and each relevant
-    branch has its own answer. `style` is how answers are asked for, with a passage and without. A visual-dependent
-    question that is answered freely may go on as a conversation, `follow_ups`.
-    """
-
-    id: str
-    image: str
-    question: str
-    retrieve: bool
-    answer: str = ""
-    branches: tuple[Branch, ...] = ()
-    style: AnswerStyle = "short"
-    source: str = ""
-    follow_ups: tuple[FollowUp, ...] = ()
-
-
-@dataclass(frozen=True)
-class PromptedBranch:
-    """One of MMKB-RAG's prompts hung from a training question, and what the model should reply.
-
-    Attributes:
-        prompt: Which prompt: `ret`, `srt`, `mct` or `vqa`.
-        documents: What it is about: none for `ret`, one for `srt`, several for `mct`, any number for `vqa`.
-        role: The reflection token to reply with, for `ret` and `srt`; "" for the others.
-        reply: The words to reply with, for `mct` and `vqa`; "" for the others.
-    """
-
-    prompt: PromptName
-    documents: tuple[Passage, ...] = ()
-    role: str = ""
-    reply: str = ""
-
-
-@dataclass(frozen=True)
-class PromptedExample:
-    """One training question of MMKB-RAG, or of plain fine-tuning: prompts hang from the same image and question.
-
-    `style` is how its answers are asked for, with documents and without.
-    """
-
-    id: str
-    image: str
-    question: str
-    branches: tuple[PromptedBranch, ...]
-    style: AnswerStyle = "short"
-    source: str = ""
-
-
-TrainingExample = ReflectionExample | PromptedExample
-"""One training question: of mR²AG, or of MMKB-RAG and of plain fine-tuning."""

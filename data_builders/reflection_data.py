@@ -5,139 +5,107 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch, FollowUp, Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.data_builders import dataset
+from reflectune.models.schemes.examples import TrainingExample
 
 MANIFEST = "reflection.json"
 
-PASSAGE = pa.struct(
-    [
-        ("entry_id", pa.string()),
-        ("section", pa.int32()),
-        ("index", pa.int32()),
-        ("title", pa.string()),
-        ("lead", pa.string()),
-        ("heading", pa.string()),
-        ("text", pa.string()),
-    ]
-)
-"""A `Passage` in Parquet."""
-FOLLOW_UP = pa.struct([("question", pa.string()), ("answer", pa.string())])
-"""A `FollowUp` in Parquet."""
 LATER = frozenset({"follow_ups"})
 """Columns that came when there was data already: a file without them has none."""
-_BRANCH = pa.struct([("passage", PASSAGE), ("relevant", pa.bool_()), ("answer", pa.string()), ("source", pa.string())])
-SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("image", pa.string()),
-        ("question", pa.string()),
-        ("retrieve", pa.bool_()),
-        ("answer", pa.string()),
-        ("branches", pa.list_(_BRANCH)),
-        ("style", pa.string()),
-        ("source", pa.string()),
-        ("follow_ups", pa.list_(FOLLOW_UP)),
-    ]
-)
-"""Columns of a Parquet file of `ReflectionExample`s."""
 
-_PROMPTED_BRANCH = pa.struct(
-    [("prompt", pa.string()), ("documents", pa.list_(PASSAGE)), ("role", pa.string()), ("reply", pa.string())]
-)
-PROMPTED_SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("image", pa.string()),
-        ("question", pa.string()),
-        ("branches", pa.list_(_PROMPTED_BRANCH)),
-        ("style", pa.string()),
-        ("source", pa.string()),
-    ]
-)
-"""Columns of a Parquet file of `PromptedExample`s."""
+BATCH = 256
+"""Examples that are in memory at a time."""
+
+Example = TypeVar("Example", bound=TrainingExample)
 
 
-def write_examples(path: str | Path, examples: Sequence[ReflectionExample]) -> None:
-    """Write examples of mR²AG-IT as one Parquet file, atomically."""
-    _write(path, examples, SCHEMA)
+def write_examples(path: str | Path, examples: Sequence[TrainingExample], example_type: type | None = None) -> None:
+    """Write training examples as one Parquet file, atomically.
 
-
-def write_prompted(path: str | Path, examples: Sequence[PromptedExample]) -> None:
-    """Write examples of MMKB-RAG as one Parquet file, atomically."""
-    _write(path, examples, PROMPTED_SCHEMA)
-
-
-def read_examples(path: str | Path) -> list[ReflectionExample]:
-    """Read a Parquet file that `write_examples` wrote.
-
-    Raises:
-        UserError: The file is missing, is no Parquet file, or lacks a column.
+    Args:
+        path: Where to.
+        examples: All of one scheme's type.
+        example_type: That type; needed if there is no example to tell it by.
     """
-    return [example_from_row(row) for row in _read(path, SCHEMA, "build_mr2ag")]
-
-
-def read_prompted(path: str | Path) -> list[PromptedExample]:
-    """Read a Parquet file that `write_prompted` wrote.
-
-    Raises:
-        UserError: The file is missing, is no Parquet file, or lacks a column.
-    """
-    return [prompted_from_row(row) for row in _read(path, PROMPTED_SCHEMA, "derive_labels")]
-
-
-def example_from_row(row: dict[str, Any]) -> ReflectionExample:
-    """An example from plain values, as `dataclasses.asdict` made them."""
-    branches = tuple(Branch(**{**branch, "passage": Passage(**branch["passage"])}) for branch in row["branches"])
-    follow_ups = tuple(FollowUp(**later) for later in row.get("follow_ups") or ())
-    return ReflectionExample(**{**row, "branches": branches, "follow_ups": follow_ups})
-
-
-def prompted_from_row(row: dict[str, Any]) -> PromptedExample:
-    """A prompted example from plain values, as `dataclasses.asdict` made them."""
-    branches = tuple(
-        PromptedBranch(**{**branch, "documents": tuple(Passage(**own) for own in branch["documents"])})
-        for branch in row["branches"]
-    )
-    return PromptedExample(**{**row, "branches": branches})
-
-
-def _write(path: str | Path, examples: Sequence[ReflectionExample | PromptedExample], schema: pa.Schema) -> None:
-    table = pa.Table.from_pylist([dataclasses.asdict(example) for example in examples], schema=schema)
+    schema = schema_of(example_type or type(examples[0]))
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
+    pq.write_table(
+        pa.Table.from_pylist([to_row(example) for example in examples], schema=schema), buffer, compression="zstd"
+    )
     write_atomically(path, buffer.getvalue())
 
 
-def _read(path: str | Path, schema: pa.Schema, builder: str) -> list[dict[str, Any]]:
+def read_examples(path: str | Path, example_type: type[Example]) -> list[Example]:
+    """Read a Parquet file that `write_examples` wrote.
+
+    Raises:
+        UserError: The file is missing, is no Parquet file, lacks a column, or has rows of other types.
+    """
+    return list(stream_examples(path, example_type))
+
+
+def stream_examples(
+    path: str | Path, example_type: type[Example], reject: Callable[[str, str], None] | None = None
+) -> Iterator[Example]:
+    """The examples of a Parquet file, in order, some hundreds of them in memory at a time.
+
+    Args:
+        path: The file.
+        example_type: The type of its scheme's examples.
+        reject: Takes the id of a row of other types, and what is wrong with it; without it they are an error, at the
+            end of the file.
+
+    Raises:
+        UserError: As `read_examples`.
+    """
     if not Path(path).is_file():
-        raise UserError(f"reflection data not found: {path}; build it with reflectune.data_builders.{builder}")
+        raise UserError(f"reflection data not found: {path}; build it with a builder of reflectune.data_builders")
+    problems: list[str] = []
+
+    def refuse(row_id: str, problem: str) -> None:
+        problems.append(f"{row_id}: {problem}")
+
     try:
-        table = pq.read_table(path)
+        with pq.ParquetFile(path) as file:
+            columns = _columns(path, example_type, file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=BATCH, columns=columns):
+                for row in batch.to_pylist():
+                    try:
+                        yield from_row(example_type, {name: value for name, value in row.items() if value is not None})
+                    except ValueError as error:
+                        (reject or refuse)(str(row.get("id")), str(error))
     except pa.ArrowException as error:
         raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
-    missing = missing_columns(schema, table.column_names)
-    if missing:
+    if problems:
+        raise UserError(bad_rows(path, problems))
+
+
+def bad_rows(path: str | Path, problems: Sequence[str]) -> str:
+    """What is wrong with the rows of a file, the first ten of them."""
+    more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
+    shown = "\n  ".join(problems[:10])
+    return f"{path} has {len(problems)} bad rows; mend or rebuild them:\n  {shown}{more}"
+
+
+def _columns(path: str | Path, example_type: type, held: Sequence[str]) -> list[str]:
+    """The columns to read."""
+    names = schema_of(example_type).names
+    if missing := [name for name in names if name not in held and name not in LATER]:
         raise UserError(
-            f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(table.column_names)}. Build it again "
-            f"with reflectune.data_builders.{builder}"
+            f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(held)}. Build it again with a builder "
+            "of reflectune.data_builders"
         )
-    rows: list[dict[str, Any]] = table.select([name for name in schema.names if name in table.column_names]).to_pylist()
-    return rows
-
-
-def missing_columns(schema: pa.Schema, held: Sequence[str]) -> list[str]:
-    """The columns that a file of reflection data needs and doesn't hold."""
-    return [name for name in schema.names if name not in held and name not in LATER]
+    return [name for name in names if name in held]
 
 
 @dataclasses.dataclass(frozen=True)

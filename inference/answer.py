@@ -6,7 +6,7 @@ import json
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.inference.config import AnswerConfig
+from reflectune.inference.running.config import AnswerConfig
 
 
 @entry_point

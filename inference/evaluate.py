@@ -7,7 +7,7 @@ from typing import Any
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.inference.config import EvaluateConfig
+from reflectune.inference.running.config import EvaluateConfig
 
 
 @entry_point

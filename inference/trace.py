@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from reflectune.core import rows
 from reflectune.core.types import Passage
 from reflectune.inference.selection.document_choice import MctTrace
 from reflectune.inference.selection.ranking import Scores
@@ -93,7 +93,7 @@ class Trace:
 
 def to_row(trace: Trace) -> dict[str, Any]:
     """A trace as JSON: its fields, and each passage's `relevant` and `id` for a person who reads the file."""
-    row = dataclasses.asdict(trace)
+    row = rows.to_row(trace)
     for passage, record in zip(trace.passages, row["passages"], strict=True):
         record["id"] = passage.passage.id
         record["relevant"] = passage.relevant
@@ -102,25 +102,9 @@ def to_row(trace: Trace) -> dict[str, Any]:
 
 def from_row(row: Mapping[str, Any]) -> Trace:
     """The trace that `to_row` wrote."""
-    values = _known(Trace, row)
-    values["hits"] = tuple(Hit(**_known(Hit, hit)) for hit in row["hits"])
-    values["passages"] = tuple(_passage(record) for record in row["passages"])
-    values.update({name: tuple(row[name]) for name in ("kept", "used") if name in row})
-    if row.get("mct"):
-        values["mct"] = MctTrace(**{**_known(MctTrace, row["mct"]), "keep": tuple(row["mct"]["keep"])})
-    return Trace(**values)
+    return rows.from_row(Trace, row)
 
 
 def by_question(traces: Iterable[Trace]) -> dict[str, Trace]:
     """Traces by question id."""
     return {trace.question_id: trace for trace in traces}
-
-
-def _passage(record: Mapping[str, Any]) -> PassageTrace:
-    values = _known(PassageTrace, record)
-    values["passage"] = Passage(**record["passage"])
-    return PassageTrace(**values)
-
-
-def _known(kind: type, row: Mapping[str, Any]) -> dict[str, Any]:
-    return {item.name: row[item.name] for item in dataclasses.fields(kind) if item.name in row}

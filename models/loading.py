@@ -17,8 +17,9 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.models.processing.image_config import AS_IN_PROCESSOR, ImageSettings
 from reflectune.models.processing.image_fitting import fit_images, images_fingerprint, images_in_words
-from reflectune.models.rendering import Renderer
-from reflectune.models.schemes.base import SCHEME_FILE, Scheme, find_scheme, load_scheme
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.schemes.base import SCHEME_FILE, Scheme
+from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.schemes.tokens import add_reflection_tokens, has_tokens
 from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor
 from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes

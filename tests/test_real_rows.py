@@ -18,13 +18,13 @@ import yaml
 
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import check
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.run import run as build_mr2ag
 from reflectune.data_builders.reflection_data import read_examples
+from reflectune.models.schemes.examples import Branch, ReflectionExample
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / "shared" / "data"
@@ -146,7 +146,7 @@ def letters(text: str) -> str:
 
 
 def test_the_passages_that_state_the_answer_and_no_others_are_evidence(folder: Path) -> None:
-    examples = read_examples(folder / "reflection/train.parquet")
+    examples = read_examples(folder / "reflection/train.parquet", ReflectionExample)
     assert len(examples) == len(TRAINING)
     for example in examples:
         entity = TRAINING[int(example.id.removeprefix("real_"))][0]

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from typing import Any, Final, Literal
 
 from reflectune.models.processing.image_config import ImageKeys
+from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.weights.quantization import missing_bitsandbytes
 from reflectune.train.data.mixture import Mixture, Part
 
-_GATES: Final = {"mr2ag": ("retrieve", "relevance"), "mmkb_rag": ("ret", "srt"), "plain": ()}
 _METRICS: Final = ("accuracy", "auroc", "calibration_error")
 ANSWERS: Final = "answer_exact_match"
 """The share of right answers, if any are read."""
@@ -252,14 +252,10 @@ _LIMITS: dict[str, tuple[float, float]] = {
 }
 
 
-def gate_names(scheme: str) -> tuple[str, ...]:
-    """The names of a scheme's two gates: whether to retrieve, and whether a passage is evidence; `plain` has none."""
-    return _GATES[scheme]
-
-
 def metric_names(scheme: str) -> list[str]:
-    """What validation measures, and `best_metric` may be; none for a scheme that is not known."""
-    return ["loss", *(f"{gate}_{metric}" for gate in _GATES.get(scheme, ()) for metric in _METRICS), ANSWERS]
+    """What validation measures, and `best_metric` may be; no gate for a scheme that is not known."""
+    gates = all_schemes()[scheme].gates if scheme in all_schemes() else ()
+    return ["loss", *(f"{gate.name}_{metric}" for gate in gates for metric in _METRICS), ANSWERS]
 
 
 def greater_is_better(metric: str) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.inference.config import ReadingConfig
+from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.train.refining.config import GateConfig
 
 
@@ -31,9 +32,12 @@ class GrpoConfig(GateConfig, ReadingConfig):  # type: ignore[misc]  # training k
         issues = [*GateConfig.problems(self), *ReadingConfig.problems(self), *self.metric_issues(self.dataset)]
         if not self.index:
             issues.append("`index` is needed: rewards are measured with retrieval")
-        if self.scheme == "mmkb_rag" and self.answer_model == "base" and not self.base_model:
-            issues.append("`base_model` is needed: it answers for mmkb_rag, unless `answer_model` is tuned")
-        if "relevance" in self.gates and self.scheme == "mmkb_rag" and not self.srt:
+        if self.scheme not in reflecting():
+            return [*issues, f"`scheme` is one of {', '.join(reflecting())}; found `{self.scheme}`"]
+        recipe = find_recipe(self.scheme)
+        if recipe.answered_by_base(self) and not self.base_model:
+            issues.append(f"`base_model` is needed: it answers for {self.scheme}, unless `answer_model` is tuned")
+        if "relevance" in self.gates and "srt" in recipe.settings and not self.srt:
             issues.append("`gates` with relevance needs `srt: true`: it is SRT's gate that is refined")
         return list(dict.fromkeys(issues))
 

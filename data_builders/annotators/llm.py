@@ -10,7 +10,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.data_builders.annotators.protocol import Case, Judgement
 from reflectune.data_builders.annotators.string import canonical_answer, stated_answer
 from reflectune.models.remote.client import Messages, RemoteModel
-from reflectune.models.schemes.base import passage_text
+from reflectune.models.rendering.turns import passage_text
 
 PROMPT = """\
 Instruction:

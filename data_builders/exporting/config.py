@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.data_builders.reflection_data import MANIFEST
-from reflectune.models.schemes.base import SCHEMES
+from reflectune.models.schemes.registry import all_schemes
 
 
 def _help(text: str) -> dict[str, str]:
@@ -27,7 +27,7 @@ class ExportConfig:
     split: str = field(default="train", metadata=_help("which split; it names the files"))
     scheme: str = field(
         default="",
-        metadata=_help("mr2ag, mmkb_rag or plain; the one in the data's manifest if unset, and mr2ag with `from`"),
+        metadata=_help("a scheme's name; the one in the data's manifest if unset, and mr2ag with `from`"),
     )
     image_root: str = field(
         default="", metadata=_help("folder of the images; the manifest's, or the data's own folder, if unset")
@@ -45,8 +45,8 @@ class ExportConfig:
         issues = [f"`{name}` is needed" for name in ("data", "output", "split") if not getattr(self, name)]
         if bool(self.to) == bool(self.from_format):
             issues.append("give either `--to trl|llamafactory|ms-swift|llava` or `--from trl`")
-        if self.scheme and self.scheme not in SCHEMES:
-            issues.append(f"`scheme` is one of {', '.join(SCHEMES)}; found `{self.scheme}`")
+        if self.scheme and self.scheme not in all_schemes():
+            issues.append(f"`scheme` is one of {', '.join(all_schemes())}; found `{self.scheme}`")
         if self.data and not Path(self.data).exists():
             issues.append(f"`data`: {self.data} does not exist")
         elif self.to and self.data and not Path(self.folder(), MANIFEST).is_file():

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
 from reflectune.data_builders.exporting.trl import IMAGE_NAMES
-from reflectune.models.processing.untrusted import SafeTokenizer
+from reflectune.models.rendering.untrusted import SafeTokenizer
 
 BATCH = 256
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from reflectune.models.processing.untrusted import SafeTokenizer
-from reflectune.models.schemes.base import SCHEMES
+from reflectune.models.rendering.untrusted import SafeTokenizer
+from reflectune.models.schemes.registry import all_schemes
 
 _TAGS = (
     "s unk pad mask bos eos image video audio img im_start im_end im_patch vid_start vid_end vid_patch IMG_CONTEXT "
     "bbox ref-object quad point box ref cot-process start-image end-image image_soft_token start_of_turn end_of_turn "
     "start_of_image end_of_image start_header_id end_header_id eot_id think answer tool_call tool_response"
 ).split()
-_REFLECTION = sorted({token for scheme in SCHEMES.values() for token in scheme.tokens.values()})
+_REFLECTION = sorted({token for scheme in all_schemes().values() for token in scheme.tokens.values()})
 _SPECIAL = re.compile(
     "|".join(
         [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import itertools
@@ -16,14 +15,8 @@ from PIL import Image, UnidentifiedImageError
 from reflectune.core.durable import read_json, write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
-from reflectune.core.types import (
-    AnswerStyle,
-    Branch,
-    PromptedBranch,
-    PromptedExample,
-    ReflectionExample,
-    TrainingExample,
-)
+from reflectune.core.rows import schema_of, to_row
+from reflectune.core.types import AnswerStyle
 from reflectune.data_builders.exporting.bad_rows import BadRows
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.conversations import Conversation, conversation, find_file, raw_rows
@@ -31,14 +24,18 @@ from reflectune.data_builders.exporting.images import FOLDER, ImagePlacer
 from reflectune.data_builders.exporting.recognise import Piece, recognise
 from reflectune.data_builders.exporting.run import RECORD, Summary
 from reflectune.data_builders.exporting.writers import open_writer
-from reflectune.data_builders.reflection_data import (
-    PROMPTED_SCHEMA,
-    SCHEMA,
-    Manifest,
-    earlier_manifest,
-    write_manifest,
+from reflectune.data_builders.reflection_data import Manifest, earlier_manifest, write_manifest
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import (
+    Branch,
+    PromptedBranch,
+    PromptedExample,
+    ReflectionExample,
+    TrainingExample,
 )
-from reflectune.models.schemes.base import MR2AG, Scheme, find_scheme
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.models.schemes.prompts import PromptScheme
+from reflectune.models.schemes.registry import find_scheme
 
 
 @dataclass
@@ -70,14 +67,13 @@ def import_trl(config: ExportConfig) -> Summary:
     roots = _image_roots(config, path.parent)
     images = _Images(ImagePlacer(roots, config.images, output, write=not config.dry_run), output, not config.dry_run)
     bad = BadRows(path, config.on_error)
-    schema = PROMPTED_SCHEMA if scheme.is_prompted else SCHEMA
     file = output / f"{config.split}.parquet"
     count = rows = 0
     sample: dict[str, object] = {}
-    with nullcontext() if config.dry_run else open_writer(file, schema) as writer:
+    with nullcontext() if config.dry_run else open_writer(file, schema_of(scheme.example_type)) as writer:
         for group in _groups(path, scheme, images, bad):
             try:
-                example = dataclasses.asdict(_example(group, scheme, config.split))
+                example = to_row(_example(group, scheme, config.split))
             except UserError as error:
                 bad.add(group.where, str(error))
                 continue
@@ -204,7 +200,7 @@ def _example(group: Group, scheme: Scheme, split: str) -> TrainingExample:
         UserError: They contradict each other, or a passage is missing.
     """
     pieces = group.pieces
-    if scheme.is_prompted:
+    if isinstance(scheme, PromptScheme):
         tasks = tuple(piece.branch for piece in pieces if isinstance(piece.branch, PromptedBranch))
         return PromptedExample(group.id, group.image, group.question, tasks, _style(group), split)
     if any(piece.kind == "look" or not piece.retrieve for piece in pieces):

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from reflectune.data_builders.exporting.rows import Masking, Row
 from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.passages import PassageScheme
 
 Images = str
 """`absolute` or `copy`."""
@@ -137,7 +138,7 @@ def _contents(exported: Exported) -> str:
 def _about(exported: Exported, rest: str) -> str:
     """What a row is, for this scheme, and after it what the layout says of the loss."""
     tokens = exported.scheme.tokens
-    if exported.scheme.name == "mr2ag":
+    if isinstance(exported.scheme, PassageScheme):
         row = (
             f"A row is one passage of a question: question, `{tokens['retrieve']}`, passage, verdict with or without "
             f"an answer. A question that is answered by looking has question, `{tokens['no_retrieve']}`, how to "

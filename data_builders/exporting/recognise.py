@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import AnswerStyle, Branch, FollowUp, Passage, PromptedBranch
+from reflectune.core.types import AnswerStyle, FollowUp, Passage
 from reflectune.data_builders.exporting.conversations import Conversation
-from reflectune.models.schemes.base import Scheme, Slot, answer_prompt, prompt_parts
+from reflectune.models.rendering.turns import Slot, answer_prompt, prompt_parts
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import Branch, PromptedBranch
+from reflectune.models.schemes.prompts import PromptScheme
 
 _STYLES: tuple[AnswerStyle, ...] = get_args(AnswerStyle)
 _ASKING: tuple[AnswerStyle, ...] = ("short", "list")
@@ -54,7 +57,7 @@ def recognise(row: Conversation, scheme: Scheme, question: str = "") -> Piece:
     """
     if not row.turns[0]:
         raise UserError("the question is empty")
-    return _task(row.turns, scheme, question) if scheme.is_prompted else _reflection(row.turns, scheme)
+    return _task(row.turns, scheme, question) if isinstance(scheme, PromptScheme) else _reflection(row.turns, scheme)
 
 
 def _reflection(turns: Sequence[str], scheme: Scheme) -> Piece:

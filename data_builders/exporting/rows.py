@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import AnswerStyle, PromptedBranch, PromptedExample, ReflectionExample, TrainingExample
-from reflectune.models.schemes import base as layouts
-from reflectune.models.schemes.base import Scheme, Slot, Turn
+from reflectune.core.types import AnswerStyle
+from reflectune.models.rendering.turns import ANSWER, Slot, Turn, Turns, passage_text, question_turns
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import PromptedExample, ReflectionExample, TrainingExample
+from reflectune.models.schemes.passages import PassageScheme, conversation_texts
+from reflectune.models.schemes.prompts import PromptScheme, prompt_documents
 
 Masking = Literal["last_turn", "per_turn", "none"]
 """How a layout says which of the assistant's turns are supervised: the last one of a row alone, each by itself, or all.
@@ -49,11 +52,11 @@ class Row:
     messages: tuple[Message, ...]
 
 
-def rows_of(example: TrainingExample, scheme: Scheme, masking: Masking, clean: Callable[[str], str]) -> Iterator[Row]:
+def rows_of(example: Any, scheme: Scheme, masking: Masking, clean: Callable[[str], str]) -> Iterator[Row]:
     """The conversations of one training example.
 
     Args:
-        example: The example.
+        example: The example, of the scheme's type.
         scheme: Its scheme.
         masking: What the layout can say about the loss.
         clean: Makes untrusted text safe.
@@ -67,64 +70,65 @@ def rows_of(example: TrainingExample, scheme: Scheme, masking: Masking, clean: C
         raise UserError("the question has no image")
     if example.style not in get_args(AnswerStyle):
         raise UserError(f"`style` should be one of {', '.join(get_args(AnswerStyle))}; found `{example.style}`")
-    if isinstance(example, PromptedExample):
+    if isinstance(scheme, PromptScheme):
         yield from (_row(example, turns, fill, "per_turn", clean) for turns, fill in _prompted(example, scheme))
+    elif not isinstance(scheme, PassageScheme):
+        raise UserError(f"data of the scheme {scheme.name} has no layout of conversations to be written in")
     elif not example.retrieve:
         yield from _looked(example, scheme, masking, clean)
     else:
         yield from _reflected(example, scheme, masking, clean)
 
 
-def _looked(example: ReflectionExample, scheme: Scheme, masking: Masking, clean: Callable[[str], str]) -> Iterator[Row]:
+def _looked(
+    example: ReflectionExample, scheme: PassageScheme, masking: Masking, clean: Callable[[str], str]
+) -> Iterator[Row]:
     """A question answered by looking: its gate, where that needs a row of its own, and its answer."""
     if not clean(example.answer):
         raise UserError("a question without retrieval needs an answer")
-    if example.style == "free":
+    asked = scheme.direct_turns(example.style)
+    if asked is None:
         yield from _conversation(example, scheme, masking, clean)
         return
     if example.follow_ups:
         raise UserError(f"a conversation goes on behind a free answer alone; this one is `{example.style}`")
-    turns = (*layouts.direct_turns(scheme, example.style), Turn("assistant", (layouts.ANSWER,)))
     if masking == "last_turn":
-        gate = (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=False))
-        yield _row(example, gate, {}, masking, clean)
-    yield _row(example, turns, {"answer": example.answer}, masking, clean)
+        yield _row(example, (*question_turns(), scheme.reply("no_retrieve")), {}, masking, clean)
+    yield _row(example, (*asked, Turn("assistant", (ANSWER,))), {"answer": example.answer}, masking, clean)
 
 
 def _conversation(
-    example: ReflectionExample, scheme: Scheme, masking: Masking, clean: Callable[[str], str]
+    example: ReflectionExample, scheme: PassageScheme, masking: Masking, clean: Callable[[str], str]
 ) -> Iterator[Row]:
     """A free answer and what is asked after it: one row, or one for each round that ends with it."""
     if any(not (clean(later.question) and clean(later.answer)) for later in example.follow_ups):
         raise UserError("a later round of the conversation lacks its question or its answer")
     every = len(example.follow_ups)
     for count in range(every + 1) if masking == "last_turn" else [every]:
-        fill = layouts.conversation_texts(example.answer, example.follow_ups[:count])
-        yield _row(example, layouts.conversation_turns(scheme, count), fill, masking, clean)
+        fill = conversation_texts(example.answer, example.follow_ups[:count])
+        yield _row(example, scheme.conversation_turns(count), fill, masking, clean)
 
 
 def _reflected(
-    example: ReflectionExample, scheme: Scheme, masking: Masking, clean: Callable[[str], str]
+    example: ReflectionExample, scheme: PassageScheme, masking: Masking, clean: Callable[[str], str]
 ) -> Iterator[Row]:
     """A question with retrieval: its gate, where that needs a row of its own, and one row per passage."""
     if not example.branches:
         raise UserError("a question with retrieval needs a passage")
     if masking == "last_turn":
-        gate = (*layouts.question_turns(), Turn("assistant", (scheme.tokens["retrieve"],)))
-        yield _row(example, gate, {}, masking, clean)
+        yield _row(example, (*question_turns(), scheme.reply("retrieve")), {}, masking, clean)
     for number, branch in enumerate(example.branches):
         if branch.relevant and not clean(branch.answer):
             raise UserError(f"branch {number}: a relevant passage needs an answer")
-        if not clean(layouts.passage_text(branch.passage)):
+        if not clean(passage_text(branch.passage)):
             raise UserError(f"branch {number}: the passage is empty")
-        verdict = layouts.reply(scheme, "relevant" if branch.relevant else "irrelevant", answer=branch.relevant)
-        turns = (*layouts.passage_turns(scheme, example.style), verdict)
-        fill = {"passage": layouts.passage_text(branch.passage), "answer": branch.answer}
+        turns = scheme.verdict_turns(example.style, relevant=branch.relevant)
+        fill = {"passage": passage_text(branch.passage), "answer": branch.answer}
         how: Masking = "last_turn" if masking == "per_turn" and number else masking
         yield _row(example, turns, fill, how, clean)
 
 
-def _prompted(example: PromptedExample, scheme: Scheme) -> Iterator[tuple[tuple[Turn, ...], dict[str, str]]]:
+def _prompted(example: PromptedExample, scheme: PromptScheme) -> Iterator[tuple[Turns, dict[str, str]]]:
     if not example.branches:
         raise UserError("nothing is asked: there is no branch")
     for number, branch in enumerate(example.branches):
@@ -132,21 +136,13 @@ def _prompted(example: PromptedExample, scheme: Scheme) -> Iterator[tuple[tuple[
             raise UserError(f"branch {number}, `{branch.prompt}`: it needs either a token (`role`) or words (`reply`)")
         if branch.role and branch.role not in scheme.tokens:
             raise UserError(f"branch {number}, `{branch.prompt}`: unknown role `{branch.role}`")
-        said = Turn("assistant", (scheme.tokens[branch.role] if branch.role else layouts.ANSWER,))
-        documents = layouts.documents_text(branch.documents, numbered=branch.prompt == "mct")
-        yield (*_asked(branch, example.style, scheme), said), {"passage": documents, "answer": branch.reply}
-
-
-def _asked(branch: PromptedBranch, style: AnswerStyle, scheme: Scheme) -> tuple[Turn, ...]:
-    """The user's turn, as in `Renderer.prompt_branch`."""
-    if branch.prompt == "vqa":
-        return layouts.answer_turns(scheme.prompts, style, documents=bool(branch.documents))
-    return layouts.prompt_turns(scheme, branch.prompt)
+        documents = prompt_documents(branch.prompt, branch.documents)
+        yield scheme.replied_turns(branch, example.style), {"passage": documents, "answer": branch.reply}
 
 
 def _row(
     example: TrainingExample,
-    turns: tuple[Turn, ...],
+    turns: Turns,
     fill: Mapping[str, str],
     masking: Masking,
     clean: Callable[[str], str],

@@ -19,9 +19,11 @@ from reflectune.data_builders.exporting.forgery import Neutraliser
 from reflectune.data_builders.exporting.images import ImagePlacer
 from reflectune.data_builders.exporting.layout import Exported, Layout
 from reflectune.data_builders.exporting.rows import Row, rows_of
-from reflectune.data_builders.exporting.source import data_file, read, scheme_and_images
+from reflectune.data_builders.exporting.source import data_file, scheme_and_images
 from reflectune.data_builders.exporting.writers import Writer, open_writer
+from reflectune.data_builders.reflection_data import stream_examples
 from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import TrainingExample
 
 LAYOUTS: Final[Mapping[str, Layout]] = {
     "trl": trl.LAYOUT,
@@ -64,7 +66,8 @@ def export(config: ExportConfig) -> Summary:
     examples = rows = altered = 0
     sample: dict[str, Any] = {}
     with nullcontext() if config.dry_run else open_writer(output / file, schema) as writer:
-        for example in read(path, scheme):
+        stream: Iterator[TrainingExample] = stream_examples(path, scheme.example_type, bad.add)
+        for example in stream:
             before, examples = clean.changed, examples + 1
             try:
                 records = list(_records(rows_of(example, scheme, layout.masking, clean), layout, placer, config.images))

@@ -1,30 +1,14 @@
-"""Reads reflection data example by example, so that a large file never loads whole."""
+"""Which file is exported, of which scheme, and where its images are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from reflectune.core.errors import UserError
-from reflectune.core.types import TrainingExample
 from reflectune.data_builders.exporting.config import ExportConfig
-from reflectune.data_builders.reflection_data import (
-    MANIFEST,
-    PROMPTED_SCHEMA,
-    SCHEMA,
-    example_from_row,
-    image_roots,
-    missing_columns,
-    prompted_from_row,
-    read_manifest,
-)
-from reflectune.models.schemes.base import Scheme, find_scheme
-
-BATCH = 256
-"""Examples that are in memory at a time."""
+from reflectune.data_builders.reflection_data import MANIFEST, image_roots, read_manifest
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.registry import find_scheme
 
 
 def data_file(config: ExportConfig) -> Path:
@@ -54,22 +38,3 @@ def scheme_and_images(config: ExportConfig) -> tuple[Scheme, tuple[Path, ...]]:
     if config.image_root:
         return find_scheme(manifest.scheme), (Path(config.image_root), config.folder())
     return find_scheme(manifest.scheme), image_roots(config.folder(), manifest)
-
-
-def read(path: Path, scheme: Scheme) -> Iterator[TrainingExample]:
-    """The examples of a Parquet file, in order.
-
-    Raises:
-        UserError: It is no readable Parquet file, or lacks a column.
-    """
-    prompted = scheme.is_prompted
-    names = (PROMPTED_SCHEMA if prompted else SCHEMA).names
-    try:
-        with pq.ParquetFile(path) as file:
-            found = file.schema_arrow.names
-            if missing := missing_columns(PROMPTED_SCHEMA if prompted else SCHEMA, found):
-                raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(found)}")
-            for batch in file.iter_batches(batch_size=BATCH, columns=[name for name in names if name in found]):
-                yield from map(prompted_from_row if prompted else example_from_row, batch.to_pylist())
-    except pa.ArrowException as error:
-        raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error

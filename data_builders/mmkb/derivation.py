@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reflectune.core.types import PromptedBranch, PromptedExample, Question
+from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.mct import MctLabel, RelScores, mct_label
 from reflectune.data_builders.mmkb.sampling import choose
 from reflectune.data_builders.probing.labels import RetLabel, SrtLabel, external_labels, ret_label, srt_labels
 from reflectune.data_builders.probing.records import Probe
+from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.mct import write_reply
 
 

@@ -32,13 +32,14 @@ from reflectune.data_builders.reflection_data import (
     MANIFEST,
     Manifest,
     read_manifest,
+    write_examples,
     write_manifest,
-    write_prompted,
 )
 from reflectune.metrics.bem import load_bem
 from reflectune.metrics.judges import PROTOCOLS, Judging
 from reflectune.metrics.registry import Metric
 from reflectune.models.remote.client import RemoteModel
+from reflectune.models.schemes.examples import PromptedExample
 
 SCHEME = "mmkb_rag"
 STATISTICS = "statistics.json"
@@ -89,7 +90,7 @@ def run(config: DeriveConfig) -> str:
         ]
     )
     target = output / f"{split}.parquet"
-    write_prompted(target, examples)
+    write_examples(target, examples, PromptedExample)
     write_json(output / STATISTICS, {split: numbers})
     write_atomically(output / "README.md", card(split, settings, config.what_decides(), numbers))
     if config.proofread:

@@ -16,7 +16,8 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import Passage, Question, ReflectionExample
+from reflectune.core.rows import from_row
+from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.mr2ag.config import BuildConfig
@@ -28,7 +29,7 @@ from reflectune.data_builders.mr2ag.examples import (
     visual_example,
 )
 from reflectune.data_builders.mr2ag.selection import image_roots
-from reflectune.data_builders.reflection_data import example_from_row
+from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retriever import Retriever
 
@@ -77,7 +78,7 @@ class Batch:
 
     def add(self, row: dict[str, Any]) -> None:
         """Add a batch that was written down with `dataclasses.asdict`."""
-        self.examples += [example_from_row(example) for example in row["examples"]]
+        self.examples += [from_row(ReflectionExample, example) for example in row["examples"]]
         self.rejected += [Rejected(**rejected) for rejected in row["rejected"]]
         self.answer_elsewhere += row["answer_elsewhere"]
         self.without_answer += row["without_answer"]

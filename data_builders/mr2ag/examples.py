@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-from reflectune.core.types import Branch, Passage, Question, ReflectionExample
+from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.protocol import Judgement
 from reflectune.data_builders.annotators.string import canonical_answer, stated_answer, states_a_part
-from reflectune.models.schemes.base import passage_text
+from reflectune.models.rendering.turns import passage_text
+from reflectune.models.schemes.examples import Branch, ReflectionExample
 
 Item = TypeVar("Item")
 

@@ -32,7 +32,8 @@ from reflectune.data_builders.reflection_data import (
     write_examples,
     write_manifest,
 )
-from reflectune.models.schemes.base import passage_text
+from reflectune.models.rendering.turns import passage_text
+from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.retrieval.retriever import Retriever, open_retriever
 
 _CHUNK = 64
@@ -95,7 +96,7 @@ def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotat
         raise UserError(
             f"no question of split {config.split} of {dataset.root} gave an example: {reasons or 'none there'}"
         )
-    write_examples(target, whole.examples)
+    write_examples(target, whole.examples, ReflectionExample)
     if config.proofread:
         page = output / f"proofread_{config.split}.html"
         roots = image_roots(dataset, config)

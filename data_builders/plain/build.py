@@ -11,20 +11,22 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.core.types import Passage, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.core.rows import from_row
+from reflectune.core.types import Passage
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.plain.config import PlainConfig
 from reflectune.data_builders.reflection_data import (
     Manifest,
     earlier_manifest,
     image_roots,
-    prompted_from_row,
     read_examples,
     read_manifest,
+    write_examples,
     write_manifest,
-    write_prompted,
 )
-from reflectune.models.schemes.base import PLAIN, passage_text
+from reflectune.models.rendering.turns import passage_text
+from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.retrieval.contexts import ContextBuilder, ContextForm
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retriever import open_retriever
@@ -43,7 +45,7 @@ def run(config: PlainConfig) -> None:
     dataset, source = Dataset(Path(config.dataset)), read_manifest(config.reflection)
     if source.image_root != dataset.root.resolve():
         raise UserError(f"`reflection`: {config.reflection} was not built from {dataset.root}; name its own `dataset`")
-    examples = read_examples(Path(config.reflection, f"{config.split}.parquet"))
+    examples = read_examples(Path(config.reflection, f"{config.split}.parquet"), ReflectionExample)
     builder = PlainBuilder(dataset, config, image_roots(config.reflection, source))
     if config.dry_run:
         print(f"{len(examples):,} questions of {config.split}, the first one that is looked up:")
@@ -63,8 +65,8 @@ def run(config: PlainConfig) -> None:
             if str(start) not in log.done:
                 made = builder.examples(examples[start : start + _CHUNK])
                 log.append(str(start), {"examples": [dataclasses.asdict(example) for example in made]})
-    plain = [prompted_from_row(row) for chunk in read_rows(log_path) for row in chunk["examples"]]
-    write_prompted(target, plain)
+    plain = [from_row(PromptedExample, row) for chunk in read_rows(log_path) for row in chunk["examples"]]
+    write_examples(target, plain, PromptedExample)
     folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # a black image may be in the latter
     write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))
     log_path.unlink()

@@ -19,7 +19,8 @@ from reflectune.data_builders.probing.values import finite_sum
 from reflectune.metrics.registry import Worth
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine
 from reflectune.models.prefix.sampling import Sampling
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.retrieval.documents import Document, shorten
 
 Row = tuple[int, int]
@@ -68,6 +69,7 @@ class Prober:
 
     def __init__(self, engine: PrefixEngine, correctness: Worth, asking: Asking) -> None:
         self._engine, self._renderer = engine, engine.renderer
+        self._scheme = PromptScheme.of(engine.renderer)
         self._correctness, self._asking = correctness, asking
 
     def prepare(self, question: Question, image: Image.Image, documents: Sequence[Document]) -> Ready:
@@ -78,7 +80,7 @@ class Prober:
         """
         self._correctness("?", question)
         prefix = self._renderer.question_prefix(question.text, image)
-        alone = self._renderer.prompt_branch("vqa", style=question.answer_style)
+        alone = self._scheme.prompt_branch(self._renderer, "vqa", style=question.answer_style)
         gold = canonical_answer(question) if self._asking.gold else ""
         gold_ids = self._renderer.reply_ids(gold) if gold else []
         room = self._engine.max_length - len(prefix.ids) - max(self._asking.max_new_tokens, len(gold_ids))
@@ -87,7 +89,9 @@ class Prober:
                 f"question {question.id} is too long: with an answer it takes more than the {self._engine.max_length} "
                 "tokens that the model reads; shorten or leave out the question, or lower `max_new_tokens`"
             )
-        prompt = functools.cache(lambda passage: self._renderer.prompt_branch("vqa", [passage], question.answer_style))
+        prompt = functools.cache(
+            lambda passage: self._scheme.prompt_branch(self._renderer, "vqa", [passage], question.answer_style)
+        )
         fitted = [shorten(own, room, lambda passage: len(prompt(passage))) for own in documents]
         kept = [own for own in fitted if own is not None]
         branches = [alone, *(prompt(own.passage) for own in kept)]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
+from reflectune.core.rows import from_row, schema_of
 from reflectune.core.types import Passage
-from reflectune.data_builders.reflection_data import PASSAGE
 
 
 @dataclass(frozen=True)
@@ -100,50 +98,6 @@ def _mean_correctness(replies: tuple[Reply, ...]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-_REPLY = pa.struct([("text", pa.string()), ("correctness", pa.float64()), ("log_prob", pa.float64())])
-_DOCUMENT = pa.struct(
-    [
-        ("passage", PASSAGE),
-        ("score", pa.float64()),
-        ("rank", pa.int32()),
-        ("replies", pa.list_(_REPLY)),
-        ("gold_log_prob", pa.float64()),
-        ("sentence", pa.string()),
-        ("cut", pa.bool_()),
-    ]
-)
-SCHEMA = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("replies", pa.list_(_REPLY)),
-        ("documents", pa.list_(_DOCUMENT)),
-        ("left_out", pa.int32()),
-        ("gold", pa.string()),
-        ("gold_log_prob", pa.float64()),
-        ("summary", pa.string()),
-        ("summarised", pa.list_(pa.string())),
-        ("problem", pa.string()),
-    ]
-)
-"""Columns of a Parquet file of `Probe`s."""
-
-
-def to_row(probe: Probe) -> dict[str, Any]:
-    """A probe as plain values, for JSON and Parquet."""
-    return dataclasses.asdict(probe)
-
-
-def from_row(row: dict[str, Any]) -> Probe:
-    """A probe from the plain values of `to_row`."""
-    documents = tuple(
-        DocumentProbe(**{**own, "passage": Passage(**own["passage"]), "replies": _replies(own["replies"])})
-        for own in row["documents"]
-    )
-    values = {name: row[name] for name in SCHEMA.names}
-    made = {"replies": _replies(row["replies"]), "documents": documents, "summarised": tuple(row["summarised"])}
-    return Probe(**{**values, **made})
-
-
 def stream_probe_file(path: Path) -> Iterator[Probe]:
     """The probes of one Parquet file, in order, some hundreds of them in memory at a time.
 
@@ -152,14 +106,13 @@ def stream_probe_file(path: Path) -> Iterator[Probe]:
     """
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=512, columns=SCHEMA.names):
+            columns = schema_of(Probe).names
+            if missing := sorted(set(columns) - set(file.schema_arrow.names)):
+                raise ValueError(f"it lacks {', '.join(missing)}")
+            for batch in file.iter_batches(batch_size=512, columns=columns):
                 for row in batch.to_pylist():
-                    yield from_row(row)
+                    yield from_row(Probe, row)
     except FileNotFoundError as error:
         raise UserError(f"a file of probes is missing: {path}; copy it again, or probe again") from error
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(f"{path} is no readable file of probes: {error}; copy it again, or probe again") from error
-
-
-def _replies(rows: list[dict[str, Any]]) -> tuple[Reply, ...]:
-    return tuple(Reply(**row) for row in rows)

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 from reflectune.core.durable import RowLog, read_json, read_rows, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.data_builders.probing.records import SCHEMA, Probe, from_row, stream_probe_file, to_row
+from reflectune.core.rows import from_row, schema_of, to_row
+from reflectune.data_builders.probing.records import Probe, stream_probe_file
 
 MANIFEST = "probes.json"
 SETTINGS = "settings.json"
@@ -197,7 +198,7 @@ def _once(places: Iterable[Place]) -> Iterator[Probe]:
         if question_id != last:
             with path.open("rb") as file:
                 file.seek(offset)
-                yield from_row(json.loads(file.readline()))
+                yield from_row(Probe, json.loads(file.readline()))
         last = question_id
 
 
@@ -223,5 +224,7 @@ def _write_generation(folder: Path, probes: Iterator[Probe], about: dict[str, An
 
 def _write_part(path: Path, probes: list[Probe]) -> None:
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist([to_row(probe) for probe in probes], schema=SCHEMA), buffer, compression="zstd")
+    pq.write_table(
+        pa.Table.from_pylist([to_row(probe) for probe in probes], schema=schema_of(Probe)), buffer, compression="zstd"
+    )
     write_atomically(path, buffer.getvalue())

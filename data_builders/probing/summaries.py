@@ -10,6 +10,7 @@ from reflectune.data_builders.probing.labels import Rule, is_right, srt_labels
 from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.values import finite_sum
 from reflectune.models.prefix.engine import PrefixEngine, Prefixes
+from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.retrieval.passages import sentences
 
 
@@ -33,7 +34,10 @@ def add_words(
     for q, probe in enumerate(probes):
         passages = [label.document.passage for label in srt_labels(probe, Rule()) if label.relevant]
         room = engine.max_length - lengths[q] - max_new_tokens
-        while len(passages) > 1 and len(ids := renderer.prompt_branch("summary", passages)) > room:
+        while (
+            len(passages) > 1
+            and len(ids := PromptScheme.of(renderer).prompt_branch(renderer, "summary", passages)) > room
+        ):
             passages.pop()
         if len(passages) > 1:
             asked[q], branches[q] = passages, [ids]
@@ -79,7 +83,7 @@ def add_sentences(
 
     def branch(q: int, k: int, sentence: str) -> list[int]:
         passage = dataclasses.replace(probes[q].documents[k].passage, text=sentence)
-        return renderer.prompt_branch("vqa", [passage], styles[q])
+        return PromptScheme.of(renderer).prompt_branch(renderer, "vqa", [passage], styles[q])
 
     state = engine.branch(prefixes, [[branch(q, *choice) for choice in own] for q, own in enumerate(choices)])
     found = engine.score(state, rows, [answers[q] for q, _ in rows])

@@ -17,7 +17,7 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.core.types import Branch, ReflectionExample
+from reflectune.models.schemes.examples import Branch, ReflectionExample
 
 LONGEST_SIDE = 320
 """Pixels: larger images are scaled down to this."""

@@ -17,7 +17,7 @@ from reflectune.data_builders.world.entities import Entity, article, describe, m
 from reflectune.data_builders.world.facts import RELATIONS, ask, ask_visual
 from reflectune.data_builders.world.looks import ATTRIBUTES, VALUES, Looks, look_alike
 from reflectune.models.miniature.pretraining import Lesson, Turn
-from reflectune.models.schemes.base import answer_prompt, documents_text, passage_text
+from reflectune.models.rendering.turns import answer_prompt, documents_text, passage_text
 from reflectune.retrieval.passages import split_passages
 
 EVIDENCE_QUESTION = "Is this document evidence?"

@@ -16,7 +16,7 @@ from reflectune.data_builders.world.entities import Entity, article, make_entity
 from reflectune.data_builders.world.facts import ask, state
 from reflectune.data_builders.world.looks import Looks, look_alike
 from reflectune.models.miniature.contrastive import PassageLesson
-from reflectune.models.schemes.base import passage_text
+from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.passages import Lead, split_passages
 
 _PAIRS = 8

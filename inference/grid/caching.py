@@ -18,7 +18,7 @@ from reflectune.inference.grid.renderings import CachingRenderer
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
 from reflectune.models.prefix.image_prefix import key_of
 from reflectune.models.prefix.sampling import Sampling
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
 from reflectune.retrieval.retriever import Retriever
 from reflectune.retrieval.types import Hit
 

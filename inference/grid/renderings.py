@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from reflectune.core.types import AnswerStyle, Passage, PromptName
-from reflectune.models.rendering import Rendered, Renderer
+from reflectune.core.types import AnswerStyle, Passage
+from reflectune.models.rendering.renderer import Rendered, Renderer, Texts
+from reflectune.models.rendering.turns import Turns
 
 Value = TypeVar("Value")
 
@@ -17,11 +18,13 @@ class CachingRenderer(Renderer):
     """Renders as the renderer it is made from, and keeps what it rendered until `forget`.
 
     Images are told apart by identity: a grid point must be given the same objects as the one before.
+
+    Args:
+        renderer: Whose scheme and processor to use.
     """
 
     def __init__(self, renderer: Renderer) -> None:
-        """Take over a renderer's scheme, processor and tokens."""
-        vars(self).update(vars(renderer))
+        super().__init__(renderer.scheme, renderer.processor)
         self._kept: dict[Hashable, Any] = {}
         self._images: dict[int, Image.Image] = {}
 
@@ -35,6 +38,11 @@ class CachingRenderer(Renderer):
         key = ("prefix", question, self._name(image))
         return self._once(key, lambda: super(CachingRenderer, self).prefix(question, image))
 
+    def question_prefix(self, question: str, image: Image.Image) -> Rendered:
+        """As `Renderer.question_prefix`."""
+        key = ("question_prefix", question, self._name(image))
+        return self._once(key, lambda: super(CachingRenderer, self).question_prefix(question, image))
+
     def plain(
         self, question: str, image: Image.Image, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> Rendered:
@@ -42,22 +50,15 @@ class CachingRenderer(Renderer):
         key = ("plain", question, self._name(image), tuple(passages), style)
         return self._once(key, lambda: super(CachingRenderer, self).plain(question, image, passages, style))
 
-    def passage_branch(self, passage: Passage, style: AnswerStyle = "short") -> list[int]:
-        """As `Renderer.passage_branch`."""
-        key = ("passage_branch", passage, style)
-        return self._once(key, lambda: super(CachingRenderer, self).passage_branch(passage, style))
+    def after_prefix(self, turns: Turns, texts: Texts) -> list[int]:
+        """As `Renderer.after_prefix`."""
+        key = ("after_prefix", turns, tuple(texts.items()))
+        return self._once(key, lambda: super(CachingRenderer, self).after_prefix(turns, texts))
 
-    def question_prefix(self, question: str, image: Image.Image) -> Rendered:
-        """As `Renderer.question_prefix`."""
-        key = ("question_prefix", question, self._name(image))
-        return self._once(key, lambda: super(CachingRenderer, self).question_prefix(question, image))
-
-    def prompt_branch(
-        self, name: PromptName, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
-    ) -> list[int]:
-        """As `Renderer.prompt_branch`."""
-        key = ("prompt_branch", name, tuple(passages), style)
-        return self._once(key, lambda: super(CachingRenderer, self).prompt_branch(name, passages, style))
+    def after_question(self, turns: Turns, texts: Texts) -> list[int]:
+        """As `Renderer.after_question`."""
+        key = ("after_question", turns, tuple(texts.items()))
+        return self._once(key, lambda: super(CachingRenderer, self).after_question(turns, texts))
 
     def _name(self, image: Image.Image) -> int:
         """A number for an image, which stays its own because the image is kept."""
@@ -67,5 +68,5 @@ class CachingRenderer(Renderer):
     def _once(self, key: Hashable, make: Callable[[], Value]) -> Value:
         if key not in self._kept:
             self._kept[key] = make()
-        found: Value = self._kept[key]
-        return found
+        value: Value = self._kept[key]
+        return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +14,11 @@ from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.grid.caching import CacheStats, CachingEngine, CachingRetriever
 from reflectune.inference.grid.points import Point
 from reflectune.inference.pipelines.base import Pipeline
-from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_pipeline, reranks
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.oracle import GoldRetriever
+from reflectune.inference.pipelines.recipe import Parts, Recipe
+from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.reading.collaborators import open_engine, open_model, open_reranker, open_retriever
-from reflectune.inference.reading.prompted_reader import PromptedReader
-from reflectune.inference.reading.reader import Reader, UnjudgingReader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.rerankers.base import Reranker
 
@@ -51,15 +49,15 @@ class GridRunner:
         """The traces of those questions that the point's pipeline takes, by id."""
         if point.run_key not in self._pipelines:
             self._pipelines[point.run_key] = self._build(point)
-        takes = RECIPES[self._name(point)].takes
+        takes = self._recipe(point).takes
         taken = [(q, image) for q, image in zip(questions, images, strict=True) if takes(q)]
         if not taken:
             return {}
         own, pictures = [q for q, _ in taken], [image for _, image in taken]
         self._gold.expect(own, pictures)
         traces = self._pipelines[point.run_key].run(own, pictures)
-        role = RECIPES[self._name(point)].model
-        if self._pipeline == "mr2ag" and role not in (None, "model"):
+        role = self._recipe(point).model
+        if not find_recipe(self._pipeline).base_answers and role not in (None, "model"):
             self._engine(role).forget()  # a baseline's context, which may be long, is read at no other point
         return {trace.question_id: trace for trace in traces}
 
@@ -72,7 +70,9 @@ class GridRunner:
         """What the models of these roles hash to; if a point has passages picked, the reranker too."""
         for role in roles:
             self._engine(role)
-        reranker = {"reranker": self._reranker.fingerprint} if any(reranks(self._name(p)) for p in points) else {}
+        reranker = (
+            {"reranker": self._reranker.fingerprint} if any(self._recipe(point).reranks for point in points) else {}
+        )
         return {**{role: self._hashes[role] for role in roles}, **reranker}
 
     def forget(self) -> None:
@@ -84,29 +84,24 @@ class GridRunner:
     def _name(self, point: Point) -> str:
         return str(point.settings.get("pipeline", self._pipeline))
 
+    def _recipe(self, point: Point) -> Recipe:
+        return find_recipe(self._name(point))
+
     def _build(self, point: Point) -> Pipeline:
-        name, config = self._name(point), point.config(self._config)
+        recipe, config = self._recipe(point), point.config(self._config)
         parts = Parts(
             config=config,
             knowledge=self._dataset.knowledge,
             probes=DiagnosticPassages(
                 self._dataset.root, self._dataset.manifest, self._dataset.knowledge, config.lead, self._seed
             ),
+            engine=self._engine(recipe.model) if recipe.model else None,
+            base=self._engine("base_model") if recipe.answered_by_base(config) else None,
             retriever=self._gold if point.settings.get("entries") == "gold" else self._retriever,
-            reranker=self._reranker if reranks(name) else None,
+            reranker=self._reranker if recipe.reranks else None,
+            judging=bool(point.settings.get("relevance", True)),
         )
-        return build_pipeline(name, self._with_readers(name, point, parts))
-
-    def _with_readers(self, name: str, point: Point, parts: Parts) -> Parts:
-        config, role = parts.config, RECIPES[name].model
-        if role is None:
-            return parts
-        if name in ("mmkb_rag", "reflection"):
-            prompted = PromptedReader(self._engine(role), config.max_new_tokens, config.max_reply_tokens)
-            base = Reader(self._engine("base_model"), config.max_new_tokens) if answered_by_base(name, config) else None
-            return dataclasses.replace(parts, prompted=prompted, base=base)
-        kind = Reader if point.settings.get("relevance", True) else UnjudgingReader
-        return dataclasses.replace(parts, reader=kind(self._engine(role), config.max_new_tokens))
+        return build_pipeline(self._name(point), parts)
 
     @functools.cached_property
     def _reranker(self) -> Reranker:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from reflectune.data_builders.metric_config import MetricConfig
-from reflectune.inference.config import ReadingConfig
+from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.grid.points import ELSEWHERE, Point, expand, problems
+from reflectune.inference.pipelines.registry import find_recipe
 
 
 def _help(text: str) -> dict[str, str]:
@@ -74,13 +75,17 @@ class SweepConfig(MetricConfig, ReadingConfig):
         varied = {name: values for name, values in self.grid.items() if name not in idle}
         issues += problems(varied, self.reading())
         issues += [f"`{name}` is needed" for name in ("output", "model", "index") if not getattr(self, name)]
-        if self.pipeline == "mmkb_rag" and not self.base_model:
+        if "base_model" in self.roles() and not self.base_model:
             issues.append("`base_model` is needed: RET is measured against what it knows, and it may answer")
         if self.batch_questions < 1:
             issues.append(f"`batch_questions` must be at least 1, found {self.batch_questions}")
         if self.limit is not None and self.limit < 1:
             issues.append(f"`limit` must be at least 1, or unset for all questions; found {self.limit}")
         return issues
+
+    def roles(self) -> list[ModelRole]:
+        """The models that its points need."""
+        return ["model", "base_model"] if find_recipe(self.pipeline).base_answers else ["model"]
 
     def reading(self) -> ReadingConfig:
         """The settings that points start from."""

@@ -101,7 +101,7 @@ def _fingerprint(
             "dataset": dataset.fingerprint,
             **({"bem": measure.bem.fingerprint} if measure.bem is not None else {}),
             "index": file_fingerprint(Path(config.index, "manifest.json")),
-            "models": runner.fingerprints(["model", "base_model"] if config.pipeline == "mmkb_rag" else ["model"]),
+            "models": runner.fingerprints(config.roles()),
         }
     )
 

@@ -8,6 +8,7 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.recipe import Parts, Recipe, baseline, every, needed
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 
@@ -39,3 +40,10 @@ class ClosedBook:
             )
             for question, answer in zip(questions, answers, strict=True)
         ]
+
+
+def _make(name: str, parts: Parts) -> ClosedBook:
+    return ClosedBook(name, Reader(needed(parts.engine), parts.config.max_new_tokens))
+
+
+RECIPES = baseline("closed_book", Recipe(_make, "base_model", False, every, form="closed_book"))

@@ -10,11 +10,14 @@ from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.diagnostics import STATING, is_stating
+from reflectune.inference.pipelines.document_answers import DocumentAnswers
 from reflectune.inference.pipelines.documents import DocumentFinder, Found
+from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.reader import Answer, Opened, Reader
 from reflectune.inference.selection.document_choice import Mct, MctTrace, apply_mct, keep_first, keep_relevant, read_mct
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace import PassageTrace, Trace
 
 
 @dataclass(frozen=True)
@@ -177,3 +180,95 @@ def _answered(trace: Trace, answer: Answer, given: int) -> Trace:
             "passages_not_read": given - read,
         },
     )
+
+
+class ReflectionScores:
+    """Score_RET of every question and Score_SRT of the knowledge-based ones, whatever RET decides; no answers."""
+
+    name = "reflection"
+
+    def __init__(self, reader: PromptedReader, finder: DocumentFinder) -> None:
+        """Bind the fine-tuned model, and what finds documents."""
+        self._reader, self._finder = reader, finder
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace per question, in order; a document that states an accepted answer has the source `stating`."""
+        clock = Clock()
+        with clock.step("gate"):
+            opened = self._reader.open(questions, images)
+            gates = self._reader.gates(opened)
+        with clock.step("retrieve"):
+            rows = [i for i, question in enumerate(questions) if question.requires_retrieval is not False]
+            made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
+            by_row = dict(zip(rows, made, strict=True))
+            found = [by_row.get(i, Found()) for i in range(len(questions))]
+        with clock.step("judge"):
+            scores = self._reader.judge(opened, [own.documents for own in found])
+        return [
+            Trace(
+                question.id,
+                self.name,
+                gate=gates[i],
+                retrieved=bool(found[i].hits),
+                hits=found[i].hits,
+                passages=tuple(_labelled(question, passage) for passage in found[i].traces(scores[i])),
+                seconds=clock.share(len(questions)),
+            )
+            for i, question in enumerate(questions)
+        ]
+
+
+def _labelled(question: Question, passage: PassageTrace) -> PassageTrace:
+    stating = is_stating(question, passage.passage)
+    return dataclasses.replace(passage, source=STATING) if stating else passage
+
+
+DOCUMENTS = ("top_n", "documents")
+REFLECTION = ("ret", "gamma", "srt", "k", "threshold", "mct", "max_reply_tokens", "answer_model")
+
+
+def _make(name: str, parts: Parts) -> MMKBRAG:
+    config = parts.config
+    how = Reflection(config.ret, config.gamma, config.srt, int(config.k), config.threshold, config.mct)
+    return MMKBRAG(_reader(parts), build_finder(parts), how, _base(parts))
+
+
+def _answer_each(parts: Parts) -> DocumentAnswers:
+    return DocumentAnswers(_reader(parts), build_finder(parts), _base(parts))
+
+
+def build_finder(parts: Parts) -> DocumentFinder:
+    """What finds the documents."""
+    config = parts.config
+    return DocumentFinder(
+        needed(parts.retriever), parts.knowledge, top_n=config.top_n, documents=config.documents, lead=config.lead
+    )
+
+
+def _reader(parts: Parts) -> PromptedReader:
+    return PromptedReader(needed(parts.engine), parts.config.max_new_tokens, parts.config.max_reply_tokens)
+
+
+def _base(parts: Parts) -> Reader | None:
+    if parts.config.answer_model != "base":
+        return None
+    return Reader(needed(parts.base), parts.config.max_new_tokens)
+
+
+RECIPES = {
+    "mmkb_rag": Recipe(
+        _make,
+        "model",
+        True,
+        every,
+        (*DOCUMENTS, *REFLECTION),
+        form="mmkb_rag",
+        scheme="mmkb_rag",
+        measured_by="reflection",
+        base_answers=True,
+        answer_each=_answer_each,
+    ),
+    "reflection": Recipe(
+        lambda name, parts: ReflectionScores(_reader(parts), build_finder(parts)), "model", True, every, DOCUMENTS
+    ),
+}

@@ -10,7 +10,11 @@ from PIL import Image
 from reflectune.core.types import Passage, Question
 from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.reading.reader import Answer, Judged, Opened, Reader
+from reflectune.inference.pipelines.oracle import WithGoldEntries
+from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed, with_entry
+from reflectune.inference.pipelines.stages import passage_reader
+from reflectune.inference.reading.passage_reader import Judged, PassageReader
+from reflectune.inference.reading.reader import Answer, Opened
 from reflectune.inference.selection.ranking import best
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
@@ -30,7 +34,7 @@ class MR2AG:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: PassageReader,
         retriever: Retriever,
         knowledge: KnowledgeBase,
         *,
@@ -140,3 +144,47 @@ def _read(passage: Passage, relevance: tuple[float, float], hits: Sequence[Hit])
     """A judged passage, with the retrieval score of its entry (equation 3)."""
     score = next(hit.score for hit in hits if hit.entry_id == passage.entry_id)
     return PassageTrace(passage, s_ret=score, s_rel=relevance[0], s_irr=relevance[1])
+
+
+def _make(parts: Parts, retriever: Retriever) -> MR2AG:
+    config = parts.config
+    return MR2AG(
+        passage_reader(parts),
+        retriever,
+        parts.knowledge,
+        top_n=config.top_n,
+        gamma=config.gamma,
+        fallback=config.fallback,
+        lead=config.lead,
+    )
+
+
+def _answer_each(parts: Parts) -> MR2AG:
+    always = dataclasses.replace(parts, config=dataclasses.replace(parts.config, gamma=-1.0), judging=False)
+    return _make(always, needed(parts.retriever))
+
+
+_READ_BY = ("gamma", "fallback")
+
+RECIPES = {
+    "mr2ag": Recipe(
+        lambda name, parts: _make(parts, needed(parts.retriever)),
+        "model",
+        True,
+        every,
+        ("top_n", *_READ_BY),
+        form="mr2ag",
+        scheme="mr2ag",
+        measured_by="relevance",
+        answer_each=_answer_each,
+    ),
+    "mr2ag_oracle": Recipe(
+        lambda name, parts: WithGoldEntries(name, lambda gold: _make(parts, gold)),
+        "model",
+        False,
+        with_entry,
+        _READ_BY,
+        form="mr2ag_oracle",
+        scheme="mr2ag",
+    ),
+}

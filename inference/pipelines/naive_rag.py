@@ -8,10 +8,11 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.recipe import Parts, Recipe, baseline, knowledge_based, needed
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
-from reflectune.retrieval.contexts import ContextBuilder, ContextForm
+from reflectune.retrieval.contexts import CONTEXT_FORMS, ContextBuilder, ContextForm
 from reflectune.retrieval.retriever import Retriever
 
 
@@ -40,3 +41,33 @@ class NaiveRAG:
         with clock.step("rank"):
             passages = self._contexts.build(self._form, [question.text for question in questions], hits)
         return answer_with_context(self.name, self._reader, questions, images, hits, passages, clock)
+
+
+RERANKING = (
+    "passages",
+    "reranker",
+    "reranker_model",
+    "reranker_pooling",
+    "reranker_similarity",
+    "reranker_query_prefix",
+    "reranker_passage_prefix",
+    "reranker_max_length",
+    "reranker_dtype",
+)
+
+
+def _recipe(form: ContextForm) -> Recipe:
+    def make(name: str, parts: Parts) -> NaiveRAG:
+        config = parts.config
+        contexts = ContextBuilder(parts.knowledge, parts.reranker, config.top_n, config.passages, config.lead)
+        reader = Reader(needed(parts.engine), config.max_new_tokens)
+        return NaiveRAG(name, reader, needed(parts.retriever), contexts, form)
+
+    reranks = form == "passages"
+    settings = ("top_n", *(RERANKING if reranks else ()))
+    return Recipe(make, "base_model", True, knowledge_based, settings, form="naive_rag", reranks=reranks)
+
+
+RECIPES = {
+    name: recipe for form in CONTEXT_FORMS for name, recipe in baseline(f"naive_rag_{form}", _recipe(form)).items()
+}

@@ -12,6 +12,7 @@ from PIL import Image
 from reflectune.core.types import Passage, Question
 from reflectune.inference.pipelines.base import Clock, Pipeline
 from reflectune.inference.pipelines.diagnostics import gold_passages
+from reflectune.inference.pipelines.recipe import Parts, Recipe, baseline, needed, with_entry, with_evidence
 from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
@@ -116,17 +117,16 @@ class GoldRetriever:
         ]
 
 
-class MR2AGOracle:
-    """mR²AG with oracle entries (its Table 1): the gold entries stand where the retrieved ones would.
+class WithGoldEntries:
+    """A pipeline over the gold entries in place of the retrieved ones, as in mR²AG's Table 1.
 
     Args:
-        build: Makes mR²AG over a retriever.
+        name: What its traces are filed under.
+        build: Makes the pipeline over a retriever.
     """
 
-    name = "mr2ag_oracle"
-
-    def __init__(self, build: Callable[[GoldRetriever], Pipeline]) -> None:
-        self._retriever = GoldRetriever()
+    def __init__(self, name: str, build: Callable[[GoldRetriever], Pipeline]) -> None:
+        self.name, self._retriever = name, GoldRetriever()
         self._pipeline = build(self._retriever)
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
@@ -142,3 +142,24 @@ def gold_entries(question: Question) -> list[str]:
 
 def _passages(knowledge: KnowledgeBase, entry_ids: Sequence[str], lead: Lead) -> list[Passage]:
     return [passage for entry_id in entry_ids for passage in split_passages(knowledge.get(entry_id), lead=lead)]
+
+
+def _oracle(given: Given) -> Callable[[str, Parts], Oracle]:
+    def make(name: str, parts: Parts) -> Oracle:
+        reader = Reader(needed(parts.engine), parts.config.max_new_tokens)
+        return Oracle(name, reader, parts.knowledge, given, lead=parts.config.lead)
+
+    return make
+
+
+def _among_others(name: str, parts: Parts) -> OracleAmongOthers:
+    config, reader = parts.config, Reader(needed(parts.engine), parts.config.max_new_tokens)
+    retriever = needed(parts.retriever)
+    return OracleAmongOthers(name, reader, retriever, parts.knowledge, top_n=config.top_n, lead=config.lead)
+
+
+RECIPES = {
+    **baseline("oracle_article", Recipe(_oracle("article"), "base_model", False, with_entry, form="oracle")),
+    **baseline("oracle_articles", Recipe(_among_others, "base_model", True, with_entry, ("top_n",), form="oracle")),
+    "oracle_passage": Recipe(_oracle("passage"), "base_model", False, with_evidence, form="oracle"),
+}

@@ -1,4 +1,4 @@
-"""Stages that only measure decisions: the retriever alone, the tuned model's eye for evidence, and RET with SRT."""
+"""Stages that only measure decisions: the retriever alone, and the tuned model's eye for evidence."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.diagnostics import GOLD, STATING, DiagnosticPassages, is_stating
-from reflectune.inference.pipelines.documents import DocumentFinder, Found
-from reflectune.inference.reading.prompted_reader import PromptedReader
-from reflectune.inference.reading.reader import Reader
+from reflectune.inference.pipelines.diagnostics import GOLD, DiagnosticPassages
+from reflectune.inference.pipelines.recipe import Parts, Recipe, needed, with_entry, with_evidence
+from reflectune.inference.reading.passage_reader import PassageReader, UnjudgingReader
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.retriever import Retriever
 
@@ -42,7 +41,7 @@ class Relevance:
 
     name = "relevance"
 
-    def __init__(self, reader: Reader, probes: DiagnosticPassages) -> None:
+    def __init__(self, reader: PassageReader, probes: DiagnosticPassages) -> None:
         """Bind the fine-tuned model, and where probes come from."""
         self._reader, self._probes = reader, probes
 
@@ -74,42 +73,27 @@ class Relevance:
         return traces
 
 
-class ReflectionScores:
-    """Score_RET of every question and Score_SRT of the knowledge-based ones, whatever RET decides; no answers."""
-
-    name = "reflection"
-
-    def __init__(self, reader: PromptedReader, finder: DocumentFinder) -> None:
-        """Bind the fine-tuned model, and what finds documents."""
-        self._reader, self._finder = reader, finder
-
-    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """One trace per question, in order; a document that states an accepted answer has the source `stating`."""
-        clock = Clock()
-        with clock.step("gate"):
-            opened = self._reader.open(questions, images)
-            gates = self._reader.gates(opened)
-        with clock.step("retrieve"):
-            rows = [i for i, question in enumerate(questions) if question.requires_retrieval is not False]
-            made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
-            by_row = dict(zip(rows, made, strict=True))
-            found = [by_row.get(i, Found()) for i in range(len(questions))]
-        with clock.step("judge"):
-            scores = self._reader.judge(opened, [own.documents for own in found])
-        return [
-            Trace(
-                question.id,
-                self.name,
-                gate=gates[i],
-                retrieved=bool(found[i].hits),
-                hits=found[i].hits,
-                passages=tuple(_labelled(question, passage) for passage in found[i].traces(scores[i])),
-                seconds=clock.share(len(questions)),
-            )
-            for i, question in enumerate(questions)
-        ]
+RECALL_DEPTH = 5
+"""Entries that the retrieval stage records at least, so that recall@5 can be told."""
 
 
-def _labelled(question: Question, passage: PassageTrace) -> PassageTrace:
-    stating = is_stating(question, passage.passage)
-    return dataclasses.replace(passage, source=STATING) if stating else passage
+def passage_reader(parts: Parts) -> PassageReader:
+    """A reader of the tuned model, which judges passages if the parts say so."""
+    kind = PassageReader if parts.judging else UnjudgingReader
+    return kind(needed(parts.engine), parts.config.max_new_tokens)
+
+
+def _retrieval(name: str, parts: Parts) -> Retrieval:
+    return Retrieval(needed(parts.retriever), max(RECALL_DEPTH, parts.config.top_n))
+
+
+RECIPES = {
+    "retrieval": Recipe(_retrieval, None, True, with_entry),
+    "relevance": Recipe(
+        lambda name, parts: Relevance(passage_reader(parts), needed(parts.probes)),
+        "model",
+        False,
+        with_evidence,
+        ("seed",),
+    ),
+}

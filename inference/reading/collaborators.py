@@ -8,12 +8,10 @@ from accelerate import PartialState
 
 from reflectune.core.errors import UserError
 from reflectune.inference.config import ModelRole, ReadingConfig
-from reflectune.inference.reading.prompted_reader import PromptedReader
-from reflectune.inference.reading.reader import Reader
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.processing.image_fitting import images_fingerprint, images_in_words
-from reflectune.models.schemes.base import PLAIN
+from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.pretrained import load_processor
 from reflectune.retrieval import retriever
 from reflectune.retrieval.knowledge_base import KnowledgeBase
@@ -86,16 +84,6 @@ def _device(config: ReadingConfig) -> str:
 def open_engine(config: ReadingConfig, loaded: Loaded) -> PrefixEngine:
     """The engine that reads with a loaded model."""
     return PrefixEngine(loaded, config.token_budget, config.keep_images)
-
-
-def open_reader(config: ReadingConfig, loaded: Loaded) -> Reader:
-    """A reader over a loaded model."""
-    return Reader(open_engine(config, loaded), config.max_new_tokens)
-
-
-def open_prompted_reader(config: ReadingConfig, loaded: Loaded) -> PromptedReader:
-    """A reader over a loaded model of scheme `mmkb_rag`."""
-    return PromptedReader(open_engine(config, loaded), config.max_new_tokens, config.max_reply_tokens)
 
 
 def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> EntryRetriever:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from reflectune.core.types import Passage, PromptName, Question
+from reflectune.core.types import Passage, Question
 from reflectune.inference.reading.reader import Answer, Opened, share
 from reflectune.models.prefix.engine import Generation, PrefixEngine
+from reflectune.models.schemes.examples import PromptName
+from reflectune.models.schemes.prompts import PromptScheme
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Reply:
 
 
 class PromptedReader:
-    """One loaded model of scheme `mmkb_rag` with its engine.
+    """One loaded model of a `PromptScheme` with its engine.
 
     Args:
         engine: The model's.
@@ -42,16 +44,19 @@ class PromptedReader:
 
     def __init__(self, engine: PrefixEngine, max_new_tokens: int, max_reply_tokens: int) -> None:
         self._engine, self._renderer = engine, engine.renderer
+        self._scheme = PromptScheme.of(engine.renderer)
         self._max_new_tokens, self._max_reply_tokens = max_new_tokens, max_reply_tokens
 
     def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
         """Read images and questions up to where all four prompts go on."""
-        prefixes = [self._renderer.question_prefix(q.text, image) for q, image in zip(questions, images, strict=True)]
+        prefixes = [
+            self._scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)
+        ]
         return Opened(questions, self._engine.read(prefixes), [len(prefix.ids) for prefix in prefixes])
 
     def gates(self, opened: Opened) -> list[float]:
         """Score_RET of each question, equation 4: the softmax of two logits, in [0, 1]."""
-        prompt = self._renderer.prompt_branch("ret")
+        prompt = self._scheme.prompt_branch(self._renderer, "ret")
         state = self._engine.branch(opened.prefixes, [[prompt] for _ in opened.questions])
         found = state.probabilities(self._ids("retrieve", "no_retrieve"))
         return [share(*own[0].tolist()) for own in found]
@@ -66,7 +71,7 @@ class PromptedReader:
         places: list[list[int]] = []
         branches: list[list[list[int]]] = []
         for length, own in zip(opened.lengths, documents, strict=True):
-            ids = [self._renderer.prompt_branch("srt", [passage]) for passage in own]
+            ids = [self._scheme.prompt_branch(self._renderer, "srt", [passage]) for passage in own]
             room = self._engine.max_length - length - self._max_new_tokens
             places.append([k for k, prompt in enumerate(ids) if len(prompt) <= room])
             branches.append([ids[k] for k in places[-1]])
@@ -108,10 +113,10 @@ class PromptedReader:
         """How many leading passages leave room for a reply to this question, and the prompt about them."""
         style, room = opened.questions[row].answer_style, self._engine.max_length - opened.lengths[row] - reply
         for count in range(len(passages), 0, -1):
-            ids = self._renderer.prompt_branch(name, passages[:count], style)
+            ids = self._scheme.prompt_branch(self._renderer, name, passages[:count], style)
             if len(ids) <= room:
                 return count, ids
-        return 0, self._renderer.prompt_branch(name, (), style)
+        return 0, self._scheme.prompt_branch(self._renderer, name, (), style)
 
     def _generate(self, opened: Opened, prompts: Mapping[int, list[int]], most: int) -> dict[int, Generation]:
         """What the model says to one prompt of each of these questions."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from reflectune.core.types import Question
-from reflectune.inference.config import FORMS
 from reflectune.inference.pipelines.diagnostics import GOLD, SAME_ARTICLE, attribute_of
+from reflectune.inference.pipelines.registry import all_forms, reflecting
 from reflectune.inference.report.svg import Line, line_chart
 from reflectune.inference.scoring import curves
 from reflectune.inference.scoring.evaluation import gate_rows
@@ -21,7 +21,7 @@ from reflectune.metrics import gates
 
 def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure) -> str:
     """All charts that the traces allow, as HTML."""
-    gate, ret = gate_rows(questions, traces.get("mr2ag", {})), ret_rows(questions, traces, measure)
+    gate, ret = gate_rows(questions, _turn_by_turn(traces)), ret_rows(questions, traces, measure)
     return "".join(
         [
             _gate("The gate against its threshold γ", gate, ("knowledge-based", "visual"), gamma),
@@ -82,13 +82,13 @@ def _relevance(traces: Sequence[Trace]) -> str:
 
 def _risk(questions: Sequence[Question], traces: Traces, measure: Measure) -> str:
     lines = []
-    for name in ("mr2ag", "mmkb_rag", *FORMS["naive_rag"], "oracle_article", "closed_book"):
+    for name in (*reflecting(), *all_forms()["naive_rag"], "oracle_article", "closed_book"):
         points = _risk_points(questions, traces.get(name, {}), measure)
         if points:
             lines.append(Line(name, points))
     if not lines:
         return ""
-    note = "Answers ordered by the chosen passage's product (mr2ag) or by equation 7 (the others). Lower is better."
+    note = "Answers ordered by the chosen passage's product where there is one, else by equation 7. Lower is better."
     return line_chart("Risk against coverage", "share of questions answered", "share of those wrong", lines, note=note)
 
 
@@ -101,7 +101,7 @@ def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace], mea
 
 
 def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure) -> str:
-    tuned, probed = traces.get("mr2ag", {}), traces.get("relevance", {}).values()
+    tuned, probed = _turn_by_turn(traces), traces.get("relevance", {}).values()
     judged = [(p.s_rel, float(p.source == GOLD)) for t in probed for p in t.passages if p.s_rel is not None]
     answered = [
         (p.s_ans, measure.correctness(q, tuned[q.id]))
@@ -134,3 +134,8 @@ def _chosen(trace: Trace) -> PassageTrace | None:
 
 def _s_rel(traces: Iterable[Trace], wanted: Callable[[PassageTrace], bool]) -> list[float]:
     return [p.s_rel for t in traces for p in t.passages if p.s_rel is not None and wanted(p)]
+
+
+def _turn_by_turn(traces: Traces) -> Mapping[str, Trace]:
+    """The traces of a pipeline whose gate tells knowledge-based questions from visual ones."""
+    return next((traces[name] for name in reflecting("relevance") if name in traces), {})

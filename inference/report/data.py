@@ -16,7 +16,7 @@ from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.scoring.evaluation import TUNED
+from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.inference.scoring.scores import Measure, Traces
 from reflectune.inference.selection.ranking import product
 from reflectune.inference.trace import PassageTrace, Trace
@@ -41,7 +41,7 @@ def browser_data(
         `images` (data URIs), `entries`, `passages` and `questions`; the latter refer to the former by position.
     """
     tables = _Tables(dataset)
-    names = sorted(traces, key=lambda name: (name not in TUNED, name))
+    names = sorted(traces, key=lambda name: (name not in reflecting(), name))
     rows = [
         _question(
             question,
@@ -161,7 +161,7 @@ def _trace(question: Question, trace: Trace, tables: _Tables, measure: Measure) 
 
 def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], measure: Measure) -> bool | None:
     """What a gate should say: in MMKB-RAG whether the base model is wrong by itself; None if that is not known."""
-    if name != "mmkb_rag":
+    if not find_recipe(name).base_answers:
         return question.is_knowledge_based
     base = traces.get("closed_book")
     return (

@@ -16,9 +16,9 @@ from typing import Any
 from reflectune.core.durable import write_atomically
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.report import charts, tables
 from reflectune.inference.report.data import browser_data
-from reflectune.inference.scoring.evaluation import STAGES
 from reflectune.inference.scoring.scores import Measure, Traces
 
 
@@ -54,7 +54,7 @@ def write_report(
         seed: Seed of that sample.
     """
     listed = sample(questions, most, seed)
-    shown = {name: found for name, found in traces.items() if name not in STAGES}
+    shown = {name: found for name, found in traces.items() if find_recipe(name).form}
     note = (
         f"All {len(questions)} questions."
         if len(listed) == len(questions)

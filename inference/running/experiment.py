@@ -19,24 +19,13 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.config import EvaluateConfig, ModelRole
-from reflectune.inference.pipelines.build import (
-    RECIPES,
-    Parts,
-    answered_by_base,
-    build_pipeline,
-    reranks,
-    stages_for,
-)
+from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.reading.collaborators import (
-    open_model,
-    open_prompted_reader,
-    open_reader,
-    open_reranker,
-    open_retriever,
-)
+from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, stages_for
+from reflectune.inference.reading.collaborators import open_engine, open_model, open_reranker, open_retriever
 from reflectune.inference.report.page import write_report
+from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
@@ -68,7 +57,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         knowledge=dataset.knowledge,
         probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, config.lead, config.seed),
         retriever=open_retriever(config, dataset.knowledge) if config.index else None,
-        reranker=open_reranker(config) if any(map(reranks, planned)) else None,
+        reranker=open_reranker(config) if any(find_recipe(name).reranks for name in planned) else None,
     )
     traces, models = _answer(config, dataset, parts, planned)
     if not state.is_main_process:
@@ -115,7 +104,7 @@ def select(dataset: Dataset, splits: Sequence[str], limit: int | None, seed: int
 
 def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
     """The pipelines and stages to run, in order, each with the questions it takes; one that takes none is left out."""
-    taken = {name: [q for q in questions if RECIPES[name].takes(q)] for name in stages_for(config.forms())}
+    taken = {name: [q for q in questions if find_recipe(name).takes(q)] for name in stages_for(config.forms())}
     return {name: own for name, own in taken.items() if own}
 
 
@@ -126,9 +115,9 @@ def describe(config: EvaluateConfig) -> str:
     lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}, scored by "]
     lines[0] += config.scored_by(config.dataset)
     for name, own in plan(config, questions).items():
-        role = RECIPES[name].model
+        role = find_recipe(name).model
         reader = f" with {role} {getattr(config, role)}" if role else ""
-        reader += f", answers by base_model {config.base_model}" if answered_by_base(name, config) else ""
+        reader += f", answers by base_model {config.base_model}" if find_recipe(name).answered_by_base(config) else ""
         lines.append(f"  {name}: {len(own)} questions in batches of {config.batch_questions}{reader}")
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
@@ -149,9 +138,9 @@ def _answer(
     """Run what is planned, model by model, so that only those are in memory that are needed at once."""
     traces: dict[str, dict[str, Trace]] = {}
     models: list[ModelFacts] = []
-    base_stays = any(answered_by_base(name, config) for name in planned)
+    base_stays = any(find_recipe(name).answered_by_base(config) for name in planned)
     for role in (None, "base_model", "plain_model", "model"):
-        names = [name for name in planned if RECIPES[name].model == role]
+        names = [name for name in planned if find_recipe(name).model == role]
         if not names and not (role == "base_model" and base_stays):
             continue
         ready = parts
@@ -159,7 +148,7 @@ def _answer(
             ready, facts = _with_model(config, parts, role)
             models.append(facts)
         if role == "base_model" and base_stays:
-            parts = dataclasses.replace(parts, base=ready.reader)
+            parts = dataclasses.replace(parts, base=ready.engine)
         for name in names:
             traces[name] = run_pipeline(
                 name,
@@ -177,33 +166,29 @@ def _answer(
 
 
 def _with_model(config: EvaluateConfig, parts: Parts, role: ModelRole) -> tuple[Parts, ModelFacts]:
-    """The parts with a reader over a newly loaded model, and what a report says of that model."""
+    """The parts with an engine for a newly loaded model, and what a report says of that model."""
     loaded = open_model(config, role)
     facts = ModelFacts(role, loaded.name, loaded.fingerprint, loaded.model.num_parameters())
-    if role == "model" and loaded.scheme is not None and loaded.scheme.name == "mmkb_rag":
-        return dataclasses.replace(parts, prompted=open_prompted_reader(config, loaded)), facts
-    return dataclasses.replace(parts, reader=open_reader(config, loaded)), facts
+    return dataclasses.replace(parts, engine=open_engine(config, loaded)), facts
 
 
 def _fingerprint(
     name: str, config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts], parts: Parts
 ) -> str:
     """Hash of everything that a pipeline's traces depend on; how many questions are asked is not part of it."""
-    recipe = RECIPES[name]
+    recipe = find_recipe(name)
     hashes = {model.role: model.fingerprint for model in models}
     settings = ("batch_questions", "lead", *recipe.settings)
     if recipe.model:
         settings += ("max_new_tokens", "token_budget", "dtype")
-    if name == "relevance":
-        settings += ("seed",)
     return fingerprint(
         {
             "pipeline": name,
             "dataset": dataset.fingerprint,
             "index": _index_fingerprint(config) if recipe.retrieves else None,
             "model": hashes[recipe.model] if recipe.model else None,
-            **({"reranker": parts.reranker.fingerprint} if parts.reranker and reranks(name) else {}),
-            **({"base_model": hashes["base_model"]} if answered_by_base(name, config) else {}),
+            **({"reranker": parts.reranker.fingerprint} if parts.reranker and recipe.reranks else {}),
+            **({"base_model": hashes["base_model"]} if recipe.answered_by_base(config) else {}),
             "settings": {setting: getattr(config, setting) for setting in settings},
         }
     )
@@ -231,7 +216,7 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
         "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",
         "settings": f"top_n {config.top_n}, γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
         f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
-        **({"mmkb_rag": _reflection(config)} if "mmkb_rag" in config.forms() else {}),
+        **({"MMKB-RAG": _reflection(config)} if any(find_recipe(n).base_answers for n in config.forms()) else {}),
         "seed": str(config.seed),
         "output": config.output,
     }

@@ -10,27 +10,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from reflectune.core.errors import UserError
-from reflectune.core.gate_outcomes import AnchoredPassage, GateOutcome, KLAnchor, PassageOutcome
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.types import PromptedBranch, Question
+from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
-from reflectune.inference.pipelines.build import RECIPES, Parts, answered_by_base, build_finder, build_pipeline
-from reflectune.inference.pipelines.document_answers import DocumentAnswers
-from reflectune.inference.reading.collaborators import (
-    open_engine,
-    open_plain,
-    open_prompted_reader,
-    open_reader,
-    open_retriever,
-)
-from reflectune.inference.reading.reader import UnjudgingReader
+from reflectune.inference.pipelines.recipe import Parts, Recipe
+from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
+from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.registry import Worth
 from reflectune.models.loading import Loaded
-from reflectune.models.schemes.base import MMKB_RAG
+from reflectune.models.schemes.gate_outcomes import (
+    AnchoredPassage,
+    AnchoredReply,
+    GateOutcome,
+    KLAnchor,
+    PassageOutcome,
+)
 
 DIRECT, RETRIEVED, PASSAGES = "direct", "retrieved", "passages"
 
@@ -123,39 +121,35 @@ class GateRewardRollout:
         assert self._loaded.scheme is not None  # only a fine-tuned model has gates
         return self._loaded.scheme.name
 
+    @property
+    def _recipe(self) -> Recipe:
+        return find_recipe(self._scheme)
+
     def _open_base(self) -> Loaded | None:
-        """The model that answers for MMKB-RAG, if it is another one; it is let go after each round."""
-        if answered_by_base(self._scheme, self._config):
+        """The model that answers, if it is another one than the tuned; it is let go after each round."""
+        if self._recipe.answered_by_base(self._config):
             return open_plain(self._config, self._config.base_model)
         return None
 
     def _parts(self, base: Loaded | None) -> Parts:
-        parts = Parts(
+        return Parts(
             config=self._config,
             knowledge=self._dataset.knowledge,
             retriever=open_retriever(self._config, self._dataset.knowledge),
-        )
-        if self._scheme != MMKB_RAG.name:
-            return dataclasses.replace(parts, reader=open_reader(self._config, self._loaded))
-        return dataclasses.replace(
-            parts,
-            prompted=open_prompted_reader(self._config, self._loaded),
-            base=open_reader(self._config, base) if base else None,
+            engine=open_engine(self._config, self._loaded),
+            base=open_engine(self._config, base) if base else None,
         )
 
     def _build(self, name: str, parts: Parts) -> Pipeline:
-        if name != PASSAGES:
-            forced = dataclasses.replace(parts.config, gamma=_GAMMA[name])
-            return build_pipeline(self._scheme, dataclasses.replace(parts, config=forced))
-        if parts.prompted is not None:
-            return DocumentAnswers(parts.prompted, build_finder(parts), parts.base)
-        engine = open_engine(self._config, self._loaded)
-        every = UnjudgingReader(engine, self._config.max_new_tokens)
-        always = dataclasses.replace(parts.config, gamma=_GAMMA[RETRIEVED])
-        return build_pipeline(self._scheme, dataclasses.replace(parts, reader=every, config=always))
+        if name == PASSAGES:
+            if self._recipe.answer_each is None:
+                raise UserError(f"the pipeline {self._scheme} can't answer from each passage alone; refine `retrieve`")
+            return self._recipe.answer_each(parts)
+        forced = dataclasses.replace(parts.config, gamma=_GAMMA[name])
+        return build_pipeline(self._scheme, dataclasses.replace(parts, config=forced))
 
     def _fingerprint(self, number: int, base: Loaded | None) -> str:
-        settings = [name for name in RECIPES[self._scheme].settings if name not in ("gamma", "ret")]
+        settings = [name for name in self._recipe.settings if name not in ("gamma", "ret")]
         return fingerprint(
             {
                 "scheme": self._scheme,
@@ -181,27 +175,27 @@ class GateRewardRollout:
             passages_read=retrieved.tokens["passages_read"],
             log_odds=log_odds(retrieved.gate or 0.0),
             passages=_passages(question, retrieved, traces.get(PASSAGES), self._correctness),
-            held=self._held(traces[DIRECT], retrieved, refined=PASSAGES in traces),
+            anchor=self._anchor(traces[DIRECT], retrieved, refined=PASSAGES in traces),
         )
 
-    def _held(self, direct: Trace, retrieved: Trace, *, refined: bool) -> KLAnchor:
+    def _anchor(self, direct: Trace, retrieved: Trace, *, refined: bool) -> KLAnchor:
         """What else the model said; `refined` if its relevance gates are measured for their own sake."""
-        own_words, prompted = not answered_by_base(self._scheme, self._config), self._scheme == MMKB_RAG.name
+        own_words = not self._recipe.answered_by_base(self._config)
         passages = []
-        for own in _one(retrieved):
-            log_odds, answer = None if refined else _relevance(own), "" if prompted else own.answer or ""
+        for judged in _one(retrieved):
+            log_odds, answer = None if refined else _relevance(judged), judged.answer or ""
             if log_odds is not None or answer:
-                passages.append(AnchoredPassage(own.passage, log_odds, answer))
-        replies = self._replies(retrieved, own_words) if prompted else ()
-        return KLAnchor(tuple(passages), direct.answer if own_words else "", tuple(replies))
+                passages.append(AnchoredPassage(judged.passage, log_odds, answer))
+        replies = tuple(self._replies(retrieved, own_words))
+        return KLAnchor(tuple(passages), direct.answer if own_words else "", replies)
 
-    def _replies(self, retrieved: Trace, own_words: bool) -> Iterator[PromptedBranch]:
+    def _replies(self, retrieved: Trace, own_words: bool) -> Iterator[AnchoredReply]:
         documents, mct = [own.passage for own in retrieved.passages], retrieved.mct
         if mct is not None and not mct.problem:
             shown = tuple(documents[place] for place in retrieved.kept[: mct.shown])
-            yield PromptedBranch("mct", shown, reply=self._loaded.renderer.strip(mct.reply))
+            yield AnchoredReply("mct", shown, self._loaded.renderer.strip(mct.reply))
         if own_words and retrieved.answer and retrieved.used and not (mct is not None and mct.merged):
-            yield PromptedBranch("vqa", tuple(documents[place] for place in retrieved.used), reply=retrieved.answer)
+            yield AnchoredReply("vqa", tuple(documents[place] for place in retrieved.used), retrieved.answer)
 
 
 def _one(retrieved: Trace) -> list[PassageTrace]:

@@ -8,16 +8,11 @@ from pathlib import Path
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.config import TUNED, AnswerConfig
 from reflectune.inference.pipelines import base
-from reflectune.inference.pipelines.build import Parts, answered_by_base, build_pipeline
-from reflectune.inference.reading.collaborators import (
-    open_plain,
-    open_prompted_reader,
-    open_reader,
-    open_retriever,
-    open_tuned,
-)
+from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, reflecting
+from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever, open_tuned
+from reflectune.inference.running.config import AnswerConfig
 from reflectune.inference.selection.document_choice import by_relevance
 from reflectune.inference.selection.ranking import product
 from reflectune.inference.trace import PassageTrace, Trace
@@ -32,13 +27,13 @@ def answer(config: AnswerConfig) -> Trace:
     image = load_image(config.image)
     knowledge = Dataset(Path(config.dataset)).knowledge
     tuned = open_tuned(config)
-    name = tuned.renderer.scheme.name if tuned.renderer.scheme else ""  # a fine-tuned model has one
-    if name not in TUNED:
+    name = tuned.scheme.name if tuned.scheme else ""  # a fine-tuned model has one
+    if name not in reflecting():
         raise UserError(
             f"`model`: {config.model} was fine-tuned with the scheme {name}, which doesn't reflect; `answer` shows how "
-            f"a model of {' or '.join(TUNED)} decides"
+            f"a model of {' or '.join(reflecting())} decides"
         )
-    with_base = answered_by_base(name, config)
+    with_base = find_recipe(name).answered_by_base(config)
     if with_base and not config.base_model:
         raise UserError(
             f"`base_model` is needed: {config.model} only reflects (answer_model: base); name the plain model that is "
@@ -47,9 +42,8 @@ def answer(config: AnswerConfig) -> Trace:
     parts = Parts(
         config,
         knowledge,
-        reader=open_reader(config, tuned),
-        prompted=open_prompted_reader(config, tuned) if name == "mmkb_rag" else None,
-        base=open_reader(config, open_plain(config, config.base_model)) if with_base else None,
+        engine=open_engine(config, tuned),
+        base=open_engine(config, open_plain(config, config.base_model)) if with_base else None,
         retriever=open_retriever(config, knowledge),
     )
     return base.answer(build_pipeline(name, parts), config.question, image)
@@ -67,7 +61,7 @@ def explain(trace: Trace) -> str:
     """The decision, the entries, the passages with their scores (best product first), and the answer, as plain text."""
     decision = "look it up" if trace.retrieved else "answer by looking"
     lines = [f"decision: {decision} (gate {_number(trace.gate)})"]
-    if trace.pipeline == "mmkb_rag":
+    if trace.kept:
         return "\n".join([*lines, *_documents(trace), f"answer: {trace.answer or '(none)'}"])
     if trace.hits:
         lines += ["entries:", *(f"  {hit.rank}. {hit.entry_id}  S_ret {hit.score:.3f}" for hit in trace.hits)]

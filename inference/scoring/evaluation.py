@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.types import Question
-from reflectune.inference.config import FORMS
 from reflectune.inference.pipelines.diagnostics import SEVERAL, attribute_of
+from reflectune.inference.pipelines.recipe import TUNED_BASELINES
+from reflectune.inference.pipelines.registry import all_forms, find_recipe, reflecting
 from reflectune.inference.scoring.paper_numbers import MR2AG_5
 from reflectune.inference.scoring.reflection_metrics import reflection
 from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows
@@ -20,22 +21,16 @@ from reflectune.metrics import gates
 from reflectune.metrics.breakdown import OVERALL, by_label
 from reflectune.metrics.retrieval import article_recall_at_k
 
-BASELINES = (
-    *FORMS["closed_book"],
-    *FORMS["naive_rag"],
-    *(name for name in FORMS["tuned_baselines"] if not name.startswith("oracle")),
-)
-"""What a pipeline that reads `top_n` entries is compared with: none of these reads more of them, and none is told."""
-
 BEST_BASELINE = "best_baseline"
-TUNED = ("mr2ag", "mmkb_rag")
-"""Pipelines of a fine-tuned model, which are compared with the baselines."""
-
 PAPER_COLUMNS = {"overall": "overall", "unseen_question": "unseen question", "unseen_entity": "unseen entity"}
 """Heads of Table 5's columns in the paper, by ours."""
 
-STAGES = ("retrieval", "relevance", "reflection")
-"""Traces that are measurements and not answers of a pipeline."""
+
+def baselines() -> tuple[str, ...]:
+    """What a pipeline that reads `top_n` entries is compared with: none reads more of them, and none is told."""
+    forms = all_forms()
+    tuned = (name for name in forms[TUNED_BASELINES] if name.removesuffix("_tuned") not in forms["oracle"])
+    return (*forms["closed_book"], *forms["naive_rag"], *tuned)
 
 
 def evaluate(
@@ -45,7 +40,7 @@ def evaluate(
 
     Args:
         questions: The questions asked.
-        traces: By pipeline (or stage, see `STAGES`), then by question id.
+        traces: By pipeline (or stage that measures one), then by question id.
         measure: What an answer is worth, and which questions the scores are over.
         gamma: The gate's threshold.
         seed: Seed of the bootstrap.
@@ -56,19 +51,20 @@ def evaluate(
     """
     asked = measure.official(questions)
     measure.read(questions, traces.values())
-    pipelines = {name: found for name, found in traces.items() if name not in STAGES}
+    pipelines = {name: found for name, found in traces.items() if find_recipe(name).form}
     tables = {name: _table(asked, found, measure, seed) for name, found in pipelines.items()}
     strongest = _strongest_baseline(tables, measure.headline(asked))
     if strongest:
         tables[BEST_BASELINE] = tables[strongest]
         pipelines = {**pipelines, BEST_BASELINE: pipelines[strongest]}
-    mr2ag, base = traces.get("mr2ag", {}), traces.get("closed_book", {})
-    tuned = next((traces[name] for name in TUNED if name in traces), {})
+    base = traces.get("closed_book", {})
+    turn_by_turn = next((traces[name] for name in reflecting("relevance") if name in traces), {})
+    tuned = next((traces[name] for name in reflecting() if name in traces), {})
     probed = traces.get("relevance", {})
     return {
         "metric": measure.facts(asked),
         "pipelines": tables,
-        "gate": _gate(questions, mr2ag, gamma, seed),
+        "gate": _gate(questions, turn_by_turn, gamma, seed),
         "relevance": _relevance([probed[q.id] for q in asked if q.id in probed], seed),
         "answer": {
             "gold_passage": mean(measure.correct(asked, probed), seed),
@@ -81,7 +77,7 @@ def evaluate(
             "base": mean(measure.correct(measure.visual(questions), base), seed),
         },
         "retrieval": _retrieval(asked, traces.get("retrieval", {}), seed),
-        "rankings": _rankings(asked, mr2ag, measure, seed),
+        "rankings": _rankings(asked, traces.get("mr2ag", {}), measure, seed),
         "reflection": reflection(questions, traces, measure=measure, gamma=gamma, seed=seed),
         "comparisons": _comparisons(asked, pipelines, measure, seed),
         "famous": {name: _famous(asked, found, measure, seed) for name, found in pipelines.items()},
@@ -109,7 +105,7 @@ def _strongest_baseline(tables: Mapping[str, Any], headline: str) -> str | None:
         tables: Scores by pipeline.
         headline: The column that decides: `overall`, or InfoSeek's one half that there is.
     """
-    scores = {name: score["value"] for name in BASELINES if name in tables and (score := tables[name].get(headline))}
+    scores = {name: score["value"] for name in baselines() if name in tables and (score := tables[name].get(headline))}
     return max(scores, key=lambda name: scores[name]) if scores else None
 
 
@@ -219,7 +215,7 @@ def _comparisons(
     questions: Sequence[Question], pipelines: Traces, measure: Measure, seed: int
 ) -> dict[str, dict[str, Any] | None]:
     """Each tuned pipeline less each baseline by the metric's own headline score, paired by question."""
-    every = itertools.product(TUNED, (BEST_BASELINE, *BASELINES))
+    every = itertools.product(reflecting(), (BEST_BASELINE, *baselines()))
     pairs = [(first, second) for first, second in every if {first, second} <= set(pipelines)]
     return {
         f"{first} - {second}": _difference(questions, pipelines[first], pipelines[second], measure, seed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reflectune.core.types import Question
+from reflectune.inference.pipelines.registry import reflecting
 from reflectune.inference.scoring.scores import Measure, Traces
 
 MINIATURE_PARAMETERS = 50_000_000
@@ -68,7 +69,7 @@ def notices(
 def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[str, Any], measure: Measure) -> list[str]:
     told = []
     asked = measure.official(questions)
-    if "mr2ag" in traces:
+    if any(name in traces for name in reflecting("relevance")):
         if not any(q.evidence for q in asked):
             told.append(
                 "The data set does not say where answers stand (no evidence): relevance, and answers from the gold "

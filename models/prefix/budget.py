@@ -6,7 +6,7 @@ import torch
 
 from reflectune.models.prefix.forward import Forward
 from reflectune.models.prefix.rows import kept_bytes
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
 
 CPU_BUDGET = 2_048
 """Small passes stay in a CPU's cache, and nothing is gained by large ones: see benchmarks/shared_prefix.md."""

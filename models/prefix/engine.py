@@ -23,7 +23,7 @@ from reflectune.models.prefix.image_prefix import WORTHWHILE, ImagePrefixCache, 
 from reflectune.models.prefix.image_prefix import split as split_head
 from reflectune.models.prefix.rows import Rows
 from reflectune.models.prefix.sampling import Draw, Sampling
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from reflectune.models.attention.positions import Positions
 from reflectune.models.attention.shared import KeysValues, Shared, seeing, share_prefixes
 from reflectune.models.attention.tree import join_vision
 from reflectune.models.prefix.rows import Level, Rows, as_cache, cached
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
 
 _UNUSED_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 """Keeps transformers from making a mask: under shared tokens none is looked at."""

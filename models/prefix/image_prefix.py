@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from reflectune.models.attention.pictures import content_key
 from reflectune.models.prefix.rows import Level, Rows
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
 
 WORTHWHILE = 512
 """Tokens that sharing must save to be worth another forward pass: a picture of LLaVA-1.5 is, small ones may not be."""

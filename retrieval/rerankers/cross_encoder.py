@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage
-from reflectune.models.schemes.base import passage_text
+from reflectune.models.rendering.turns import passage_text
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_config, load_tokenizer, load_weights
 from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request

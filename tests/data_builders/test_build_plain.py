@@ -10,18 +10,19 @@ from PIL import Image
 
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch, Entry, Passage, ReflectionExample, Section
+from reflectune.core.types import Entry, Passage, Section
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.plain import build
 from reflectune.data_builders.plain.config import PlainConfig
 from reflectune.data_builders.reflection_data import (
     Manifest,
+    read_examples,
     read_manifest,
-    read_prompted,
     write_examples,
     write_manifest,
 )
-from reflectune.models.schemes.base import passage_text
+from reflectune.models.rendering.turns import passage_text
+from reflectune.models.schemes.examples import Branch, PromptedExample, ReflectionExample
 from reflectune.retrieval.build_index import IndexConfig
 from reflectune.retrieval.build_index import run as build_index
 from reflectune.retrieval.contexts import ContextBuilder
@@ -89,7 +90,7 @@ def config(tmp_path: Path, encoder: str) -> Callable[..., PlainConfig]:
 def test_each_question_is_answered_once_from_each_context(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
     build.run(config())
 
-    first, seen, last = read_prompted(tmp_path / "plain" / "train.parquet")
+    first, seen, last = read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)
     assert [len(branch.documents) for branch in first.branches] == [0, 2, 6, 2]
     assert {branch.prompt for branch in first.branches} == {"vqa"}
     assert [branch.reply for branch in (*first.branches, *last.branches)] == ["1500"] * 4 + ["1503"] * 4
@@ -107,7 +108,7 @@ def test_training_reads_what_naive_rag_reads(config: Callable[..., PlainConfig],
     contexts = ContextBuilder(dataset.knowledge, WordReranker(), top_n=3, passages=2)
     hits = retriever.search([Image.open(tmp_path / "world" / "3.png").convert("RGB")], 3)
 
-    trained = read_prompted(tmp_path / "plain" / "train.parquet")[2]
+    trained = read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)[2]
 
     for branch, form in zip(trained.branches, ("articles", "passages"), strict=True):
         assert [list(branch.documents)] == contexts.build(form, [trained.question], hits)
@@ -116,7 +117,7 @@ def test_training_reads_what_naive_rag_reads(config: Callable[..., PlainConfig],
 def test_a_context_is_cut_at_whole_passages(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
     build.run(config(evidence=["articles"], context_words=25))
 
-    (branch,) = read_prompted(tmp_path / "plain" / "train.parquet")[0].branches
+    (branch,) = read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)[0].branches
     lengths = [len(passage_text(passage).split()) for passage in branch.documents]
     assert 1 <= len(lengths) < 6
     assert sum(lengths) <= 25
@@ -129,7 +130,7 @@ def test_what_is_built_is_not_built_again(
     build.run(config())
     assert "nothing to do" in capsys.readouterr().out
     build.run(config(top_n=2))
-    assert len(read_prompted(tmp_path / "plain" / "train.parquet")[0].branches[2].documents) == 4
+    assert len(read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)[0].branches[2].documents) == 4
 
 
 def test_data_of_another_data_set_is_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
@@ -156,7 +157,11 @@ def test_without_retrieval_no_index_is_needed(config: Callable[..., PlainConfig]
     settings = config(evidence=["none"], index="")
     assert settings.problems() == []
     build.run(settings)
-    assert all(not b.documents for e in read_prompted(tmp_path / "plain" / "train.parquet") for b in e.branches)
+    assert all(
+        not b.documents
+        for e in read_examples(tmp_path / "plain" / "train.parquet", PromptedExample)
+        for b in e.branches
+    )
 
 
 def test_an_example_without_evidence_is_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from PIL import Image
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
-from reflectune.core.types import Passage, PromptedBranch, Question
+from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import read_questions, write_questions
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.run import read_rel_scores, run
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
 from reflectune.data_builders.probing.store import ProbeLog, seal
-from reflectune.data_builders.reflection_data import Manifest, read_manifest, read_prompted, write_manifest
+from reflectune.data_builders.reflection_data import Manifest, read_examples, read_manifest, write_manifest
+from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.mct import read_reply
 
 SETTINGS = {
@@ -87,7 +88,7 @@ def config(tmp_path: Path) -> Callable[..., DeriveConfig]:
 
 def branches(config: DeriveConfig) -> dict[str, list[PromptedBranch]]:
     run(config)
-    return {own.id: list(own.branches) for own in read_prompted(Path(config.output, "train.parquet"))}
+    return {own.id: list(own.branches) for own in read_examples(Path(config.output, "train.parquet"), PromptedExample)}
 
 
 def told(branch: PromptedBranch) -> tuple[str, str]:

@@ -12,12 +12,13 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.core.types import Passage
 from reflectune.data_builders import export as command
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.from_trl import import_trl
 from reflectune.data_builders.exporting.run import export
 from reflectune.data_builders.reflection_data import Manifest, read_examples, write_examples, write_manifest
+from reflectune.models.schemes.examples import Branch, ReflectionExample
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.mixture import Part
 
@@ -78,7 +79,10 @@ def test_from_reads_what_to_wrote(
 
     assert run(monkeypatch, "--data", tmp_path / "chat", *spelling, "--output", tmp_path / "ours") == 0
 
-    assert [example.id for example in read_examples(tmp_path / "ours" / "train.parquet")] == ["k", "v"]
+    assert [example.id for example in read_examples(tmp_path / "ours" / "train.parquet", ReflectionExample)] == [
+        "k",
+        "v",
+    ]
 
 
 def test_it_runs_as_a_module_without_a_home_or_network(data: Callable[..., Path], tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from reflectune.data_builders.dataset import Dataset, metric_of
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.data_builders.readers.registry import METRIC_OF, QUESTIONS
-from reflectune.inference.config import EvaluateConfig
 from reflectune.inference.grid.sweep_config import SweepConfig
+from reflectune.inference.running.config import EvaluateConfig
 from reflectune.metrics.registry import METRICS
 from reflectune.metrics.score import ScoreConfig
 from reflectune.train.grpo import GrpoConfig

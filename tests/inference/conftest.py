@@ -12,7 +12,11 @@ from reflectune.core.types import Evidence, Passage, Question
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.models.loading import save_checkpoint
 from reflectune.models.miniature.architecture import Family, build_model, build_processor, train_tokenizer
-from reflectune.models.schemes.base import ANSWER_PROMPTS, MMKB_RAG, MR2AG, PLAIN, Scheme
+from reflectune.models.rendering.turns import ANSWER_PROMPTS
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.schemes.tokens import add_reflection_tokens
 from reflectune.retrieval.types import Hit
 

@@ -20,8 +20,8 @@ from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question, Section
 from reflectune.data_builders.dataset import write_questions
-from reflectune.inference.config import AnswerConfig, EvaluateConfig
 from reflectune.inference.running import experiment, single
+from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.index import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base

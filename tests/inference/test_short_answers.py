@@ -19,33 +19,31 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import (
-    Branch,
-    Entry,
-    Evidence,
-    PromptedBranch,
-    PromptedExample,
-    Question,
-    ReflectionExample,
-    Section,
-    TrainingExample,
-)
+from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.probing.asking import Asking
 from reflectune.data_builders.probing.labels import Rule, ret_label
 from reflectune.data_builders.probing.probe import Prober
-from reflectune.inference.config import AnswerConfig, ReadingConfig
-from reflectune.inference.pipelines.build import RECIPES, Parts, build_finder, build_pipeline
+from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.document_answers import DocumentAnswers
-from reflectune.inference.reading.collaborators import open_prompted_reader, open_reader, open_reranker, open_retriever
+from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.registry import all_recipes, build_pipeline, find_recipe
+from reflectune.inference.reading.collaborators import open_engine, open_reranker, open_retriever
 from reflectune.inference.running import single
+from reflectune.inference.running.config import AnswerConfig
 from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.inference.trace import Trace
 from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
-from reflectune.models.schemes.base import find_scheme
+from reflectune.models.schemes.examples import (
+    Branch,
+    PromptedBranch,
+    PromptedExample,
+    ReflectionExample,
+    TrainingExample,
+)
+from reflectune.models.schemes.registry import find_scheme
 from reflectune.retrieval.documents import Document
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.index import build_index
@@ -170,7 +168,7 @@ class Route(NamedTuple):
     settings: tuple[tuple[str, Any], ...] = ()
 
 
-BASELINES = [name for name, recipe in RECIPES.items() if recipe.model in ("base_model", "plain_model")]
+BASELINES = [name for name, recipe in all_recipes().items() if recipe.model in ("base_model", "plain_model")]
 ROUTES = {
     **{name: Route(name) for name in BASELINES},
     "mr2ag: from passages": Route("mr2ag"),
@@ -202,16 +200,16 @@ def models(checkpoints: SimpleNamespace, prompted: SimpleNamespace) -> dict[str,
 def parts(models: dict[str, Loaded], settings: Callable[..., dict[str, Any]], world: Path) -> Callable[..., Parts]:
     def make(name: str, **more: Any) -> Parts:
         config, dataset = ReadingConfig(**settings(**more)), Dataset(world)
-        role = RECIPES[name].model or ""
-        reader = models["mr2ag" if role == "model" else role]
+        role = find_recipe(name).model or ""
+        measures_prompts = name in ("mmkb_rag", "reflection")
+        loaded = models[role if role != "model" else "mmkb_rag" if measures_prompts else "mr2ag"]
         return Parts(
             config,
             dataset.knowledge,
             probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, config.lead, seed=0),
-            reader=open_reader(config, reader),
+            engine=open_engine(config, loaded),
             retriever=open_retriever(config, dataset.knowledge),
-            prompted=open_prompted_reader(config, models["mmkb_rag"]),
-            base=open_reader(config, models["base_model"]),
+            base=open_engine(config, models["base_model"]),
             reranker=open_reranker(config),
         )
 
@@ -219,7 +217,7 @@ def parts(models: dict[str, Loaded], settings: Callable[..., dict[str, Any]], wo
 
 
 def test_no_pipeline_that_answers_is_forgotten_here() -> None:
-    assert {route.pipeline for route in ROUTES.values()} == set(RECIPES) - {"retrieval", "reflection"}
+    assert {route.pipeline for route in ROUTES.values()} == set(all_recipes()) - {"retrieval", "reflection"}
 
 
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
@@ -254,10 +252,10 @@ def test_the_routes_are_taken_as_they_are_called(chatty: Chatty, parts: Callable
 
 
 def test_each_document_alone_is_asked_for_the_same(chatty: Chatty, parts: Callable[..., Parts], world: Path) -> None:
-    made = parts("mmkb_rag")
-    for base in (None, made.base):
-        pipeline = DocumentAnswers(made.prompted, build_finder(made), base)  # type: ignore[arg-type]
-        for trace in pipeline.run(QUESTIONS, images(world)):
+    answer_each = find_recipe("mmkb_rag").answer_each
+    assert answer_each is not None
+    for answer_model in ("tuned", "base"):
+        for trace in answer_each(parts("mmkb_rag", answer_model=answer_model)).run(QUESTIONS, images(world)):
             assert {own.answer for own in trace.passages} == {SAID[trace.question_id]}
 
 

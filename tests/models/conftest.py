@@ -15,11 +15,15 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
-from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.core.types import Passage
 from reflectune.models.loading import Loaded
 from reflectune.models.miniature.architecture import build_model, build_processor, train_tokenizer
-from reflectune.models.rendering import Renderer
-from reflectune.models.schemes.base import ANSWER_PROMPTS, MMKB_RAG, MR2AG, Scheme
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.rendering.turns import ANSWER_PROMPTS
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import Branch, ReflectionExample
+from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.tokens import add_reflection_tokens
 
 CORPUS = [

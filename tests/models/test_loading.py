@@ -9,7 +9,10 @@ from reflectune.core.errors import UserError
 from reflectune.models.attention.tree import collate
 from reflectune.models.loading import INFO_FILE, Loaded, load, read_info, save_checkpoint
 from reflectune.models.processing.processors import ImageOnlyQwen2VLProcessor
-from reflectune.models.schemes.base import MMKB_RAG, MR2AG, SCHEME_FILE
+from reflectune.models.schemes.base import SCHEME_FILE
+from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.pretrained import load_processor
 
 FAMILIES = ["llava", "qwen2_vl"]
@@ -45,7 +48,7 @@ def disturb(model: torch.nn.Module, only: str = "") -> None:
 @torch.no_grad()
 def logits(loaded: Loaded, make, model: torch.nn.Module | None = None) -> torch.Tensor:
     """What the model says of a training example, at every place."""
-    tree = loaded.renderer.encode_example(make.example(2), make.image())
+    tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, make.example(2), make.image())
     batch = collate([tree], loaded.model)
     inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights")}
     return (model or loaded.model)(**inputs, use_cache=False).logits

@@ -20,7 +20,7 @@ from transformers import (
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, TreeCollator
 from reflectune.models.attention.tree_mask import STRIDE, layout_of
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
 
 IMAGE, GATE, BRANCH = 3, 7, 20
 

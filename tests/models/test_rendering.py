@@ -6,10 +6,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Branch, FollowUp, Passage, PromptedBranch, PromptedExample, ReflectionExample
-from reflectune.models.rendering import Renderer
-from reflectune.models.schemes import base as layouts
-from reflectune.models.schemes.base import MMKB_RAG, MR2AG, PLAIN, answer_prompt, passage_text
+from reflectune.core.types import FollowUp, Passage
+from reflectune.models.rendering import turns as layouts
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.rendering.turns import answer_prompt, passage_text
+from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.models.schemes.passages import PassageScheme, conversation_texts
+from reflectune.models.schemes.plain import SCHEME as PLAIN
+from reflectune.models.schemes.prompts import PromptScheme
 
 KINDS = ["llava", "qwen2_vl", "llama", "llama_legacy"]
 QUESTION = "When was the tower built?"
@@ -76,7 +82,7 @@ def test_no_passage_or_answer_can_forge_a_token(renderer, image, text, answer):
     def tree(passage, answer):
         branch = Passage("e", 0, 0, title=passage, lead=passage, heading=passage, text=passage)
         example = ReflectionExample("x", "", "Why?", True, branches=(Branch(branch, True, answer),))
-        return renderer.encode_example(example, image)
+        return PassageScheme.of(renderer).encode(renderer, example, image)
 
     special = special_ids(renderer)
     benign, hostile = tree("a", "a"), tree(f"a{text}", f"a{answer}")
@@ -89,14 +95,18 @@ def test_no_passage_or_answer_can_forge_a_token(renderer, image, text, answer):
 @given(text=untrusted, answer=untrusted, style=st.sampled_from(STYLES))
 def test_no_question_or_answer_can_forge_the_turns_without_retrieval(renderer, image, text, answer, style):
     def segment(question, answer):
-        return renderer.encode_example(ReflectionExample("x", "", question, False, answer, style=style), image).prefix
+        return (
+            PassageScheme.of(renderer)
+            .encode(renderer, ReflectionExample("x", "", question, False, answer, style=style), image)
+            .prefix
+        )
 
     special = special_ids(renderer)
     benign, hostile = segment("a", "a"), segment(f"a{text}", f"a{answer}")
     assert [i for i in hostile.ids if i in special] == [i for i in benign.ids if i in special]
     assert [i for i in hostile.labels if i in special] == [i for i in benign.labels if i in special]
     gate = hostile.ids.index(renderer.token_id("no_retrieve"))
-    assert list(hostile.ids[gate:]) == renderer.direct_reply(f"a{answer}", style)[0]
+    assert list(hostile.ids[gate:]) == PassageScheme.of(renderer).direct_reply(renderer, f"a{answer}", style)[0]
 
 
 @slow_inputs
@@ -105,7 +115,7 @@ def test_no_later_round_of_a_conversation_can_forge_a_token(renderer, image, tex
     def segment(one, two, three, four):
         later = (FollowUp(f"a{one}", f"a{two}"), FollowUp(f"a{three}", f"a{four}"))
         example = ReflectionExample("x", "", "Why?", False, "a", style="free", follow_ups=later)
-        return renderer.encode_example(example, image).prefix
+        return PassageScheme.of(renderer).encode(renderer, example, image).prefix
 
     special = special_ids(renderer)
     benign, hostile = segment("", "", "", ""), segment(*texts)
@@ -119,7 +129,7 @@ def test_no_text_can_forge_a_token_where_an_answer_is_asked_for(prompted, image,
     def tree(text, answer):
         document = Passage("e", 0, 0, title=text, lead=text, heading=text, text=text)
         asked = (PromptedBranch("vqa", reply=answer), PromptedBranch("vqa", (document,), reply=answer))
-        return prompted.encode_prompted(PromptedExample("x", "", text, asked, style), image)
+        return PromptScheme.of(prompted).encode(prompted, PromptedExample("x", "", text, asked, style), image)
 
     special = special_ids(prompted)
     benign, hostile = tree("a", "a"), tree(f"a{text}", f"a{answer}")
@@ -147,16 +157,16 @@ def test_ids_are_those_of_the_ordinary_tokenisation(renderer, image, question, p
     fill = {"question": f"Q{question.strip()}", "passage": f"P{passage.strip()}", "answer": f"A{answer.strip()}"}
     fill = {name: text.strip() for name, text in fill.items()}
     scheme = renderer.scheme
-    read = layouts.passage_turns(scheme, "short")
+    read = scheme.passage_turns("short")
     for turns in (
         layouts.question_turns(),
         layouts.answer_turns(scheme.prompts, "list", documents=True),
         layouts.answer_turns(scheme.prompts, "short", documents=False),
-        (*layouts.question_turns(), layouts.reply(scheme, "no_retrieve", answer=True)),
-        layouts.direct_turns(scheme, "short"),
-        (*layouts.direct_turns(scheme, "list"), layouts.Turn("assistant", (layouts.ANSWER,))),
+        (*layouts.question_turns(), scheme.reply("no_retrieve", answer=True)),
+        scheme.direct_turns("short"),
+        (*scheme.direct_turns("list"), layouts.Turn("assistant", (layouts.ANSWER,))),
         read,
-        (*read, layouts.reply(scheme, "relevant", answer=True)),
+        (*read, scheme.reply("relevant", answer=True)),
     ):
         chunks = renderer._chunks(turns, cue=turns[-1].role == "user")
         text = "".join(fill[c.name] if not isinstance(c, str) else c for c in chunks)
@@ -171,8 +181,8 @@ def test_ids_are_those_of_the_ordinary_tokenisation(renderer, image, question, p
 def test_a_branch_continues_its_prefix_as_one_text(renderer, image, question, passage):
     fill = {"question": f"Q{question}".strip(), "passage": f"P{passage}".strip()}
     read = Passage("e", 0, 0, title="", lead="", heading="", text=fill["passage"])
-    found = renderer.prefix(fill["question"], image).ids + renderer.passage_branch(read)
-    assert found == ordinary(renderer, layouts.passage_turns(renderer.scheme, "short"), image, fill)
+    found = renderer.prefix(fill["question"], image).ids + PassageScheme.of(renderer).passage_branch(renderer, read)
+    assert found == ordinary(renderer, renderer.scheme.passage_turns("short"), image, fill)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,8 +192,8 @@ def test_mmkb_prompts_continue_one_prefix(kind, make, image):
     passages = [make.passage("One."), make.passage("Two.")]
     for name, given_ in (("ret", []), ("srt", passages[:1]), ("mct", passages), ("summary", passages)):
         fill = {"question": QUESTION, "passage": layouts.documents_text(given_, numbered=name == "mct")}
-        whole = ordinary(renderer, layouts.prompt_turns(MMKB_RAG, name), image, fill)
-        assert prefix + renderer.prompt_branch(name, given_) == whole
+        whole = ordinary(renderer, MMKB_RAG.prompt_turns(name, "short", documents=bool(given_)), image, fill)
+        assert prefix + PromptScheme.of(renderer).prompt_branch(renderer, name, given_) == whole
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,17 +204,17 @@ def test_p_vqa_is_what_a_plain_model_reads(kind, scheme, style, make, image):
     prefix = renderer.question_prefix(QUESTION, image).ids
     for passages in ([], [make.passage("One."), make.passage("Two.")]):
         whole = untuned.plain(QUESTION, image, passages, style).ids
-        assert prefix + renderer.prompt_branch("vqa", passages, style) == whole
+        assert prefix + PromptScheme.of(renderer).prompt_branch(renderer, "vqa", passages, style) == whole
         assert renderer.plain(QUESTION, image, passages, style).ids == whole
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_an_answer_without_retrieval_continues_its_prefix_as_one_text(renderer, image, style):
-    turns = layouts.direct_turns(renderer.scheme, style)
+    turns = renderer.scheme.direct_turns(style)
     if style == "free":  # nothing is asked: the answer stands in the gate's turn
-        assert renderer.direct_branch(style) == [renderer.token_id("no_retrieve")]
+        assert PassageScheme.of(renderer).direct_branch(renderer, style) == [renderer.token_id("no_retrieve")]
     else:
-        found = renderer.prefix(QUESTION, image).ids + renderer.direct_branch(style)
+        found = renderer.prefix(QUESTION, image).ids + PassageScheme.of(renderer).direct_branch(renderer, style)
         assert found == ordinary(renderer, turns, image, {"question": QUESTION})
 
 
@@ -226,13 +236,13 @@ def test_a_reply_in_words_is_what_the_chat_template_makes_of_it(kind, scheme, ma
     assert len(answers) > len(ANSWERS)
     for answer in answers:
         if scheme is MR2AG:
-            turns = layouts.direct_turns(scheme, "short")
+            turns = scheme.direct_turns("short")
             example = ReflectionExample("v", "", QUESTION, False, answer=answer)
-            found = list(renderer.encode_example(example, image).prefix.ids)
+            found = list(PassageScheme.of(renderer).encode(renderer, example, image).prefix.ids)
         else:
             turns = layouts.answer_turns(scheme.prompts, "short", documents=False)
             asked = PromptedExample("x", "", QUESTION, (PromptedBranch("vqa", reply=answer),))
-            tree = renderer.encode_prompted(asked, image)
+            tree = PromptScheme.of(renderer).encode(renderer, asked, image)
             found = [*tree.prefix.ids, *tree.branches[0].ids]
         whole = ordinary(renderer, (*turns, reply), image, {"question": QUESTION, "answer": answer})
         assert found == whole[: len(found)], answer
@@ -265,11 +275,11 @@ def test_every_prompt_asks_for_the_same_style_with_documents_and_without(kind, s
         "plain with a document": renderer.plain(QUESTION, image, [passage], style).ids,
     }
     if scheme is MR2AG:
-        asked["direct"] = renderer.direct_branch(style)
-        asked["passage"] = renderer.passage_branch(passage, style)
+        asked["direct"] = PassageScheme.of(renderer).direct_branch(renderer, style)
+        asked["passage"] = PassageScheme.of(renderer).passage_branch(renderer, passage, style)
     elif scheme is not None:
-        asked["vqa"] = renderer.prompt_branch("vqa", style=style)
-        asked["vqa with a document"] = renderer.prompt_branch("vqa", [passage], style)
+        asked["vqa"] = PromptScheme.of(renderer).prompt_branch(renderer, "vqa", style=style)
+        asked["vqa with a document"] = PromptScheme.of(renderer).prompt_branch(renderer, "vqa", [passage], style)
     for path, ids in asked.items():
         text = renderer.decode(ids)
         assert {name: words in text for name, words in WORDS.items()} == {name: name == style for name in WORDS}, path
@@ -280,16 +290,24 @@ def test_no_gate_is_asked_after_an_instruction(kind, make, image):
     """What stands before a gate is the same for every kind of answer, or the gate would learn to tell the kinds."""
     reflected, prompted = make.renderer(kind, MR2AG), make.renderer(kind, MMKB_RAG)
     gates = [reflected.decode(reflected.prefix(QUESTION, image).ids)]
-    gates.append(prompted.decode([*prompted.question_prefix(QUESTION, image).ids, *prompted.prompt_branch("ret")]))
+    gates.append(
+        prompted.decode(
+            [*prompted.question_prefix(QUESTION, image).ids, *PromptScheme.of(prompted).prompt_branch(prompted, "ret")]
+        )
+    )
     for words in (*WORDS.values(), "Based on the retrieved", "Answer the question"):
         assert not any(words in text for text in gates)
     for style in STYLES:
-        assert prompted.prompt_branch("ret", style=style) == prompted.prompt_branch("ret")
-        assert prompted.prompt_branch("srt", [make.passage()], style) == prompted.prompt_branch("srt", [make.passage()])
+        assert PromptScheme.of(prompted).prompt_branch(prompted, "ret", style=style) == PromptScheme.of(
+            prompted
+        ).prompt_branch(prompted, "ret")
+        assert PromptScheme.of(prompted).prompt_branch(prompted, "srt", [make.passage()], style) == PromptScheme.of(
+            prompted
+        ).prompt_branch(prompted, "srt", [make.passage()])
         visual = ReflectionExample("v", "", QUESTION, False, answer="oak", style=style)
         known = make.example(2, style=style)
         for example in (visual, known):
-            trained = reflected.encode_example(example, image).prefix
+            trained = PassageScheme.of(reflected).encode(reflected, example, image).prefix
             place = next(place for place, label in enumerate(trained.labels) if label != -100)
             assert list(trained.ids[:place]) == reflected.prefix(QUESTION, image).ids
 
@@ -314,15 +332,15 @@ def test_the_plain_conversation_is_one_turn(renderer, image, make):
 
 
 def test_passage_branches_begin_with_the_gate(renderer, make):
-    branch = renderer.passage_branch(make.passage())
-    suffix = renderer.gate_suffix
+    branch = PassageScheme.of(renderer).passage_branch(renderer, make.passage())
+    suffix = renderer.shared_beginning(MR2AG.passage_turns("short"))
     assert branch[: len(suffix)] == suffix
     assert suffix[:2] == [renderer.token_id("retrieve"), renderer.end_token_id]
 
 
 def test_a_multi_answer_question_has_its_own_instruction(renderer, make):
-    assert "&&" in renderer.decode(renderer.passage_branch(make.passage(), "list"))
-    assert "&&" not in renderer.decode(renderer.passage_branch(make.passage()))
+    assert "&&" in renderer.decode(PassageScheme.of(renderer).passage_branch(renderer, make.passage(), "list"))
+    assert "&&" not in renderer.decode(PassageScheme.of(renderer).passage_branch(renderer, make.passage()))
 
 
 def spoken(renderer, segment) -> list[str]:
@@ -330,7 +348,7 @@ def spoken(renderer, segment) -> list[str]:
 
 
 def test_the_gate_is_supervised_once_and_stands_in_the_prefix(renderer, image, make):
-    tree = renderer.encode_example(make.example(3), image)
+    tree = PassageScheme.of(renderer).encode(renderer, make.example(3), image)
     gate, end = renderer.token_id("retrieve"), renderer.end_token_id
     assert [label for label in tree.prefix.labels if label != -100] == [gate, end]
     assert all(gate not in branch.ids for branch in tree.branches)
@@ -340,7 +358,7 @@ def test_the_gate_is_supervised_once_and_stands_in_the_prefix(renderer, image, m
 
 def test_a_branch_supervises_verdict_answer_and_end(renderer, image, make):
     example = make.example(2)
-    yes, no = renderer.encode_example(example, image).branches
+    yes, no = PassageScheme.of(renderer).encode(renderer, example, image).branches
     relevant, end = renderer.token_id("relevant"), renderer.end_token_id
     labels = [label for label in yes.labels if label != -100]
     assert labels[0] == relevant
@@ -351,20 +369,22 @@ def test_a_branch_supervises_verdict_answer_and_end(renderer, image, make):
 
 @pytest.mark.parametrize("style", ["short", "list"])
 def test_a_visual_question_supervises_gate_and_answer_in_their_own_turns(renderer, image, style):
-    tree = renderer.encode_example(ReflectionExample("v", "", QUESTION, False, answer="dark red", style=style), image)
+    tree = PassageScheme.of(renderer).encode(
+        renderer, ReflectionExample("v", "", QUESTION, False, answer="dark red", style=style), image
+    )
     labels = [label for label in tree.prefix.labels if label != -100]
     end = renderer.end_token_id
     assert tree.branches == ()
     assert labels[:2] == [renderer.token_id("no_retrieve"), end]
     assert renderer.decode(labels[2:-1]) == "dark red"
     assert labels[-1] == end == tree.prefix.ids[-1]
-    read = [*renderer.prefix(QUESTION, image).ids, *renderer.direct_branch(style)]
+    read = [*renderer.prefix(QUESTION, image).ids, *PassageScheme.of(renderer).direct_branch(renderer, style)]
     assert list(tree.prefix.ids) == [*read, *renderer.reply_ids("dark red")]
 
 
 def test_a_visual_question_answered_freely_has_the_papers_one_turn(renderer, image):
     example = ReflectionExample("v", "", QUESTION, False, answer="It is dark red.", style="free")
-    tree = renderer.encode_example(example, image)
+    tree = PassageScheme.of(renderer).encode(renderer, example, image)
     labels = [label for label in tree.prefix.labels if label != -100]
     assert tree.branches == ()
     assert labels[0] == renderer.token_id("no_retrieve")
@@ -378,7 +398,7 @@ TALK = (FollowUp("Is it tall?", "Yes, it is."), FollowUp("Who drew it?", "Ada By
 
 def test_each_reply_of_a_conversation_is_supervised_from_its_gate_to_its_end(renderer, image):
     example = ReflectionExample("v", "", QUESTION, False, "In 1874.", style="free", follow_ups=TALK)
-    tree = renderer.encode_example(example, image)
+    tree = PassageScheme.of(renderer).encode(renderer, example, image)
     gate, end = renderer.token_id("no_retrieve"), renderer.end_token_id
 
     spans, open_span = [], False
@@ -393,16 +413,16 @@ def test_each_reply_of_a_conversation_is_supervised_from_its_gate_to_its_end(ren
     assert [renderer.decode(span[1:-1]) for span in spans] == ["In 1874.", "Yes, it is.", "Ada Byron."]
     assert tree.prefix.ids[-1] == end
     assert tree.prefix.ids.count(gate) == 3
-    alone = renderer.encode_example(replace(example, follow_ups=()), image).prefix
+    alone = PassageScheme.of(renderer).encode(renderer, replace(example, follow_ups=()), image).prefix
     assert tree.prefix.ids[: len(alone.ids)] == alone.ids
     assert tree.prefix.labels[: len(alone.ids)] == alone.labels
 
 
 def test_a_conversation_is_what_the_chat_template_makes_of_it(renderer, image):
     example = ReflectionExample("v", "", QUESTION, False, "In 1874.", style="free", follow_ups=TALK)
-    turns = layouts.conversation_turns(renderer.scheme, len(TALK))
-    expected = ordinary(renderer, turns, image, {"question": QUESTION, **layouts.conversation_texts("In 1874.", TALK)})
-    ids = list(renderer.encode_example(example, image).prefix.ids)
+    turns = renderer.scheme.conversation_turns(len(TALK))
+    expected = ordinary(renderer, turns, image, {"question": QUESTION, **conversation_texts("In 1874.", TALK)})
+    ids = list(PassageScheme.of(renderer).encode(renderer, example, image).prefix.ids)
 
     assert ids == expected[: len(ids)]
     assert len(expected) - len(ids) <= 2  # what a template writes behind the last end of turn
@@ -419,11 +439,11 @@ def test_a_conversation_is_what_the_chat_template_makes_of_it(renderer, image):
 def test_a_conversation_that_lacks_a_text_or_asks_for_a_word_is_refused(renderer, image, changes, message):
     example = ReflectionExample("v", "", QUESTION, False, "In 1874.", style="free", follow_ups=TALK)
     with pytest.raises(UserError, match=message):
-        renderer.encode_example(replace(example, **changes), image)
+        PassageScheme.of(renderer).encode(renderer, replace(example, **changes), image)
 
 
 def test_labels_are_ids_and_weights_are_one_where_supervised(renderer, image, make):
-    tree = renderer.encode_example(make.example(3), image)
+    tree = PassageScheme.of(renderer).encode(renderer, make.example(3), image)
     for segment in (tree.prefix, *tree.branches):
         assert len(segment.ids) == len(segment.labels) == len(segment.weights)
         for token, label, weight in zip(segment.ids, segment.labels, segment.weights, strict=True):
@@ -433,11 +453,15 @@ def test_labels_are_ids_and_weights_are_one_where_supervised(renderer, image, ma
 @pytest.mark.parametrize("style", STYLES)
 def test_training_and_inference_read_the_same_ids(renderer, image, make, style):
     example = make.example(3, style=style)
-    tree = renderer.encode_example(example, image)
+    tree = PassageScheme.of(renderer).encode(renderer, example, image)
     prefix = renderer.prefix(example.question, image).ids
     for branch, own in zip(example.branches, tree.branches, strict=True):
         role = "relevant" if branch.relevant else "irrelevant"
-        read = prefix + renderer.passage_branch(branch.passage, style) + [renderer.token_id(role)]
+        read = (
+            prefix
+            + PassageScheme.of(renderer).passage_branch(renderer, branch.passage, style)
+            + [renderer.token_id(role)]
+        )
         assert [*tree.prefix.ids, *own.ids][: len(read)] == read
 
 
@@ -455,10 +479,10 @@ PROMPTED = (
 @pytest.mark.parametrize("style", STYLES)
 def test_mmkb_supervises_replies_behind_the_prompts_that_inference_reads(kind, style, make, image):
     renderer = make.renderer(kind, MMKB_RAG)
-    tree = renderer.encode_prompted(PromptedExample("q", "", QUESTION, PROMPTED, style), image)
+    tree = PromptScheme.of(renderer).encode(renderer, PromptedExample("q", "", QUESTION, PROMPTED, style), image)
     assert tree.prefix.ids == tuple(renderer.question_prefix(QUESTION, image).ids)
     for own, branch in zip(PROMPTED, tree.branches, strict=True):
-        read = renderer.prompt_branch(own.prompt, own.documents, style)
+        read = PromptScheme.of(renderer).prompt_branch(renderer, own.prompt, own.documents, style)
         said = branch.ids[len(read) :]
         assert list(branch.ids[: len(read)]) == read
         assert list(branch.labels) == [-100] * len(read) + list(said)
@@ -474,23 +498,23 @@ def test_mmkb_supervises_replies_behind_the_prompts_that_inference_reads(kind, s
 def test_plain_fine_tuning_supervises_answers_alone(kind, make, image):
     renderer = make.renderer(kind, PLAIN)
     asked = (PromptedBranch("vqa", reply="oak"), PromptedBranch("vqa", (make.passage(),), reply="dark oak"))
-    tree = renderer.encode_prompted(PromptedExample("q", "", QUESTION, asked), image)
+    tree = PromptScheme.of(renderer).encode(renderer, PromptedExample("q", "", QUESTION, asked), image)
     assert renderer.token_ids == {}
     for own, branch in zip(asked, tree.branches, strict=True):
         labels = [label for label in branch.labels if label != -100]
         assert labels == renderer.reply_ids(own.reply)
         whole = [*tree.prefix.ids, *branch.ids]
         assert whole == [*renderer.plain(QUESTION, image, own.documents).ids, *labels]
-    with pytest.raises(UserError, match="needs a model of scheme mmkb_rag, but the model's scheme is plain"):
-        renderer.prompt_branch("ret")
+    with pytest.raises(UserError, match="the scheme plain has no prompt `ret`"):
+        PromptScheme.of(renderer).prompt_branch(renderer, "ret")
 
 
 def test_an_mmkb_example_without_a_reply_is_refused(make, image):
     renderer = make.renderer("llava", MMKB_RAG)
     with pytest.raises(UserError, match="x: nothing is asked"):
-        renderer.encode_prompted(PromptedExample("x", "", QUESTION, ()), image)
+        PromptScheme.of(renderer).encode(renderer, PromptedExample("x", "", QUESTION, ()), image)
     with pytest.raises(UserError, match="x, prompt mct: there is no reply"):
-        renderer.encode_prompted(PromptedExample("x", "", QUESTION, (PromptedBranch("mct"),)), image)
+        PromptScheme.of(renderer).encode(renderer, PromptedExample("x", "", QUESTION, (PromptedBranch("mct"),)), image)
 
 
 # Mistakes.
@@ -508,9 +532,9 @@ def test_a_question_without_an_image_is_refused(renderer):
 
 def test_an_example_without_answer_or_passage_is_refused(renderer, image):
     with pytest.raises(UserError, match="x: a question to look up needs at least one passage"):
-        renderer.encode_example(ReflectionExample("x", "", "Why?", True), image)
+        PassageScheme.of(renderer).encode(renderer, ReflectionExample("x", "", "Why?", True), image)
     with pytest.raises(UserError, match="x: a visual question needs an answer"):
-        renderer.encode_example(ReflectionExample("x", "", "Why?", False), image)
+        PassageScheme.of(renderer).encode(renderer, ReflectionExample("x", "", "Why?", False), image)
 
 
 def test_a_plain_model_has_no_reflection_tokens(make, image):
@@ -518,8 +542,8 @@ def test_a_plain_model_has_no_reflection_tokens(make, image):
     assert plain.reflection_tokens == ()
     with pytest.raises(UserError, match="loaded without a scheme"):
         plain.token_id("relevant")
-    with pytest.raises(UserError, match="needs a model of scheme mr2ag"):
-        plain.passage_branch(make.passage())
+    with pytest.raises(UserError, match="reflects turn by turn, as mr2ag does, but the model's scheme is none"):
+        PassageScheme.of(plain).passage_branch(plain, make.passage())
 
 
 def test_a_tokenizer_without_the_tokens_is_refused(make):

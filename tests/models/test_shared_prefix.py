@@ -35,7 +35,7 @@ from reflectune.models.attention import shared as shared_attention
 from reflectune.models.attention import tree_mask as tree_attention
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, TreeCollator, independent_rows, loss_terms
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
 from reflectune.train.setup.parameters import freeze_tower, tower_of
 
 IMAGE, VOCABULARY = 3, 120

@@ -17,9 +17,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from reflectune.core.types import Branch, Passage, PromptedBranch, PromptedExample, ReflectionExample
-from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest, write_prompted
+from reflectune.core.types import Passage
+from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.miniature.architecture import Family, Size, build_model, build_processor, train_tokenizer
+from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tuning.fine_tune import fine_tune
 from reflectune.train.fine_tuning.trainer import ReflectionTrainer
@@ -78,7 +79,7 @@ def prompted(example: ReflectionExample) -> PromptedExample:
 def prompted_folder(data_folder: Path, examples: list[ReflectionExample], tmp_path: Path) -> Path:
     """A folder of MMKB-RAG's three tasks, with the images of `data_folder`."""
     folder = tmp_path / "prompted"
-    write_prompted(folder / "train.parquet", [prompted(example) for example in examples])
+    write_examples(folder / "train.parquet", [prompted(example) for example in examples])
     write_manifest(folder, Manifest("mmkb_rag", data_folder / "images", {"train": "0"}))
     return folder
 
@@ -87,7 +88,7 @@ def prompted_folder(data_folder: Path, examples: list[ReflectionExample], tmp_pa
 def plain_folder(data_folder: Path, examples: list[ReflectionExample], tmp_path: Path) -> Path:
     """A folder of the baselines' data: each question with its passages, or without any, and its answer."""
     folder = tmp_path / "plain"
-    write_prompted(folder / "train.parquet", [plain(example) for example in examples])
+    write_examples(folder / "train.parquet", [plain(example) for example in examples])
     write_manifest(folder, Manifest("plain", data_folder / "images", {"train": "0"}))
     return folder
 

@@ -24,7 +24,6 @@ from PIL import Image
 from reflectune.core.config import parse_config
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
-from reflectune.core.gate_outcomes import GateOutcome, PassageOutcome
 from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.inference.running.rollout import GateRewardRollout, log_odds
@@ -37,7 +36,9 @@ from reflectune.models.miniature.architecture import (
     build_processor,
     train_tokenizer,
 )
-from reflectune.models.schemes.base import ANSWER_PROMPTS, SCHEMES
+from reflectune.models.rendering.turns import ANSWER_PROMPTS
+from reflectune.models.schemes.gate_outcomes import GateOutcome, PassageOutcome
+from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.schemes.tokens import add_reflection_tokens
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.index import build_index
@@ -98,17 +99,17 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         processor, model = build_processor(family, tokenizer), build_model(family, tokenizer, size=size, seed=1)
         model.save_pretrained(base)
         processor.save_pretrained(base)
-        ids = add_reflection_tokens(model, processor, SCHEMES[scheme], seed=0)
+        ids = add_reflection_tokens(model, processor, all_schemes()[scheme], seed=0)
         info = {"base_model": str(base), "seed": 0}
         if kind == "full":
-            save_checkpoint(folder, model, processor, SCHEMES[scheme], info)
+            save_checkpoint(folder, model, processor, all_schemes()[scheme], info)
             return str(folder)
         targets = r".*language_model.*\.(q|v)_proj"
         adapted = add_adapters(model, ids.values(), rank=4, alpha=8, dropout=0.0, targets=targets)
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.05)  # an adapter that has been trained
-        save_checkpoint(folder, adapted, processor, SCHEMES[scheme], info)
+        save_checkpoint(folder, adapted, processor, all_schemes()[scheme], info)
         return str(folder)
 
     return build
@@ -317,7 +318,7 @@ def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config: Calla
     def kept(own: GrpoConfig) -> list[bool]:
         """Of each question. A random model's last token may be half a character, which no text can hold."""
         pairs = zip(read_gates(own, own.model), read_gates(own, own.output_dir), strict=True)
-        return [before.held.direct.startswith(after.held.direct or "nothing") for before, after in pairs]
+        return [before.anchor.direct.startswith(after.anchor.direct or "nothing") for before, after in pairs]
 
     assert max(moved(held)) < -1.0
     assert all(kept(held))

@@ -18,10 +18,13 @@ from transformers import AutoTokenizer
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import ReflectionExample
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import EncodedExamples
 from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
@@ -154,7 +157,7 @@ def test_training_and_inference_see_the_same_pixels(
     fine_tune(run)
     image = load_image("wide.png", root=data_folder / "images")
 
-    trained = load(run.model, scheme="mr2ag").renderer.encode_example(examples[0], image).vision
+    trained = MR2AG.encode(load(run.model, scheme="mr2ag").renderer, examples[0], image).vision
     read = load(run.output_dir).renderer.prefix(examples[0].question, image).vision
 
     assert trained.keys() == read.keys()
@@ -184,14 +187,14 @@ def test_an_example_without_a_supervised_token_is_named(
 ) -> None:
     """A chat template that ends no turn would leave labels empty; here the labels are lost on the way."""
     renderer = load(str(base_model()), scheme="mr2ag").renderer
-    encode = renderer.encode_example
+    encode = type(MR2AG).encode
 
-    def unlabelled(example: ReflectionExample, image: Image.Image) -> Tree:
-        tree = encode(example, image)
+    def unlabelled(scheme: Scheme, renderer: Renderer, example: ReflectionExample, image: Image.Image) -> Tree:
+        tree = encode(scheme, renderer, example, image)
         silent = [Segment.of(part.ids, [IGNORE] * len(part.ids)) for part in (tree.prefix, *tree.branches)]
         return Tree(silent[0], tuple(silent[1:]), tree.vision)
 
-    monkeypatch.setattr(renderer, "encode_example", unlabelled)
+    monkeypatch.setattr(type(MR2AG), "encode", unlabelled)
     dataset = EncodedExamples(examples, renderer, data_folder / "images", max_tokens=4096)
 
     with pytest.raises(UserError, match="training example k0 has no supervised token: it would teach nothing"):

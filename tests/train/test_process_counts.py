@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import ReflectionExample
 from reflectune.data_builders.reflection_data import read_examples, write_examples
 from reflectune.models.loading import load
+from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.config import SftConfig
 from reflectune.train.data.collator import Collator
 from reflectune.train.data.examples import EncodedExamples
@@ -146,7 +146,7 @@ def test_two_processes_train_and_validate_as_one_does(
     weights: Callable[..., dict[str, torch.Tensor]],
 ) -> None:
     """DDP over gloo, started by `accelerate launch train/sft.py`, with the same global batch."""
-    examples = read_examples(data_folder / "train.parquet")
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])  # odd: one process reads more
     changes: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 2, "eval_answers": 7, "max_steps": 4}
     one = config("one", lora_dropout=0.0, **changes)
@@ -177,7 +177,7 @@ def test_one_process_then_two_then_one_train_what_one_does(
     weights: Callable[..., dict[str, torch.Tensor]],
 ) -> None:
     """Real processes over gloo, killed with `kill -9`. An epoch ends in a short step, of three examples of four."""
-    write_examples(data_folder / "train.parquet", read_examples(data_folder / "train.parquet")[1:])
+    write_examples(data_folder / "train.parquet", read_examples(data_folder / "train.parquet", ReflectionExample)[1:])
     changes: dict[str, Any] = {"method": method, "max_steps": 20, "lora_dropout": 0.0, "learning_rate": 2e-3}
     straight = config("straight", **changes)
     alone, shared = config("changed", **changes), config("changed", per_device_train_batch_size=2, **changes)

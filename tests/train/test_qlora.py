@@ -16,6 +16,7 @@ from reflectune.data_builders.reflection_data import write_examples
 from reflectune.models.attention.tree import collate
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
+from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
@@ -56,7 +57,9 @@ def test_it_learns_resumes_exactly_and_loads_as_it_was(
     trained = load(straight.model, scheme="mr2ag", quantization=Quantization("float32"))
     adapted = prepare_model(trained, straight)
     load_weights(adapted, straight.output_dir)
-    tree = loaded.renderer.encode_example(examples[1], load_image(examples[1].image, root=data_folder / "images"))
+    tree = PassageScheme.of(loaded.renderer).encode(
+        loaded.renderer, examples[1], load_image(examples[1].image, root=data_folder / "images")
+    )
     inputs = {k: v for k, v in collate([tree], loaded.model).items() if k not in ("labels", "weights")}
     collate([tree], trained.model)  # gives it the attention that reads trees
     with torch.no_grad():

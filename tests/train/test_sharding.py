@@ -24,6 +24,7 @@ from transformers import AutoModelForImageTextToText
 from reflectune.data_builders.reflection_data import read_examples, write_examples
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family, build_model
+from reflectune.models.schemes.examples import ReflectionExample
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def launch_config(name: str, folder: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, data_folder: Path) -> Callable[..., Path]:
-    examples = read_examples(data_folder / "train.parquet")
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", [*examples[:6], *examples[18:23]])  # odd: one process reads more
 
     def start(name: str, model: Path, *more: str, cut_after: int = 0) -> Path:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from PIL import Image
 from torch.utils.data import Dataset
@@ -13,11 +13,12 @@ from torch.utils.data import Dataset
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
-from reflectune.core.types import AnswerStyle, PromptedExample, ReflectionExample, TrainingExample
-from reflectune.data_builders.reflection_data import image_roots, read_examples, read_manifest, read_prompted
+from reflectune.data_builders.reflection_data import bad_rows, image_roots, read_examples, read_manifest
 from reflectune.models.attention.tree import Segment, Tree, independent_rows
-from reflectune.models.rendering import Renderer
-from reflectune.models.schemes.base import find_scheme
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import TrainingExample
+from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.data.mixture import Part
 
 
@@ -53,6 +54,7 @@ class EncodedExamples(Dataset[EncodedExample]):
     ) -> None:
         self.examples, self._renderer, self._roots = examples, renderer, roots
         self._share_prefix, self._max_tokens = share_prefix, max_tokens
+        self.scheme = Scheme.of(renderer)
         self._free_bytes = cache_bytes
         self._cache: dict[int, EncodedExample] = {}
 
@@ -82,11 +84,8 @@ class EncodedExamples(Dataset[EncodedExample]):
         return encoded
 
     def _encode(self, example: TrainingExample, image: Image.Image) -> Tree:
-        encode: Callable[[Any, Image.Image], Tree] = self._renderer.encode_example
-        if isinstance(example, PromptedExample):
-            encode = self._renderer.encode_prompted
         try:
-            return encode(example, image)
+            return self.scheme.encode(self._renderer, example, image)
         except (UserError, ValueError) as error:  # the processor's, e.g. of a picture that is a line
             raise UserError(f"training example {example.id} can't be encoded: {error}") from error
         except Exception as error:
@@ -111,11 +110,13 @@ class TrainingData:
     """The examples of all data sets, one after the other.
 
     Attributes:
+        scheme: Their scheme.
         examples: The examples.
         image_roots: The folders that their image paths may lead into; relative ones start at the first.
         parts: Of each data set the number of its examples, and how often an epoch reads each.
     """
 
+    scheme: Scheme
     examples: Sequence[TrainingExample]
     image_roots: tuple[Path, ...]
     parts: tuple[tuple[int, float], ...]
@@ -126,13 +127,15 @@ def load_training_data(parts: Sequence[Part], scheme: str) -> TrainingData:
     read = [load_examples(part, scheme) for part in parts]
     sizes = tuple((len(examples), part.weight) for part, (examples, _) in zip(parts, read, strict=True))
     if len(read) == 1:
-        return TrainingData(*read[0], sizes)
-    whole = [
-        replace(example, image=str(roots[0].absolute() / example.image))
-        for examples, roots in read
-        for example in examples
-    ]
-    return TrainingData(whole, tuple(root for _, roots in read for root in roots), sizes)
+        return TrainingData(find_scheme(scheme), *read[0], sizes)
+    whole = [_moved(example, roots[0]) for examples, roots in read for example in examples]
+    return TrainingData(find_scheme(scheme), whole, tuple(root for _, roots in read for root in roots), sizes)
+
+
+def _moved(example: Any, root: Path) -> TrainingExample:
+    """The example with its image's path made absolute."""
+    moved: TrainingExample = replace(example, image=str(root.absolute() / example.image))
+    return moved
 
 
 def load_examples(part: Part, scheme: str) -> tuple[Sequence[TrainingExample], tuple[Path, ...]]:
@@ -152,43 +155,20 @@ def load_examples(part: Part, scheme: str) -> tuple[Sequence[TrainingExample], t
         roots = image_roots(part.folder, manifest)
         if manifest.scheme != scheme:
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
-    examples = read_prompted(path) if find_scheme(scheme).is_prompted else read_examples(path)
+    known = find_scheme(scheme)
+    examples: list[TrainingExample] = read_examples(path, known.example_type)
     if not examples:
         raise UserError(f"{path} holds no example; build it again, with questions of that split")
-    _check_rows(examples, path, roots)
+    _check_rows(examples, known, path, roots)
     return examples, roots
 
 
-def kind(example: TrainingExample) -> str:
-    """What an example asks for, in words: every batch has the same mixture of kinds."""
-    if isinstance(example, PromptedExample):
-        gates = [branch.role == "retrieve" for branch in example.branches if branch.prompt == "ret"]
-        if not gates:
-            return "without a gate"
-        return "with retrieval" if gates[0] else "without retrieval"
-    return "with retrieval" if example.retrieve else "without retrieval"
-
-
-def approximate_length(example: TrainingExample) -> int:
-    """The characters of an example: enough to put similar lengths together without encoding anything."""
-    if isinstance(example, PromptedExample):
-        passages = [passage for branch in example.branches for passage in branch.documents]
-        replies = sum(len(branch.reply) for branch in example.branches)
-    else:
-        passages = [branch.passage for branch in example.branches]
-        replies = len(example.answer) + sum(len(f"{later.question}{later.answer}") for later in example.follow_ups)
-    texts = [text for p in passages for text in (p.title, p.lead, p.heading, p.text)]
-    return len(example.question) + replies + sum(map(len, texts))
-
-
-def _check_rows(examples: Sequence[TrainingExample], path: Path, roots: Roots) -> None:
-    problems = [f"{example.id}: {problem}" for example in examples if (problem := _problem(example))]
+def _check_rows(examples: Sequence[TrainingExample], scheme: Scheme, path: Path, roots: Roots) -> None:
+    problems = [f"{example.id}: {problem}" for example in examples if (problem := _problem(example, scheme))]
     images = {example.image: example.id for example in reversed(examples) if example.image.strip()}
     problems += [f"{asker}: {problem}" for image, asker in images.items() if (problem := _image_problem(image, roots))]
     if problems:
-        shown = "\n  ".join(problems[:10])
-        more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise UserError(f"{path} has {len(problems)} bad rows; mend or rebuild them:\n  {shown}{more}")
+        raise UserError(bad_rows(path, problems))
 
 
 def _image_problem(image: str, roots: Roots) -> str:
@@ -199,37 +179,12 @@ def _image_problem(image: str, roots: Roots) -> str:
     return "" if path.is_file() else f"image not found: {path}"
 
 
-def _problem(example: TrainingExample) -> str:
-    if example.style not in get_args(AnswerStyle):
-        return f"`style` should be one of {', '.join(get_args(AnswerStyle))}; found `{example.style}`"
+def _problem(example: TrainingExample, scheme: Scheme) -> str:
     if not example.question.strip():
         return "the question is empty"
     if not example.image.strip():
         return "the question has no image"
-    return _prompted_problem(example) if isinstance(example, PromptedExample) else _reflection_problem(example)
-
-
-def _prompted_problem(example: PromptedExample) -> str:
-    if not example.branches:
-        return "nothing is asked: there is no branch"
-    for branch in example.branches:
-        if bool(branch.role) == bool(branch.reply.strip()):
-            return f"a branch `{branch.prompt}` needs either a reflection token (`role`) or words (`reply`)"
-    return ""
-
-
-def _reflection_problem(example: ReflectionExample) -> str:
-    if not example.retrieve and not example.answer.strip():
-        return "a question without retrieval needs an answer"
-    if example.retrieve and not example.branches:
-        return "a question with retrieval needs a passage"
-    if example.follow_ups and (example.retrieve or example.style != "free"):
-        return "a conversation goes on (`follow_ups`) behind a free answer without retrieval alone"
-    if any(not (later.question.strip() and later.answer.strip()) for later in example.follow_ups):
-        return "a later round of its conversation lacks its question or its answer"
-    if any(branch.relevant and not branch.answer.strip() for branch in example.branches):
-        return "a relevant branch has no answer"
-    return ""
+    return scheme.problem(example)
 
 
 def _weightless(encoded: EncodedExample) -> EncodedExample:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import torch
 from torch.utils.data import Sampler
 
-from reflectune.train.data.examples import TrainingData, approximate_length, kind
+from reflectune.train.data.examples import TrainingData
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.data.mixture import epoch_reads
 
@@ -116,8 +116,8 @@ def training_order(data: TrainingData, batch: GlobalBatch, *, seed: int, group_b
     """The order in which training data is read; every batch has the same mixture of data sets, and of kinds of each."""
     places = [place for place, (count, _) in enumerate(data.parts) for _ in range(count)]
     return TrainingOrder(
-        [approximate_length(example) for example in data.examples],
-        [(place, kind(example)) for place, example in zip(places, data.examples, strict=True)],
+        [sum(map(len, data.scheme.texts(example))) for example in data.examples],
+        [(place, data.scheme.kind(example)) for place, example in zip(places, data.examples, strict=True)],
         batch_size=batch.size,
         seed=seed,
         group_by_length=group_by_length,

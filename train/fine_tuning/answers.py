@@ -5,44 +5,26 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.core.types import PromptedExample, TrainingExample
 from reflectune.metrics import evqa, infoseek
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import Generation, PrefixEngine
-from reflectune.models.rendering import Rendered, Renderer
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.schemes.base import AskedAnswer, Scheme
+from reflectune.models.schemes.examples import TrainingExample
 
 _MAX_NEW_TOKENS = 32
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A question as it is read, and its answer.
-
-    Attributes:
-        prefix: Image and question.
-        branch: What is read on top: the prompt, with the passage if there is one.
-        role: The reflection token that the answer follows, or "".
-        answer: The answer that is trained on.
-    """
-
-    prefix: Rendered
-    branch: list[int]
-    role: str
-    answer: str
 
 
 class AnswerReader:
     """Scores greedy answers with the model that is being trained, sharing the work among processes.
 
-    Every reading takes the same sample, and reads image and question once. In mR²AG an answer follows [No Retrieval]
-    and how to answer, or the first passage that is relevant and [Relevant]; in MMKB-RAG and in plain fine-tuning the
-    first prompt for an answer (`vqa`). Answers in sentences (style `free`) are not compared.
+    Every reading takes the same sample, and reads image and question once. How an answer is asked for is the scheme's
+    affair (`Scheme.ask`). Answers in sentences (style `free`) are not compared.
 
     Args:
         loaded: The model, with or without adapters.
@@ -64,7 +46,8 @@ class AnswerReader:
         batch_size: int,
     ) -> None:
         self._loaded, self._roots, self._batch_size = loaded, roots, batch_size
-        answerable = [example for example in examples if has_answer(example)]
+        self._scheme = Scheme.of(loaded.renderer)
+        answerable = [example for example in examples if has_answer(example, self._scheme)]
         self.sample = random.Random(seed).sample(answerable, min(count, len(answerable)))
 
     def read(self, rank: int, processes: int) -> list[bool]:
@@ -95,32 +78,19 @@ class AnswerReader:
                 right[i] = is_right(engine.renderer, generation, asked[i].answer)
         return right
 
-    def _ask(self, example: TrainingExample) -> Asked:
-        renderer = self._loaded.renderer
+    def _ask(self, example: TrainingExample) -> AskedAnswer:
         image = load_image(example.image, root=self._roots, needed_by=f"validation example {example.id}")
-        if isinstance(example, PromptedExample):
-            asking = next(branch for branch in example.branches if branch.prompt == "vqa")
-            prompt = renderer.prompt_branch("vqa", asking.documents, example.style)
-            return Asked(renderer.question_prefix(example.question, image), prompt, "", asking.reply)
-        prefix = renderer.prefix(example.question, image)
-        if not example.retrieve:
-            return Asked(prefix, renderer.direct_branch(example.style), "", example.answer)
-        gold = next(branch for branch in example.branches if branch.relevant)
-        return Asked(prefix, renderer.passage_branch(gold.passage, example.style), "relevant", gold.answer)
+        return self._scheme.ask(self._loaded.renderer, example, image)
 
 
-def has_answer(example: TrainingExample) -> bool:
+def has_answer(example: TrainingExample, scheme: Scheme) -> bool:
     """Whether an example has an answer in words to compare with; one in sentences can't be compared."""
-    if example.style == "free":
-        return False
-    if isinstance(example, PromptedExample):
-        return any(branch.prompt == "vqa" for branch in example.branches)
-    return not example.retrieve or any(branch.relevant for branch in example.branches)
+    return example.style != "free" and scheme.has_answer(example)
 
 
-def check_answers(examples: Sequence[TrainingExample], path: Path) -> None:
+def check_answers(examples: Sequence[TrainingExample], scheme: Scheme, path: Path) -> None:
     """Raise a `UserError` if validation data has no answer."""
-    if not any(map(has_answer, examples)):
+    if not any(has_answer(example, scheme) for example in examples):
         raise UserError(
             f"`eval_answers`: {path} has no answer to compare with (those in sentences can't be compared); leave it "
             "out, or derive labels with `answer_model: shared`"

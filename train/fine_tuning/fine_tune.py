@@ -19,8 +19,8 @@ from transformers.utils import logging
 
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.paths import Roots
-from reflectune.core.types import TrainingExample
 from reflectune.models.loading import Loaded, load, save_checkpoint
+from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.weights.quantization import Quantization
 from reflectune.train.config import SftConfig, greater_is_better
 from reflectune.train.data.collator import Collator
@@ -77,14 +77,14 @@ def fine_tune(config: SftConfig) -> None:
     if validation:
         held_out = encoded_examples(*validation, loaded, config)
         renderer = loaded.renderer
-        reader = GateReader(held_out, collator, renderer.token_ids, config.scheme, batch_size, renderer.image_token_id)
+        reader = GateReader(held_out, collator, renderer, batch_size)
     if validation and config.eval_answers:
         count, seed = config.eval_answers, config.seed
         answers = AnswerReader(loaded, *validation, count=count, seed=seed, batch_size=batch_size)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
     patience = config.early_stopping_patience
     card = functools.partial(
-        write_card, config=config, loaded=loaded, data=data_in_words(data.examples), settings=settings
+        write_card, config=config, loaded=loaded, data=data_in_words(data.examples, data.scheme), settings=settings
     )
     with advising(config, model, args):
         trainer = ReflectionTrainer(

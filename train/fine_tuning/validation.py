@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from reflectune.core.errors import UserError
 from reflectune.core.paths import Roots
-from reflectune.core.types import PromptedExample, TrainingExample
 from reflectune.metrics.gates import accuracy, auroc, expected_calibration_error
 from reflectune.models.attention.tree import IGNORE
-from reflectune.models.schemes.base import MMKB_RAG
-from reflectune.train.config import ANSWERS, SftConfig, gate_names
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import TrainingExample
+from reflectune.models.schemes.registry import find_scheme
+from reflectune.train.config import ANSWERS, SftConfig
 from reflectune.train.data.examples import EncodedExamples, load_examples
 from reflectune.train.fine_tuning.answers import check_answers
-
-_ROLES = (("retrieve", "no_retrieve"), ("relevant", "irrelevant"))
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Reading:
     """One gate that was read.
 
     Attributes:
-        gate: Its name in the scheme: `retrieve` or `relevance` in mR²AG, `ret` or `srt` in MMKB-RAG.
+        gate: Its name in the scheme.
         probability: Of the positive token, in the softmax over the gate's two tokens.
         positive: Whether the positive token is the label.
     """
@@ -52,32 +52,26 @@ def load_validation(config: SftConfig) -> tuple[Sequence[TrainingExample], Roots
     if not config.eval_data:
         return None
     examples, roots = load_examples(config.eval_part(), config.scheme)
-    check_metric(config.best_metric, examples, config.eval_part().file)
+    scheme = find_scheme(config.scheme)
+    check_metric(config.best_metric, examples, scheme, config.eval_part().file)
     if config.eval_answers:
-        check_answers(examples, config.eval_part().file)
+        check_answers(examples, scheme, config.eval_part().file)
     return examples, roots
 
 
-def gate_truths(examples: Iterable[TrainingExample]) -> dict[str, set[bool]]:
+def gate_truths(examples: Iterable[TrainingExample], scheme: Scheme) -> dict[str, set[bool]]:
     """The labels that occur at each gate of some examples, by the gate's name."""
-    found: dict[str, set[bool]] = defaultdict(set)
+    truths: dict[str, set[bool]] = {gate.name: set() for gate in scheme.gates}
     for example in examples:
-        if isinstance(example, PromptedExample):
-            roles = [branch.role for branch in example.branches if branch.role]
-            names = gate_names(MMKB_RAG.name)
-        else:
-            roles = ["retrieve" if example.retrieve else "no_retrieve"]
-            roles += ["relevant" if branch.relevant else "irrelevant" for branch in example.branches]
-            names = gate_names("mr2ag")
-        for name, (positive, negative) in zip(names, _ROLES, strict=True):
-            found[name] |= {role == positive for role in roles if role in (positive, negative)}
-    return dict(found)
+        for gate in scheme.gates:
+            truths[gate.name] |= gate.labels(scheme.roles(example))
+    return truths
 
 
-def check_metric(metric: str, examples: Sequence[TrainingExample], path: Any) -> None:
+def check_metric(metric: str, examples: Sequence[TrainingExample], scheme: Scheme, path: Any) -> None:
     """Raise a `UserError` if validation data cannot give the metric that the best checkpoint is chosen by."""
     gate = metric.split("_")[0]
-    labels = gate_truths(examples).get(gate, set())
+    labels = gate_truths(examples, scheme).get(gate, set())
     needed = 2 if metric.endswith("_auroc") else 1
     if metric not in ("", "loss", ANSWERS) and len(labels) < needed:
         what = f"only {labels.pop()} labels" if labels else "no label"
@@ -90,26 +84,22 @@ class GateReader:
     Args:
         dataset: The examples.
         collator: Makes a batch of them.
-        token_ids: Of the scheme's roles.
-        scheme: Its name.
+        renderer: Of the model, with its scheme.
         batch_size: Examples a batch.
-        image_token: The id of an image's placeholder, which every question begins with.
     """
 
     def __init__(
         self,
         dataset: EncodedExamples,
         collator: Callable[[Sequence[Any]], dict[str, Any]],
-        token_ids: Mapping[str, int],
-        scheme: str,
+        renderer: Renderer,
         batch_size: int,
-        image_token: int,
     ) -> None:
         self.dataset, self._collator, self._batch_size = dataset, collator, batch_size
-        self._image_token = image_token
+        self._image_token = renderer.image_token_id
         self._gates = [
-            (name, token_ids[positive], token_ids[negative])
-            for name, (positive, negative) in zip(gate_names(scheme), _ROLES, strict=False)
+            (gate.name, renderer.token_id(gate.positive), renderer.token_id(gate.negative))
+            for gate in Scheme.of(renderer).gates
         ]
 
     def read(

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConf
 
 from reflectune.core.durable import read_json
 from reflectune.models.processing.image_fitting import refuse_other_family
+from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.forecasting.activations import Architecture, Batch
 from reflectune.train.forecasting.config import ARCHITECTURE, EstimateConfig
 from reflectune.train.forecasting.counting import planned_weights
@@ -20,8 +21,6 @@ from reflectune.train.setup.launch import Division
 QUESTION_TOKENS = 60
 """Of the text around a picture and a question."""
 _MEGAPIXEL = 1000 * 1000
-_BRANCHES = {"mr2ag": 6, "mmkb_rag": 12, "plain": 2}
-"""Of a long question: mR²AG's passages (configs/mr2ag); RET, ten documents and MCT (configs/mmkb_rag)."""
 _TILES = 5
 """Of a large picture in LLaVA-NeXT."""
 
@@ -64,7 +63,7 @@ def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> Batch:
 
 def branches_of(config: EstimateConfig) -> int:
     """Branches of a long question."""
-    return config.branches or _BRANCHES[config.scheme]
+    return config.branches or find_scheme(config.scheme).long_question
 
 
 def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:

@@ -14,9 +14,9 @@ from torch import nn
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.processing.image_fitting import images_in_words
-from reflectune.models.rendering import Renderer
+from reflectune.models.rendering.renderer import Renderer
 from reflectune.train.config import SftConfig
-from reflectune.train.data.examples import EncodedExample, EncodedExamples, kind
+from reflectune.train.data.examples import EncodedExample, EncodedExamples
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.forecasting.activations import Architecture
 from reflectune.train.forecasting.forecast import duration, forecast, largest_batch, seconds_of_batch
@@ -85,7 +85,7 @@ def _data_lines(
     config: SftConfig, dataset: EncodedExamples, sample: Sequence[EncodedExample], processor: Any, image_token: int
 ) -> list[str]:
     examples = dataset.examples
-    kinds = ", ".join(f"{count:,} {name}" for name, count in Counter(map(kind, examples)).items())
+    kinds = ", ".join(f"{count:,} {name}" for name, count in Counter(map(dataset.scheme.kind, examples)).items())
     branches = sum(len(example.branches) for example in examples)
     segments = [s for example in sample for tree in example.trees for s in (tree.prefix, *tree.branches)]
     tokens = sum(len(segment.ids) for segment in segments) / len(sample)
@@ -135,7 +135,7 @@ def _time_line(
 
 def _example_lines(dataset: EncodedExamples, renderer: Renderer) -> list[str]:
     lines = []
-    first = {kind(example): i for i, example in reversed(list(enumerate(dataset.examples)))}
+    first = {dataset.scheme.kind(example): i for i, example in reversed(list(enumerate(dataset.examples)))}
     for name, index in sorted(first.items()):
         example = dataset[index]
         lines += [f"example {name}, {example.id}, ⟦supervised⟧:", marked(example.trees[0], renderer)]

@@ -10,16 +10,11 @@ from typing import Any
 import yaml
 
 from reflectune.core.durable import write_atomically
-from reflectune.core.types import TrainingExample
 from reflectune.models.loading import Loaded, resolve
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import TrainingExample
 from reflectune.train.config import SftConfig
-from reflectune.train.data.examples import kind
 
-_PAPERS = {
-    "mr2ag": "mR²AG ([2411.15041](https://arxiv.org/abs/2411.15041))",
-    "plain": "supervised fine-tuning without reflection, the baselines of mR²AG",
-    "mmkb_rag": "MMKB-RAG ([2504.10074](https://arxiv.org/abs/2504.10074))",
-}
 _SHOWN = (
     "lora_r lora_alpha lora_dropout learning_rate lr_scheduler warmup weight_decay epochs max_steps "
     "per_device_train_batch_size gradient_accumulation_steps processes dtype seed".split()
@@ -70,7 +65,7 @@ def write_card(
         f"# {name}",
         "",
         f"Answers questions about a picture, and says in tokens whether it needs to look something up and whether a "
-        f"passage is evidence: {_PAPERS[scheme.name]}, fine-tuned by reflectune.",
+        f"passage is evidence: {scheme.title}, fine-tuned by reflectune.",
         "",
         *_table(("made from", ""), made),
         *_table(("setting", ""), {name: settings[name] for name in _SHOWN if settings.get(name) is not None}),
@@ -89,9 +84,9 @@ def write_card(
     write_atomically(Path(folder, "README.md"), "\n".join(parts))
 
 
-def data_in_words(examples: Sequence[TrainingExample]) -> str:
+def data_in_words(examples: Sequence[TrainingExample], scheme: Scheme) -> str:
     """How much there is of which kind."""
-    kinds = ", ".join(f"{count:,} {name}" for name, count in sorted(Counter(map(kind, examples)).items()))
+    kinds = ", ".join(f"{count:,} {name}" for name, count in sorted(Counter(map(scheme.kind, examples)).items()))
     return f"{len(examples):,} questions ({kinds}), {sum(len(example.branches) for example in examples):,} branches"
 
 

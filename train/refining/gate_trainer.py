@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from reflectune.core.gate_outcomes import GateOutcome, Measure
 from reflectune.models.attention.tree import IGNORE
+from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.trainer import ReflectionTrainer
 from reflectune.train.refining.gate_policy import (
@@ -80,7 +80,8 @@ class GateTrainer(ReflectionTrainer):
         self._objective, self._measure = objective, measure
         self._reference = {own.question_id: rewards_of(own, objective.costs).log_odds for own in first}
         self._held = {
-            own.question_id: [each.log_odds for each in own.held.passages if each.log_odds is not None] for own in first
+            own.question_id: [each.log_odds for each in own.anchor.passages if each.log_odds is not None]
+            for own in first
         }
         self._rewards = self._by_question(first)
         self._sums = torch.zeros(7)

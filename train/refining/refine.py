@@ -16,13 +16,13 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.utils import logging
 
 from reflectune.core.errors import UserError
-from reflectune.core.gate_outcomes import GateOutcome, Measure
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.questions import select_questions
 from reflectune.models.loading import ADAPTER_FILE, Loaded, read_info
-from reflectune.models.schemes.base import load_scheme
+from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
+from reflectune.models.schemes.registry import load_scheme
 from reflectune.train.data.collator import Collator
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.data.order import TrainingOrder
@@ -102,7 +102,7 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
     model = adapted.train() if adapted else prepare_model(loaded, config)
     say(args, parameter_table(model))
     examples = [
-        GateExample(question, tuple(own.passage for own in outcome.passages), outcome.held, config.hold)
+        GateExample(question, tuple(own.passage for own in outcome.passages), outcome.anchor, config.hold)
         for question, outcome in zip(questions, first, strict=True)
     ]
     most = loaded.model.config.get_text_config().max_position_embeddings

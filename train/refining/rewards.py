@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reflectune.core.gate_outcomes import GateOutcome
+from reflectune.models.schemes.gate_outcomes import GateOutcome
 
 
 @dataclass(frozen=True)

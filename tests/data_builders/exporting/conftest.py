@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from reflectune.core.types import Branch, FollowUp, Passage, PromptedBranch, PromptedExample, ReflectionExample
-from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest, write_prompted
+from reflectune.core.types import FollowUp, Passage
+from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
 
 TOWER = Passage("tower", 0, 0, "Gold Tower", "A tower of gold.", "History", "It was founded in 1872.")
 LAKE = Passage("lake", 1, 2, "Blue Lake", "", "", "It is 40 m deep.")
@@ -95,7 +96,7 @@ def reflected(tmp_path: Path) -> Path:
 @pytest.fixture
 def prompted(tmp_path: Path) -> Path:
     """A folder of MMKB-RAG's data, with every prompt."""
-    write_prompted(tmp_path / "prompted" / "train.parquet", PROMPTED)
+    write_examples(tmp_path / "prompted" / "train.parquet", PROMPTED)
     write_manifest(tmp_path / "prompted", Manifest("mmkb_rag", images_folder(tmp_path / "images"), {"train": "0"}))
     return tmp_path / "prompted"
 
@@ -103,6 +104,6 @@ def prompted(tmp_path: Path) -> Path:
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     """A folder of plain fine-tuning data: a question with documents and without, one for a list, one for sentences."""
-    write_prompted(tmp_path / "plain" / "train.parquet", PLAIN)
+    write_examples(tmp_path / "plain" / "train.parquet", PLAIN)
     write_manifest(tmp_path / "plain", Manifest("plain", images_folder(tmp_path / "images"), {"train": "0"}))
     return tmp_path / "plain"

@@ -15,9 +15,10 @@ from reflectune.data_builders.exporting.run import export
 from reflectune.data_builders.reflection_data import (
     read_examples,
     read_manifest,
-    read_prompted,
 )
-from reflectune.models.schemes.base import ANSWER_PROMPTS, MMKB_RAG
+from reflectune.models.rendering.turns import ANSWER_PROMPTS
+from reflectune.models.schemes.examples import PromptedExample, ReflectionExample
+from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 
 READ = ANSWER_PROMPTS["read_short"].removeprefix("{passage} ")
 SHORT, LIST = ANSWER_PROMPTS["answer_short"], ANSWER_PROMPTS["answer_list"]
@@ -51,9 +52,9 @@ def said(*texts: str, **more: Any) -> dict[str, Any]:
 def test_what_is_read_back_asks_and_answers_the_same(reflected: Path, tmp_path: Path) -> None:
     """Passages come back as their text: which part was the title is not in a conversation."""
     to_trl(reflected, tmp_path / "chat")
-    before = read_examples(reflected / "train.parquet")
+    before = read_examples(reflected / "train.parquet", ReflectionExample)
 
-    after = read_examples(from_trl(tmp_path / "chat", tmp_path / "ours") / "train.parquet")
+    after = read_examples(from_trl(tmp_path / "chat", tmp_path / "ours") / "train.parquet", ReflectionExample)
 
     assert after[2].follow_ups == (FollowUp("Is < image> it deep?", "Yes, [ Relevant] 40 m."),)
     assert after[3].follow_ups == before[3].follow_ups
@@ -75,7 +76,7 @@ def test_a_conversation_comes_in_one_row_or_in_one_for_each_round(
     rows = [said(*TALK[:count], **names) for count in counts]
     data = written(tmp_path / "chat", [*rows, said("What?", "[No Retrieval] A bus.", id="u" if names else "")])
 
-    talk, other = read_examples(from_trl(data / "train.jsonl", tmp_path / "ours") / "train.parquet")
+    talk, other = read_examples(from_trl(data / "train.jsonl", tmp_path / "ours") / "train.parquet", ReflectionExample)
 
     assert (talk.question, talk.answer, talk.style) == ("What?", "A bus.", "free")
     assert talk.follow_ups == (FollowUp("Red?", "Yes."), FollowUp("Why?", "It is painted."))
@@ -111,7 +112,7 @@ def test_messages_of_somebody_else_are_read_and_keep_their_words(tmp_path: Path)
     ours = from_trl(written(tmp_path / "chat", rows), tmp_path / "ours")
     again = to_trl(ours, tmp_path / "again")
 
-    examples = read_examples(ours / "train.parquet")
+    examples = read_examples(ours / "train.parquet", ReflectionExample)
     assert [(example.retrieve, len(example.branches), example.answer, example.style) for example in examples] == [
         (True, 2, "", "short"),
         (False, 0, "red", "free"),
@@ -130,7 +131,7 @@ def test_blocks_of_text_and_image_are_read(tmp_path: Path) -> None:
 
     ours = from_trl(written(tmp_path / "chat", [row]), tmp_path / "ours")
 
-    assert read_examples(ours / "train.parquet")[0].question == "Which colour?"
+    assert read_examples(ours / "train.parquet", ReflectionExample)[0].question == "Which colour?"
 
 
 def test_images_held_as_bytes_become_files(reflected: Path, tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_images_held_as_bytes_become_files(reflected: Path, tmp_path: Path) -> N
 
     ours = from_trl(tmp_path / "chat", tmp_path / "ours")
 
-    examples = read_examples(ours / "train.parquet")
+    examples = read_examples(ours / "train.parquet", ReflectionExample)
     with Image.open(read_manifest(ours).image_root / examples[0].image) as image:
         assert image.convert("RGB").getpixel((0, 0)) == (200, 30, 30)
     assert len(list((ours / "images").iterdir())) == 2
@@ -160,7 +161,7 @@ def test_mmkb_rags_rows_without_ids_are_gathered_by_their_question(tmp_path: Pat
 
     ours = from_trl(written(tmp_path / "chat", rows), tmp_path / "ours", "mmkb_rag")
 
-    examples = read_prompted(ours / "train.parquet")
+    examples = read_examples(ours / "train.parquet", PromptedExample)
     assert [(example.question, [b.prompt for b in example.branches]) for example in examples] == [
         ("When?", ["ret", "srt", "vqa"]),
         ("Where?", ["ret"]),
@@ -218,7 +219,7 @@ def test_bad_rows_can_be_left_out_and_are_listed(tmp_path: Path) -> None:
 
     ours = from_trl(folder, tmp_path / "ours", on_error="skip")
 
-    assert len(read_examples(ours / "train.parquet")) == 1
+    assert len(read_examples(ours / "train.parquet", ReflectionExample)) == 1
     (rejected,) = [json.loads(line) for line in (ours / "rejected.jsonl").read_text().splitlines()]
     assert rejected["row"] == "row 1"
 
@@ -268,4 +269,4 @@ def test_documents_behind_an_unknown_question_need_the_column_question(tmp_path:
         from_trl(written(tmp_path / "chat", [row]), tmp_path / "ours", "mmkb_rag")
     ours = from_trl(written(tmp_path / "other", [{**row, "question": "When?"}]), tmp_path / "ours", "mmkb_rag")
 
-    assert read_prompted(ours / "train.parquet")[0].branches[0].documents[0].text == "In 1872."
+    assert read_examples(ours / "train.parquet", PromptedExample)[0].branches[0].documents[0].text == "In 1872."

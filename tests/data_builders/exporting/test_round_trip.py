@@ -13,15 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from reflectune.core.types import (
-    AnswerStyle,
-    Branch,
-    FollowUp,
-    Passage,
-    PromptedBranch,
-    PromptedExample,
-    ReflectionExample,
-)
+from reflectune.core.types import AnswerStyle, FollowUp, Passage
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.from_trl import import_trl
 from reflectune.data_builders.exporting.run import export
@@ -30,8 +22,8 @@ from reflectune.data_builders.reflection_data import (
     read_manifest,
     write_examples,
     write_manifest,
-    write_prompted,
 )
+from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
 
 
 def to_trl(data: Path, output: Path, images: Any = "absolute") -> list[dict[str, Any]]:
@@ -114,7 +106,7 @@ def test_identity_holds_for_any_texts(examples: list[Any]) -> None:
         folder = Path(name)
         (folder / "data").mkdir()
         Image.new("RGB", (8, 8)).save(folder / "x.png")
-        (write_prompted if scheme == "mmkb_rag" else write_examples)(folder / "data" / "train.parquet", named)
+        write_examples(folder / "data" / "train.parquet", named)
         write_manifest(folder / "data", Manifest(scheme, folder, {"train": "0"}))
 
         first = to_trl(folder / "data", folder / "first")

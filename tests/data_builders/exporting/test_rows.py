@@ -3,17 +3,14 @@ from dataclasses import replace
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import (
-    AnswerStyle,
-    Branch,
-    FollowUp,
-    Passage,
-    PromptedBranch,
-    PromptedExample,
-    ReflectionExample,
-)
+from reflectune.core.types import AnswerStyle, FollowUp, Passage
 from reflectune.data_builders.exporting.rows import Masking, rows_of
-from reflectune.models.schemes.base import ANSWER_PROMPTS, MMKB_RAG, MR2AG, PLAIN, Scheme
+from reflectune.models.rendering.turns import ANSWER_PROMPTS
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.models.schemes.plain import SCHEME as PLAIN
 
 GOLD = Passage("t", 0, 0, "Tower", "", "", "Founded in 1872.")
 OTHER = Passage("l", 0, 0, "Lake", "", "", "It is deep.")

@@ -14,6 +14,8 @@ from reflectune.data_builders.exporting.run import export
 from reflectune.data_builders.reflection_data import read_examples
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.loading import Loaded, load
+from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.models.schemes.passages import PassageScheme
 
 HOSTILE = ("k2", "v2")
 
@@ -95,10 +97,12 @@ def test_trl_trains_on_what_our_trainer_trains_on(reflected: Path, tmp_path: Pat
 def our_supervised_spans(base: Loaded, data: Path) -> set[tuple[int, ...]]:
     """What our trainer supervises, turn by turn."""
     spans = set()
-    for example in read_examples(data / "train.parquet"):
+    for example in read_examples(data / "train.parquet", ReflectionExample):
         if example.id in HOSTILE:
             continue
-        tree = base.renderer.encode_example(example, load_image(data.parent / "images" / example.image))
+        tree = PassageScheme.of(base.renderer).encode(
+            base.renderer, example, load_image(data.parent / "images" / example.image)
+        )
         for segment in (tree.prefix, *tree.branches):
             spans |= set(_runs(list(segment.labels)))
     return spans

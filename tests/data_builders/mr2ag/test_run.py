@@ -21,6 +21,7 @@ from reflectune.data_builders.mr2ag.examples import NO_EVIDENCE
 from reflectune.data_builders.mr2ag.run import build_split, preview
 from reflectune.data_builders.mr2ag.statistics import STATISTICS
 from reflectune.data_builders.reflection_data import read_examples, read_manifest
+from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.types import Hit
 
@@ -109,7 +110,7 @@ def test_a_split_is_built_with_its_manifest_and_statistics(config: Callable[...,
     run = config(visual_ratio=0.2)
     build(run)
 
-    examples = read_examples(Path(run.output, "train.parquet"))
+    examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
     numbers = json.loads(Path(run.output, STATISTICS).read_text())["train"]
     assert (numbers["with_retrieval"], numbers["without_retrieval"]) == (30, 8)  # 8 of 38: a fifth
     assert numbers["branches_by_source"] == {"gold": 30, "look_alike": 60, "random": 30, "same_article": 60}
@@ -124,7 +125,7 @@ def test_negatives_come_from_the_best_ranked_entries_but_never_from_the_question
     run = config(negatives_random=0)
     build(run)
 
-    for example in read_examples(Path(run.output, "train.parquet")):
+    for example in read_examples(Path(run.output, "train.parquet"), ReflectionExample):
         own = f"e{int(example.id[1:]) % ENTITIES}"
         alike = {branch.passage.entry_id for branch in example.branches if branch.source == "look_alike"}
         assert own not in alike
@@ -136,7 +137,7 @@ def test_every_label_is_the_annotators(config: Callable[..., BuildConfig], folde
     build(run)
     questions = {question.id: question for question in Dataset(folder).questions("train")}
 
-    for example in read_examples(Path(run.output, "train.parquet")):
+    for example in read_examples(Path(run.output, "train.parquet"), ReflectionExample):
         for branch in example.branches:
             assert branch.relevant == annotate_by_string(questions[example.id], branch.passage).relevant
 
@@ -258,7 +259,7 @@ def test_a_limit_draws_questions_by_seed(config: Callable[..., BuildConfig], tmp
     def ids(seed: int) -> list[str]:
         run = config(limit=6, seed=seed, output=str(tmp_path / f"seed{seed}"), visual_ratio=0.0)
         build(run)
-        return [example.id for example in read_examples(Path(run.output, "train.parquet"))]
+        return [example.id for example in read_examples(Path(run.output, "train.parquet"), ReflectionExample)]
 
     assert len(ids(0)) == 6
     assert ids(0) != ids(1)
@@ -297,7 +298,7 @@ def test_visual_questions_come_from_another_data_set(config: Callable[..., Build
     run = config(visual_dataset=str(pictures), visual_split="instruct", visual_ratio=0.5)
     build(run)
 
-    examples = read_examples(Path(run.output, "train.parquet"))
+    examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
     root = read_manifest(run.output).image_root
     visual = [example for example in examples if not example.retrieve]
     assert len(visual) == len(examples) - len(visual) == 30
@@ -315,7 +316,7 @@ def test_visual_questions_alone_each_once_need_no_knowledge_base(
     assert run.problems() == []
     build_split(Dataset(pictures), None, by_string, run)
 
-    examples = read_examples(Path(run.output, "instruct.parquet"))
+    examples = read_examples(Path(run.output, "instruct.parquet"), ReflectionExample)
     assert len({example.id for example in examples}) == len(examples) == expected
     assert all(len(example.follow_ups) == int(example.id[1:]) % 3 for example in examples)
     counted = json.loads(Path(run.output, STATISTICS).read_text())["instruct"]["follow_ups"]
@@ -359,7 +360,7 @@ def test_a_question_without_an_image_gets_a_black_one_if_wanted(
     run = config(without_image="blank")
     build(run)
 
-    (example,) = [one for one in read_examples(Path(run.output, "train.parquet")) if one.id == "k0"]
+    (example,) = [one for one in read_examples(Path(run.output, "train.parquet"), ReflectionExample) if one.id == "k0"]
     with Image.open(read_manifest(run.output).image_root / example.image) as image:
         assert image.getextrema() == ((0, 0),) * 3
     assert {branch.source for branch in example.branches} == {

@@ -21,6 +21,7 @@ from reflectune.data_builders.probing.statistics import probe_statistics
 from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.retrieval.documents import Document
 from reflectune.retrieval.passages import split_passages
 
@@ -120,7 +121,7 @@ def test_a_document_that_does_not_fit_is_cut_at_a_sentence_or_left_out(llava: Lo
     assert probe.documents[0].passage.text.endswith("story.")
     room = engine.max_length - len(ready.prefix.ids) - 8
     assert room - 20 < len(ready.branches[1]) <= room
-    end = llava.renderer.prompt_branch("vqa", [documents[2].passage])[-10:]
+    end = PromptScheme.of(llava.renderer).prompt_branch(llava.renderer, "vqa", [documents[2].passage])[-10:]
     assert ready.branches[1][-10:] == end  # the instruction is whole
     numbers = probe_statistics([probe], Rule())
     assert (numbers["cut"], numbers["left_out"]) == (1, 1)

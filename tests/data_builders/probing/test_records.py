@@ -10,17 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
+from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.core.types import Passage
 from reflectune.data_builders.probing.records import (
-    SCHEMA,
     DocumentProbe,
     Probe,
     Reply,
     drawn_rate,
-    from_row,
     greedy_correctness,
     stream_probe_file,
-    to_row,
 )
 
 numbers = st.floats(-1e3, 0) | st.none()
@@ -45,9 +43,9 @@ probes = st.builds(
 
 @given(st.lists(probes, max_size=3))
 def test_a_probe_comes_back_from_json_and_parquet(made: list[Probe]) -> None:
-    assert [from_row(json.loads(json.dumps(to_row(probe)))) for probe in made] == made
-    table = pa.Table.from_pylist([to_row(probe) for probe in made], schema=SCHEMA)
-    assert [from_row(row) for row in table.to_pylist()] == made
+    assert [from_row(Probe, json.loads(json.dumps(to_row(probe)))) for probe in made] == made
+    table = pa.Table.from_pylist([to_row(probe) for probe in made], schema=schema_of(Probe))
+    assert [from_row(Probe, row) for row in table.to_pylist()] == made
 
 
 def test_only_the_greedy_answer_counts_or_only_the_drawn_ones() -> None:

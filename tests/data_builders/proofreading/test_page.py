@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.core.types import Passage
 from reflectune.data_builders.proofreading.page import write_page
+from reflectune.models.schemes.examples import Branch, ReflectionExample
 
 ATTACK = "<script>alert(1)</script> & \"'"
 

@@ -9,6 +9,7 @@ from reflectune.inference.grid.caching import CachingEngine
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.sampling import Sampling
+from reflectune.models.schemes.passages import PassageScheme
 
 QUESTIONS = ("What is it made of?", "It is made of oak?")
 
@@ -28,7 +29,10 @@ def read(pictures, make):
         rendered = [engine.renderer.prefix(text, pictures[i]) for i, text in enumerate(QUESTIONS)]
         prefixes = engine.read(rendered)
         ids = [
-            [engine.renderer.passage_branch(make.passage(f"e{i}", k)) for k in range(count)]
+            [
+                PassageScheme.of(engine.renderer).passage_branch(engine.renderer, make.passage(f"e{i}", k))
+                for k in range(count)
+            ]
             for i, count in enumerate(branches)
         ]
         return prefixes, engine.branch(prefixes, ids)

@@ -15,12 +15,12 @@ from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.grid.points import Point
 from reflectune.inference.grid.runner import GridRunner
-from reflectune.inference.pipelines.build import Parts, build_pipeline
+from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.reading.collaborators import (
+    open_engine,
     open_model,
     open_plain,
-    open_prompted_reader,
-    open_reader,
     open_reranker,
     open_retriever,
     open_tuned,
@@ -88,15 +88,15 @@ def plainly(own: SimpleNamespace, point: Point) -> dict[str, Any]:
         retriever=open_retriever(config, own.dataset.knowledge),
         reranker=open_reranker(config),
     )
-    base = open_reader(config, open_plain(config, config.base_model))
+    base = open_engine(config, open_plain(config, config.base_model))
     if name == "mr2ag":
-        parts = dataclasses.replace(parts, reader=open_reader(config, open_tuned(config)))
+        parts = dataclasses.replace(parts, engine=open_engine(config, open_tuned(config)))
     elif name in ("mmkb_rag", "reflection"):
-        parts = dataclasses.replace(parts, prompted=open_prompted_reader(config, open_tuned(config)), base=base)
+        parts = dataclasses.replace(parts, engine=open_engine(config, open_tuned(config)), base=base)
     elif name.endswith("_tuned"):
-        parts = dataclasses.replace(parts, reader=open_reader(config, open_model(config, "plain_model")))
+        parts = dataclasses.replace(parts, engine=open_engine(config, open_model(config, "plain_model")))
     else:
-        parts = dataclasses.replace(parts, reader=base)
+        parts = dataclasses.replace(parts, engine=base)
     asked = [
         (q, image)
         for q, image in zip(own.questions, own.images, strict=True)

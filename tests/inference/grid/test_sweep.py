@@ -12,7 +12,7 @@ from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.inference.grid import sweep_run
 from reflectune.inference.grid.sweep_config import VARIED, Grid, SweepConfig
-from reflectune.inference.pipelines.build import RECIPES
+from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.sweep import summary
 
 
@@ -100,7 +100,7 @@ def test_problems_are_told_before_anything_is_loaded(small_world) -> None:
 
 @pytest.mark.parametrize("pipeline", ["mr2ag", "mmkb_rag"])
 def test_every_setting_that_decides_an_answer_can_be_varied_and_no_other(pipeline) -> None:
-    decide = {*RECIPES[pipeline].settings, "lead", "entries"}
+    decide = {*find_recipe(pipeline).settings, "lead", "entries"}
     assert set(VARIED[pipeline]) - {"relevance", "ranking"} == decide
 
 

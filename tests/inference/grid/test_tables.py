@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from reflectune.core.durable import read_rows, write_json
-from reflectune.core.types import Branch, Passage, ReflectionExample
+from reflectune.core.types import Passage
 from reflectune.data_builders.build_world import WorldConfig
 from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.mmkb.config import DeriveConfig
@@ -31,6 +31,7 @@ from reflectune.inference.grid.tables_config import TablesConfig
 from reflectune.inference.grid.tuning import tuning
 from reflectune.inference.scoring.evaluation import BASELINES
 from reflectune.inference.scoring.scores import Measure
+from reflectune.models.schemes.examples import Branch, ReflectionExample
 from reflectune.retrieval.build_index import IndexConfig
 from reflectune.train.config import SftConfig
 

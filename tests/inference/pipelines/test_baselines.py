@@ -6,7 +6,7 @@ import pytest
 
 from reflectune.inference.pipelines.closed_book import ClosedBook
 from reflectune.inference.pipelines.naive_rag import NaiveRAG
-from reflectune.inference.pipelines.oracle import MR2AGOracle, Oracle, OracleAmongOthers
+from reflectune.inference.pipelines.oracle import Oracle, OracleAmongOthers, WithGoldEntries
 from reflectune.retrieval.contexts import ContextBuilder, ContextForm
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.rerankers.words import WordReranker
@@ -83,7 +83,7 @@ def test_mr2ag_with_oracle_entries_is_given_the_gold_ones(make, scripted) -> Non
             return [make.trace(number) for number, _ in enumerate(questions)]
 
     questions = [make.question(0, evidence=make.evidence("a", 1)), make.question(1, entity_ids=("c",))]
-    traces = MR2AGOracle(Searching).run(questions, scripted.images(2))
+    traces = WithGoldEntries("mr2ag_oracle", Searching).run(questions, scripted.images(2))
     assert [[(hit.entry_id, hit.score) for hit in hits] for hits in retrieved] == [[("a", 1.0)], [("c", 1.0)]]
     assert {trace.pipeline for trace in traces} == {"mr2ag_oracle"}
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.documents import DocumentFinder
-from reflectune.inference.pipelines.stages import ReflectionScores, Relevance, Retrieval
+from reflectune.inference.pipelines.mmkb_rag import ReflectionScores
+from reflectune.inference.pipelines.stages import Relevance, Retrieval
 
 
 def test_retrieval_records_hits_of_every_question(make, scripted) -> None:

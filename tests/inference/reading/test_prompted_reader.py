@@ -11,6 +11,7 @@ from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.reader import Reader
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.schemes.prompts import PromptScheme
 
 MAX_NEW, MAX_REPLY = 4, 6
 
@@ -68,7 +69,10 @@ def greedy(loaded: Loaded, rendered, more: list[int], most: int) -> tuple[str, f
 def test_score_ret_is_the_softmax_of_two_logits(make, tuned, reader, pictures) -> None:
     found = reader.gates(reader.open(questions(make), pictures))
     for score, question, picture in zip(found, questions(make), pictures, strict=True):
-        prefix, prompt = tuned.renderer.question_prefix(question.text, picture), tuned.renderer.prompt_branch("ret")
+        prefix, prompt = (
+            tuned.renderer.question_prefix(question.text, picture),
+            PromptScheme.of(tuned.renderer).prompt_branch(tuned.renderer, "ret"),
+        )
         assert score == pytest.approx(softmax_of_two(tuned, prefix, prompt, ("retrieve", "no_retrieve")), abs=1e-5)
 
 
@@ -78,7 +82,7 @@ def test_score_srt_is_the_softmax_of_two_logits(make, tuned, reader, pictures) -
     for scores, question, picture, own in zip(found, questions(make), pictures, documents(make), strict=True):
         prefix = tuned.renderer.question_prefix(question.text, picture)
         for score, passage in zip(scores, own, strict=True):
-            prompt = tuned.renderer.prompt_branch("srt", [passage])
+            prompt = PromptScheme.of(tuned.renderer).prompt_branch(tuned.renderer, "srt", [passage])
             assert score == pytest.approx(softmax_of_two(tuned, prefix, prompt, ("relevant", "irrelevant")), abs=1e-5)
 
 
@@ -86,7 +90,9 @@ def test_a_reply_to_mct_is_decoded_from_the_numbered_documents(make, tuned, read
     own = documents(make)[0]
     found = reader.agree(reader.open(questions(make), pictures), {2: own})
     prefix = tuned.renderer.question_prefix(questions(make)[2].text, pictures[2])
-    text, _, tokens = greedy(tuned, prefix, tuned.renderer.prompt_branch("mct", own), MAX_REPLY)
+    text, _, tokens = greedy(
+        tuned, prefix, PromptScheme.of(tuned.renderer).prompt_branch(tuned.renderer, "mct", own), MAX_REPLY
+    )
     assert list(found) == [2]
     assert (found[2].text, found[2].tokens, found[2].shown) == (text, tokens, 2)
     assert found[2].finished is (tokens < MAX_REPLY)
@@ -97,7 +103,9 @@ def test_answers_are_read_with_and_without_documents(make, tuned, reader, pictur
     found = reader.answer(reader.open(questions(make), pictures), {0: own, 1: []})
     for i, passages in ((0, own), (1, [])):
         prefix = tuned.renderer.question_prefix(questions(make)[i].text, pictures[i])
-        text, score, tokens = greedy(tuned, prefix, tuned.renderer.prompt_branch("vqa", passages), MAX_NEW)
+        text, score, tokens = greedy(
+            tuned, prefix, PromptScheme.of(tuned.renderer).prompt_branch(tuned.renderer, "vqa", passages), MAX_NEW
+        )
         assert (found[i].text, found[i].tokens, found[i].passages_read) == (text, tokens, len(passages))
         assert found[i].score == pytest.approx(score, abs=1e-5)
 
@@ -122,15 +130,19 @@ def test_what_does_not_fit_is_left_out_whole(make, tuned, pictures) -> None:
         reader = PromptedReader(engine, MAX_NEW, MAX_REPLY)
         return reader, reader.open([question], pictures[:1])
 
-    reader, state = opened(len(renderer.prompt_branch("srt", [short])) + MAX_NEW)
+    reader, state = opened(len(PromptScheme.of(renderer).prompt_branch(renderer, "srt", [short])) + MAX_NEW)
     (scores,) = reader.judge(state, [[long, short]])
     assert scores[0] is None
     assert 0 < scores[1] < 1
-    both = len(renderer.prompt_branch("vqa", [short, long])) + MAX_NEW
-    for room, expected in ((both, 2), (both - 1, 1), (len(renderer.prompt_branch("vqa", [])) + MAX_NEW, 0)):
+    both = len(PromptScheme.of(renderer).prompt_branch(renderer, "vqa", [short, long])) + MAX_NEW
+    for room, expected in (
+        (both, 2),
+        (both - 1, 1),
+        (len(PromptScheme.of(renderer).prompt_branch(renderer, "vqa", [])) + MAX_NEW, 0),
+    ):
         reader, state = opened(room)
         assert reader.answer(state, {0: [short, long]})[0].passages_read == expected
-    both = len(renderer.prompt_branch("mct", [short, long])) + MAX_REPLY
+    both = len(PromptScheme.of(renderer).prompt_branch(renderer, "mct", [short, long])) + MAX_REPLY
     for room, expected in ((both, [0]), (both - 1, [])):
         reader, state = opened(room)
         assert list(reader.agree(state, {0: [short, long]})) == expected

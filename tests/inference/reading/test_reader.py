@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
+from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.reading.reader import Reader
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.schemes.passages import PassageScheme
 
 MAX_NEW = 5
 
@@ -19,7 +21,7 @@ def tuned(checkpoints) -> Loaded:
 
 @pytest.fixture(scope="module")
 def reader(tuned: Loaded) -> Reader:
-    return Reader(PrefixEngine(tuned), MAX_NEW)
+    return PassageReader(PrefixEngine(tuned), MAX_NEW)
 
 
 def log_probabilities(loaded: Loaded, rendered, more: list[int]) -> torch.Tensor:
@@ -59,7 +61,7 @@ def test_s_rel_is_the_full_softmax_of_an_independent_row(make, tuned, reader, pi
     ids = [tuned.renderer.token_id(role) for role in ("relevant", "irrelevant")]
     for question, picture, own, found in zip(questions, pictures, passages(make), judged.relevance, strict=True):
         for passage, pair in zip(own, found, strict=True):
-            branch = tuned.renderer.passage_branch(passage)
+            branch = PassageScheme.of(tuned.renderer).passage_branch(tuned.renderer, passage)
             last = log_probabilities(tuned, tuned.renderer.prefix(question.text, picture), branch)[-1].exp()
             assert list(pair) == pytest.approx([float(last[i]) for i in ids], abs=1e-5)
             assert sum(pair) < 1  # equation 6: not a softmax of two
@@ -71,7 +73,10 @@ def test_s_ans_is_the_geometric_mean_after_relevant(make, tuned, reader, picture
     (answer,) = reader.answer_from(judged, [(0, 1)])
     # Decode greedily, one independent row at a time.
     rendered = tuned.renderer.prefix(questions[0].text, picture[0])
-    forced = [*tuned.renderer.passage_branch(passages(make)[0][1]), tuned.renderer.token_id("relevant")]
+    forced = [
+        *PassageScheme.of(tuned.renderer).passage_branch(tuned.renderer, passages(make)[0][1]),
+        tuned.renderer.token_id("relevant"),
+    ]
     generated, logs = [], []
     while len(generated) < MAX_NEW and tuned.renderer.end_token_id not in generated:
         last = log_probabilities(tuned, rendered, forced + generated)[-1]
@@ -112,16 +117,17 @@ def test_a_passage_that_does_not_fit_is_not_read(make, tuned, pictures) -> None:
     engine = PrefixEngine(tuned)
     question, (short, long) = make.question(0), passages(make)[0]
     prefix = tuned.renderer.prefix(question.text, pictures[0])
-    engine.max_length = len(prefix.ids) + len(tuned.renderer.passage_branch(short)) + MAX_NEW + 1
-    reader = Reader(engine, MAX_NEW)
+    engine.max_length = (
+        len(prefix.ids) + len(PassageScheme.of(tuned.renderer).passage_branch(tuned.renderer, short)) + MAX_NEW + 1
+    )
+    reader = PassageReader(engine, MAX_NEW)
     judged = reader.judge(reader.open([question], pictures[:1]), [[short, long]])
     assert judged.passages == [[short]]
     assert len(judged.relevance[0]) == 1
 
 
-def test_a_plain_model_has_no_gate(make, checkpoints, pictures) -> None:
+def test_a_plain_model_has_no_gate(checkpoints) -> None:
     from reflectune.core.errors import UserError
 
-    reader = Reader(PrefixEngine(load(checkpoints.base)), MAX_NEW)
     with pytest.raises(UserError, match="scheme"):
-        reader.gates(reader.open([make.question(0)], pictures[:1]))
+        PassageReader(PrefixEngine(load(checkpoints.base)), MAX_NEW)

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.inference.config import EvaluateConfig
-from reflectune.inference.pipelines.build import RECIPES
+from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running import experiment
+from reflectune.inference.running.config import EvaluateConfig
 
 
 @pytest.fixture
@@ -85,6 +85,6 @@ def test_minutes_add_up_over_questions_and_steps(make) -> None:
 
 
 def test_every_setting_of_mmkb_rag_is_part_of_what_its_traces_depend_on() -> None:
-    own = {f.name for f in dataclasses.fields(EvaluateConfig) if f.metadata["help"].startswith("mmkb_rag:")}
+    own = {f.name for f in dataclasses.fields(EvaluateConfig) if f.metadata["help"].startswith("MMKB-RAG:")}
     assert len(own) == 8
-    assert own | {"top_n", "gamma"} == set(RECIPES["mmkb_rag"].settings)
+    assert own | {"top_n", "gamma"} == set(find_recipe("mmkb_rag").settings)

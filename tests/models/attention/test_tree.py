@@ -5,7 +5,6 @@ import torch
 from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import ReflectionExample
 from reflectune.models.attention.tree import (
     IGNORE,
     Segment,
@@ -15,6 +14,8 @@ from reflectune.models.attention.tree import (
     independent_rows,
     loss_terms,
 )
+from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.models.schemes.passages import PassageScheme
 
 FAMILIES = ["llava", "qwen2_vl"]
 
@@ -28,9 +29,9 @@ def trees(make, renderer) -> list[Tree]:
     """A question with three ragged branches, a visual one, one with a single branch; images of different shapes."""
     visual = ReflectionExample("v", "", "What colour is it?", False, answer="dark red")
     return [
-        renderer.encode_example(make.example(3), make.image(1)),
-        renderer.encode_example(visual, make.image(2, size=(40, 90))),
-        renderer.encode_example(make.example(1), make.image(3, size=(64, 64))),
+        PassageScheme.of(renderer).encode(renderer, make.example(3), make.image(1)),
+        PassageScheme.of(renderer).encode(renderer, visual, make.image(2, size=(40, 90))),
+        PassageScheme.of(renderer).encode(renderer, make.example(1), make.image(3, size=(64, 64))),
     ]
 
 
@@ -96,7 +97,7 @@ def test_weights_multiply_losses(make, loaded):
 def test_the_gate_counts_once_however_many_passages(make, loaded):
     gate = loaded.renderer.token_id("retrieve")
     for count in (1, 4):
-        tree = loaded.renderer.encode_example(make.example(count), make.image())
+        tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, make.example(count), make.image())
         assert (collate([tree], loaded.model)["labels"] == gate).sum() == 1
         assert sum(row.prefix.labels.count(gate) for row in independent_rows(tree)) == 1
 

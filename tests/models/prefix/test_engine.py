@@ -8,8 +8,10 @@ from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.sampling import Sampling
-from reflectune.models.rendering import Rendered
-from reflectune.models.schemes.base import MMKB_RAG
+from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
+from reflectune.models.schemes.passages import PassageScheme
+from reflectune.models.schemes.prompts import PromptScheme
 
 FAMILIES = ["llava", "qwen2_vl"]
 COUNTS = [3, 0, 1, 5]  # passages of each question: ragged, and none
@@ -31,7 +33,9 @@ def prefixes(loaded, make) -> list[Rendered]:
 @pytest.fixture(scope="module")
 def branches(loaded, make) -> list[list[list[int]]]:
     def branch(q: int, k: int) -> list[int]:
-        return loaded.renderer.passage_branch(make.passage(f"Number {q}{k}." + " It is made of oak." * ((q + k) % 4)))
+        return PassageScheme.of(loaded.renderer).passage_branch(
+            loaded.renderer, make.passage(f"Number {q}{k}." + " It is made of oak." * ((q + k) % 4))
+        )
 
     return [[branch(q, k) for k in range(count)] for q, count in enumerate(COUNTS)]
 
@@ -188,8 +192,14 @@ def test_mmkb_prompts_share_one_prefix(make):
     engine, renderer = PrefixEngine(loaded), loaded.renderer
     prefix = renderer.question_prefix(QUESTIONS[0], make.image())
     passages = [make.passage("One."), make.passage("Two.")]
-    prompts = [renderer.prompt_branch("ret"), renderer.prompt_branch("srt", passages[:1])]
-    prompts += [renderer.prompt_branch("mct", passages), renderer.prompt_branch("vqa", passages)]
+    prompts = [
+        PromptScheme.of(renderer).prompt_branch(renderer, "ret"),
+        PromptScheme.of(renderer).prompt_branch(renderer, "srt", passages[:1]),
+    ]
+    prompts += [
+        PromptScheme.of(renderer).prompt_branch(renderer, "mct", passages),
+        PromptScheme.of(renderer).prompt_branch(renderer, "vqa", passages),
+    ]
     ids = [renderer.token_id(role) for role in ("retrieve", "relevant")]
     (found,) = engine.branch(engine.read([prefix]), [prompts]).probabilities(ids)
     for prompt, probabilities in zip(prompts, found, strict=True):

@@ -5,7 +5,7 @@ import torch
 
 from reflectune.models.prefix.forward import Forward
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, key_of, split, stacked
-from reflectune.models.rendering import Rendered
+from reflectune.models.rendering.renderer import Rendered
 
 
 @pytest.fixture(scope="module", params=["llava", "qwen2_vl"])

@@ -18,7 +18,7 @@ from reflectune.core.errors import UserError
 from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.processing.image_config import ImageKeys, ImageSettings
 from reflectune.models.processing.image_fitting import fit_images
-from reflectune.models.schemes.base import MR2AG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 
 SIDE = 64
 PAD, CROP = ImageSettings("pad"), ImageSettings("crop")

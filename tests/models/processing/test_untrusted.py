@@ -3,8 +3,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from reflectune.core.errors import UserError
-from reflectune.models.processing.untrusted import SafeTokenizer, cut_at_slots, slot_mark
-from reflectune.models.schemes.base import Slot
+from reflectune.models.rendering.turns import Slot
+from reflectune.models.rendering.untrusted import SafeTokenizer, cut_at_slots, slot_mark
 
 
 def wrap(model, *added: str, special: bool = True) -> PreTrainedTokenizerFast:

@@ -4,13 +4,30 @@ from dataclasses import replace
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.models.schemes import base as s
-from reflectune.models.schemes.base import ANSWER_PROMPTS, MMKB_RAG, MR2AG, PLAIN, ROLES, SCHEMES, Slot
+from reflectune.models.rendering.turns import (
+    ANSWER_PROMPTS,
+    PASSAGE,
+    QUESTION,
+    Slot,
+    Turn,
+    answer_prompt,
+    answer_turns,
+    asking_turns,
+    documents_text,
+    passage_text,
+    prompt_parts,
+    question_turns,
+)
+from reflectune.models.schemes.base import SCHEME_FILE
+from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.models.schemes.plain import SCHEME as PLAIN
+from reflectune.models.schemes.registry import all_schemes, find_scheme, load_scheme
 
 
 @pytest.mark.parametrize("scheme", [MR2AG, MMKB_RAG], ids=lambda scheme: scheme.name)
 def test_a_scheme_has_four_distinct_tokens_with_distinct_descriptions(scheme):
-    assert tuple(scheme.tokens) == tuple(scheme.descriptions) == ROLES
+    assert tuple(scheme.tokens) == tuple(scheme.descriptions) == ("retrieve", "no_retrieve", "relevant", "irrelevant")
     assert len(set(scheme.tokens.values())) == len(set(scheme.descriptions.values())) == 4
 
 
@@ -25,11 +42,11 @@ def test_tokens_are_those_of_the_papers():
     assert list(MMKB_RAG.tokens.values()) == ["[Ret]", "[NoRet]", "[Rel]", "[NoRel]"]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("scheme", all_schemes().values(), ids=lambda scheme: scheme.name)
 def test_a_saved_scheme_loads_as_itself(scheme, tmp_path):
     scheme.save(tmp_path)
-    assert s.load_scheme(tmp_path) == scheme
-    assert s.load_scheme(tmp_path).fingerprint == scheme.fingerprint
+    assert load_scheme(tmp_path) == scheme
+    assert load_scheme(tmp_path).fingerprint == scheme.fingerprint
 
 
 def test_the_fingerprint_follows_every_field():
@@ -59,27 +76,27 @@ def _spoil(**changes):
 )
 def test_a_spoilt_scheme_file_is_refused(spoil, says, tmp_path):
     MR2AG.save(tmp_path)
-    path = tmp_path / s.SCHEME_FILE
+    path = tmp_path / SCHEME_FILE
     path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
     with pytest.raises(UserError, match=says):
-        s.load_scheme(tmp_path)
+        load_scheme(tmp_path)
 
 
 def test_a_checkpoint_that_learned_other_prompts_is_refused(tmp_path):
     earlier = {"read": "{passage} Answer.", "read_multi_answer": "{passage} Answer with '&&'."}
     replace(MR2AG, prompts=earlier).save(tmp_path)
     with pytest.raises(UserError, match=r"has no prompt answer_short, .*trained by an earlier version.*train it again"):
-        s.load_scheme(tmp_path)
+        load_scheme(tmp_path)
 
 
 def test_a_missing_scheme_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="scheme is missing"):
-        s.load_scheme(tmp_path)
+        load_scheme(tmp_path)
 
 
 def test_an_unknown_scheme_is_refused():
-    with pytest.raises(UserError, match="choose one of mr2ag, mmkb_rag, plain"):
-        s.find_scheme("mr3ag")
+    with pytest.raises(UserError, match="choose one of mmkb_rag, mr2ag, plain"):
+        find_scheme("mr3ag")
 
 
 @pytest.mark.parametrize(
@@ -92,31 +109,31 @@ def test_an_unknown_scheme_is_refused():
     ],
 )
 def test_a_passage_reads_as_title_lead_heading_text(left_out, text, make):
-    assert s.passage_text(make.passage("It was built.", **left_out)) == text
+    assert passage_text(make.passage("It was built.", **left_out)) == text
 
 
 def test_documents_are_numbered_from_one(make):
     two = [make.passage("A.", title="T", lead="", heading=""), make.passage("B.", title="U", lead="", heading="")]
-    assert s.documents_text(two) == "T: A. U: B."
-    assert s.documents_text(two, numbered=True) == "1. T: A. 2. U: B."
+    assert documents_text(two) == "T: A. U: B."
+    assert documents_text(two, numbered=True) == "1. T: A. 2. U: B."
 
 
 def test_the_instructions_are_those_of_mr2ag():
-    assert s.answer_prompt("short", documents=True) == (
+    assert answer_prompt("short", documents=True) == (
         "{passage} Based on the retrieved document, answer the question with a single word or phrase."
     )
-    assert s.answer_prompt("list", documents=True) == (
+    assert answer_prompt("list", documents=True) == (
         "{passage} Based on the retrieved documents, answer the question as briefly as possible, using '&&' to "
         "connect multiple different answers."
     )
 
 
-@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("scheme", all_schemes().values(), ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("style", ["short", "list", "free"])
 def test_an_answer_is_asked_for_alike_with_documents_and_without(scheme, style):
     """What is asked of a reader of documents is what is asked without: no score and no gate may hang on its wording."""
     wanted = {"short": "a single word or phrase", "list": "as briefly as possible, using '&&'", "free": ""}
-    prompts = [s.answer_prompt(style, documents=documents, prompts=scheme.prompts) for documents in (False, True)]
+    prompts = [answer_prompt(style, documents=documents, prompts=scheme.prompts) for documents in (False, True)]
     others = [words for name, words in wanted.items() if name != style and words]
     for prompt in prompts:
         assert wanted[style] in prompt
@@ -127,36 +144,36 @@ def test_an_answer_is_asked_for_alike_with_documents_and_without(scheme, style):
 
 
 def test_every_scheme_asks_for_an_answer_in_the_same_words():
-    for scheme in SCHEMES.values():
+    for scheme in all_schemes().values():
         assert {name: scheme.prompts[name] for name in ANSWER_PROMPTS} == ANSWER_PROMPTS
 
 
 def test_a_prompt_is_cut_at_its_slots():
-    assert s.prompt_parts("{passage} Read.") == (Slot("passage"), " Read.")
-    assert s.prompt_parts("Read: {passage}") == ("Read: ", Slot("passage"))
+    assert prompt_parts("{passage} Read.") == (Slot("passage"), " Read.")
+    assert prompt_parts("Read: {passage}") == ("Read: ", Slot("passage"))
 
 
 @pytest.mark.parametrize("name", MMKB_RAG.prompts)
 def test_every_prompt_starts_with_image_and_question(name):
-    (turn,) = s.prompt_turns(MMKB_RAG, name)
+    (turn,) = asking_turns(MMKB_RAG.prompts[name])
     assert turn.image
-    assert turn.parts[0] == s.QUESTION
+    assert turn.parts[0] == QUESTION
 
 
 def test_an_answer_in_one_turn_follows_the_question():
     short = "Answer the question with a single word or phrase."
-    (alone,) = s.answer_turns(MMKB_RAG.prompts, "short", documents=False)
-    assert alone == s.Turn("user", (s.QUESTION, " ", short), image=True)
-    (reading,) = s.answer_turns(MMKB_RAG.prompts, "list", documents=True)
-    assert reading.parts[:3] == (s.QUESTION, " ", s.PASSAGE)
+    (alone,) = answer_turns(MMKB_RAG.prompts, "short", documents=False)
+    assert alone == Turn("user", (QUESTION, " ", short), image=True)
+    (reading,) = answer_turns(MMKB_RAG.prompts, "list", documents=True)
+    assert reading.parts[:3] == (QUESTION, " ", PASSAGE)
     assert "'&&'" in reading.parts[3]
-    assert s.answer_turns(MMKB_RAG.prompts, "free", documents=False) == s.question_turns()
+    assert answer_turns(MMKB_RAG.prompts, "free", documents=False) == question_turns()
 
 
 def test_mr2ag_asks_for_an_answer_behind_the_gate():
-    for turns in (s.direct_turns(MR2AG, "short"), s.passage_turns(MR2AG, "short")):
+    for turns in (MR2AG.direct_turns("short"), MR2AG.passage_turns("short")):
         question, gate, instruction = turns
-        assert (question,) == s.question_turns()
+        assert (question,) == question_turns()
         assert gate.role == "assistant"
         assert "with a single word or phrase." in instruction.parts[-1]
 

@@ -3,7 +3,8 @@ import torch
 from tokenizers import AddedToken
 
 from reflectune.core.errors import UserError
-from reflectune.models.schemes.base import MMKB_RAG, MR2AG
+from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.tokens import NOISE, add_reflection_tokens, has_tokens, token_id_of
 
 FAMILIES = ["llava", "qwen2_vl"]

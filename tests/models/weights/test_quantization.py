@@ -10,7 +10,8 @@ from reflectune.core.errors import UserError
 from reflectune.models.attention.tree import collate
 from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.miniature.architecture import build_model
-from reflectune.models.schemes.base import MR2AG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization, dequantized, quantized_layers
 
 pytest.importorskip("bitsandbytes")
@@ -29,7 +30,7 @@ def base(request, make, tmp_path_factory):
 
 @torch.no_grad()
 def logits(loaded, make, model=None):
-    tree = loaded.renderer.encode_example(make.example(2), make.image())
+    tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, make.example(2), make.image())
     inputs = {k: v for k, v in collate([tree], loaded.model).items() if k not in ("labels", "weights")}
     return (model or loaded.model)(**inputs, use_cache=False).logits.float()
 

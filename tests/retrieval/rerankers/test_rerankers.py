@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
-from reflectune.models.schemes.base import passage_text
+from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.rerankers.config import RerankerConfig, RerankerSettings
 from reflectune.retrieval.rerankers.loading import load_reranker, open_reranker

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from reflectune.core.types import ReflectionExample
 from reflectune.models.attention.tree import collate, loss_terms
 from reflectune.models.attention.tree_mask import layout_of
 from reflectune.models.loading import load
+from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.data.collator import Collator
 from reflectune.train.data.examples import EncodedExamples
 

@@ -7,10 +7,11 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import FollowUp, ReflectionExample
+from reflectune.core.types import FollowUp
 from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.loading import load
-from reflectune.models.rendering import Renderer
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.data.examples import EncodedExamples, load_examples
 from reflectune.train.data.mixture import Part
 
@@ -126,7 +127,7 @@ def test_data_of_another_scheme_is_refused(data_folder: Path) -> None:
 
 
 def test_no_examples_are_an_error(data_folder: Path) -> None:
-    write_examples(data_folder / "train.parquet", [])
+    write_examples(data_folder / "train.parquet", [], ReflectionExample)
 
     with pytest.raises(UserError, match="holds no example"):
         load_examples(Part(str(data_folder), "train"), "mr2ag")

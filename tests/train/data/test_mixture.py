@@ -12,8 +12,8 @@ from PIL import Image
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
-from reflectune.core.types import ReflectionExample
 from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import load_training_data
 from reflectune.train.data.mixture import Mixture, Part

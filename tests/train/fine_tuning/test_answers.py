@@ -12,10 +12,15 @@ import torch
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import Passage, PromptedBranch, PromptedExample, ReflectionExample
-from reflectune.data_builders.reflection_data import read_examples, write_examples, write_prompted
+from reflectune.core.types import Passage
+from reflectune.data_builders.reflection_data import read_examples, write_examples
 from reflectune.models.loading import Loaded, load
 from reflectune.models.miniature.architecture import Family
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.models.schemes.passages import PassageScheme
+from reflectune.models.schemes.prompts import PromptScheme
+from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tuning.answers import AnswerReader, check_answers, has_answer, is_right
 from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
@@ -29,9 +34,12 @@ def plainly(loaded: Loaded, model: Any, example: ReflectionExample, root: Path) 
     image = load_image(example.image, root=root)
     prefix = loaded.renderer.prefix(example.question, image)
     gold = [branch for branch in example.branches if branch.relevant][:1]
-    tail = loaded.renderer.direct_branch(example.style)
+    tail = PassageScheme.of(loaded.renderer).direct_branch(loaded.renderer, example.style)
     if gold:
-        tail = [*loaded.renderer.passage_branch(gold[0].passage), loaded.renderer.token_id("relevant")]
+        tail = [
+            *PassageScheme.of(loaded.renderer).passage_branch(loaded.renderer, gold[0].passage),
+            loaded.renderer.token_id("relevant"),
+        ]
     return generated(loaded, model, [*prefix.ids, *tail], prefix.vision)
 
 
@@ -96,7 +104,7 @@ def test_mmkb_rags_answers_follow_its_prompt_for_them(
         passages: tuple[Passage, ...] = tuple(b.passage for b in example.branches if b.relevant)
         image = load_image(example.image, root=root)
         prefix = loaded.renderer.question_prefix(example.question, image)
-        ids = [*prefix.ids, *loaded.renderer.prompt_branch("vqa", passages)]
+        ids = [*prefix.ids, *PromptScheme.of(loaded.renderer).prompt_branch(loaded.renderer, "vqa", passages)]
         said = generated(loaded, loaded.model, ids, prefix.vision)
         branches = (PromptedBranch("ret", role="retrieve"),)
         branches += (PromptedBranch("vqa", passages, reply=said if number % 2 else "something else"),)
@@ -106,8 +114,9 @@ def test_mmkb_rags_answers_follow_its_prompt_for_them(
     reader = AnswerReader(loaded, [*asked, silent], root, count=100, seed=0, batch_size=4)
     right = {example.id: found for example, found in zip(reader.sample, reader.read(0, 1), strict=True)}
 
-    assert not has_answer(silent)
-    assert not has_answer(dataclasses.replace(asked[0], style="free"))
+    scheme = Scheme.of(loaded.renderer)
+    assert not has_answer(silent, scheme)
+    assert not has_answer(dataclasses.replace(asked[0], style="free"), scheme)
     assert [right[example.id] for example in asked] == [False, True] * 3
 
 
@@ -121,7 +130,7 @@ def test_answers_in_sentences_are_not_scored_by_exact_match(
 
     assert {example.id for example in reader.sample} == {example.id for example in examples[20:]}
     with pytest.raises(UserError, match="has no answer to compare with"):
-        check_answers(free, data_folder)
+        check_answers(free, find_scheme("mr2ag"), data_folder)
 
 
 def test_the_sample_is_drawn_by_seed(
@@ -156,7 +165,7 @@ def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
     assert_equal_weights: Callable[..., None],
 ) -> None:
     """With dropout, so that a random number drawn in between would show."""
-    examples = read_examples(data_folder / "train.parquet")
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])
     reads: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 2, "eval_answers": 5}
     same = {"method": method, "dtype": dtype}
@@ -176,7 +185,7 @@ def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
 def test_data_without_answers_is_refused_before_training(
     config: Callable[..., SftConfig], prompted_folder: Path
 ) -> None:
-    write_prompted(
+    write_examples(
         prompted_folder / "val.parquet",
         [PromptedExample("a", "red.png", "?", (PromptedBranch("ret", role="retrieve"),))],
     )

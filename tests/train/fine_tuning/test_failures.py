@@ -12,9 +12,9 @@ from PIL import Image
 
 from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
-from reflectune.core.types import ReflectionExample
 from reflectune.data_builders.reflection_data import read_examples, write_examples
 from reflectune.models.miniature.architecture import Family
+from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tuning.fine_tune import fine_tune
 from reflectune.train.fine_tuning.trainer import ReflectionTrainer
@@ -128,7 +128,7 @@ def test_image_tokens_that_the_model_does_not_expect_name_the_examples(config: C
 def test_a_picture_that_is_corrupt_in_the_middle_of_an_epoch_is_named(
     config: Callable[..., SftConfig], data_folder: Path, workers: int
 ) -> None:
-    examples = read_examples(data_folder / "train.parquet")
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     images = data_folder / "images"
     Image.new("RGB", (70, 64)).save(images / "odd.png")
     (images / "odd.png").write_bytes((images / "odd.png").read_bytes()[:60])
@@ -140,7 +140,7 @@ def test_a_picture_that_is_corrupt_in_the_middle_of_an_epoch_is_named(
 
 
 def test_a_picture_that_the_processor_refuses_is_named(config: Callable[..., SftConfig], data_folder: Path) -> None:
-    examples = read_examples(data_folder / "train.parquet")
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     Image.new("RGB", (4000, 2)).save(data_folder / "images" / "line.png")
     line = ReflectionExample("line", "line.png", "Which colour is it?", False, answer="black")
     write_examples(data_folder / "train.parquet", [*examples, line])

@@ -277,8 +277,9 @@ def test_changed_data_is_not_continued_with(
     interrupted(config(), 4)
     other = Path(data_folder, "other.parquet")
     from reflectune.data_builders.reflection_data import read_examples, write_examples
+    from reflectune.models.schemes.examples import ReflectionExample
 
-    write_examples(other, read_examples(data_folder / "train.parquet")[1:])
+    write_examples(other, read_examples(data_folder / "train.parquet", ReflectionExample)[1:])
 
     with pytest.raises(UserError, match="`data_fingerprint` is"):
         fine_tune(config(train_data=str(other)))

@@ -15,6 +15,7 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.reflection_data import read_examples, write_examples
 from reflectune.models.loading import load
+from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tuning.fine_tune import encoded_examples, fine_tune
 from reflectune.train.fine_tuning.logs import LOG_FILE
@@ -36,7 +37,7 @@ def test_the_log_has_each_row_once_in_a_resumed_run_too(
     interrupted: Callable[..., None],
     history: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    write_examples(data_folder / "val.parquet", read_examples(data_folder / "train.parquet")[:7])
+    write_examples(data_folder / "val.parquet", read_examples(data_folder / "train.parquet", ReflectionExample)[:7])
     changes: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 4}
     straight, resumed = config("straight", **changes), config("resumed", **changes)
     fine_tune(straight)
@@ -66,7 +67,7 @@ def test_the_tokens_that_were_read_are_counted_over_a_resumed_run_too(
     states = [json.loads(Path(run.output_dir, "trainer_state.json").read_text()) for run in (straight, resumed)]
     assert states[0]["num_input_tokens_seen"] == states[1]["num_input_tokens_seen"]
     loaded = load(straight.model, scheme="mr2ag", device="cpu")
-    examples = read_examples(data_folder / "train.parquet")
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     encoded = encoded_examples(examples, (data_folder / "images",), loaded, straight)
     lengths = [sum(tree.length for tree in example.trees) for example in encoded]
     assert len(lengths) == 24

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import ReflectionExample
 from reflectune.models.attention.tree import IGNORE, Tree, independent_rows
 from reflectune.models.loading import Loaded, load
 from reflectune.models.miniature.architecture import Family
+from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.models.schemes.passages import PassageScheme
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
 from reflectune.train.fine_tuning.trainer import load_weights, supervised_weight
@@ -52,7 +53,9 @@ def test_the_loss_is_equations_8_and_9_over_the_global_batch(
     terms: list[float] = []
     gates = 0
     for example in examples:
-        tree = loaded.renderer.encode_example(example, load_image(example.image, root=data_folder / "images"))
+        tree = PassageScheme.of(loaded.renderer).encode(
+            loaded.renderer, example, load_image(example.image, root=data_folder / "images")
+        )
         gates += sum(label == loaded.renderer.token_id("retrieve") for label in tree.prefix.labels)
         terms += [loss for row in independent_rows(tree) for loss in row_losses(loaded, row)]
 

@@ -14,12 +14,16 @@ import torch
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import FollowUp, PromptedExample, ReflectionExample
-from reflectune.data_builders.reflection_data import read_examples, read_prompted, write_examples, write_prompted
+from reflectune.core.types import FollowUp
+from reflectune.data_builders.reflection_data import read_examples, write_examples
 from reflectune.models.attention.tree import loss_terms
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.schemes.examples import PromptedExample, ReflectionExample
+from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.models.schemes.passages import PassageScheme
 from reflectune.train.config import SftConfig, greater_is_better, metric_names
 from reflectune.train.data.collator import Collator
 from reflectune.train.data.examples import EncodedExamples
@@ -33,7 +37,7 @@ from reflectune.train.saving.checkpoints import checkpoint_folders
 @pytest.fixture
 def config(config: Callable[..., SftConfig], data_folder: Path) -> Callable[..., SftConfig]:
     """Short runs that are validated every other step."""
-    examples = read_examples(data_folder / "train.parquet")
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", examples[:7] + examples[18:22])
     return functools.partial(config, eval_data=str(data_folder), eval_steps=2)
 
@@ -50,7 +54,7 @@ def reader(loaded: Any, examples: Any, root: Path, *, batch_size: int = 3, share
     data = EncodedExamples(examples, loaded.renderer, root, share_prefix=share_prefix, max_tokens=4096)
     renderer = loaded.renderer
     collator = Collator(loaded.model)
-    return GateReader(data, collator, renderer.token_ids, loaded.scheme.name, batch_size, renderer.image_token_id)
+    return GateReader(data, collator, renderer, batch_size)
 
 
 def read(made: GateReader, model: Any, rank: int = 0, processes: int = 1) -> tuple[list[Reading], Sums]:
@@ -73,7 +77,13 @@ def test_a_gate_is_what_the_engine_reads_at_inference(
         retrieve.append((float(gate[0] / gate.sum()), example.retrieve))
         if example.branches:
             read_passages = engine.branch(
-                prefixes, [[loaded.renderer.passage_branch(b.passage) for b in example.branches]]
+                prefixes,
+                [
+                    [
+                        PassageScheme.of(loaded.renderer).passage_branch(loaded.renderer, b.passage)
+                        for b in example.branches
+                    ]
+                ],
             )
             pairs = read_passages.probabilities(ids[2:])[0]
             relevant += [(float(p[0] / p.sum()), b.relevant) for p, b in zip(pairs, example.branches, strict=True)]
@@ -140,7 +150,7 @@ def test_conversations_are_trained_on_and_validated(
     config: Callable[..., SftConfig], data_folder: Path, history: Callable[..., list[dict[str, Any]]]
 ) -> None:
     for split in ("train", "val"):
-        kept = read_examples(data_folder / f"{split}.parquet")
+        kept = read_examples(data_folder / f"{split}.parquet", ReflectionExample)
         write_examples(data_folder / f"{split}.parquet", [*talks(kept), *kept[:6]])
     run = config(max_steps=2)
 
@@ -151,7 +161,7 @@ def test_conversations_are_trained_on_and_validated(
 
 def test_both_schemes_name_their_gates(base_model: Callable[..., Path], prompted_folder: Path) -> None:
     loaded = load(str(base_model("qwen2_vl")), scheme="mmkb_rag")
-    examples = read_prompted(prompted_folder / "train.parquet")
+    examples = read_examples(prompted_folder / "train.parquet", PromptedExample)
     found, sums = read(reader(loaded, examples, prompted_folder.parent / "data" / "images"), loaded.model)
 
     assert {name: sum(r.gate == name for r in found) for name in ("ret", "srt")} == {
@@ -225,7 +235,9 @@ def test_the_best_weights_are_the_result_in_a_resumed_run_too(
     assert_equal_weights(straight.output_dir, resumed.output_dir)
     loaded = load(straight.output_dir)
     root = Path(straight.eval_data, "images")
-    found = gate_metrics(*read(reader(loaded, read_examples(straight.eval_part().file), root), loaded.model))
+    found = gate_metrics(
+        *read(reader(loaded, read_examples(straight.eval_part().file, ReflectionExample), root), loaded.model)
+    )
     assert found["relevance_accuracy"] == pytest.approx(best["eval_relevance_accuracy"])
     assert found["loss"] == pytest.approx(best["eval_loss"], abs=1e-5)
 
@@ -286,22 +298,22 @@ def test_a_metric_that_the_data_cannot_give_is_refused_before_training(
     with pytest.raises(UserError, match=r"`best_metric: retrieve_auroc` cannot be computed: .* only True labels"):
         fine_tune(run)
     assert not Path(run.output_dir).exists()
-    check_metric("relevance_auroc", examples, "x")
-    check_metric("loss", examples, "x")
+    check_metric("relevance_auroc", examples, MR2AG, "x")
+    check_metric("loss", examples, MR2AG, "x")
 
 
 def test_prompted_examples_are_checked_too(prompted_folder: Path) -> None:
-    examples: list[PromptedExample] = list(read_prompted(prompted_folder / "train.parquet"))
+    examples: list[PromptedExample] = list(read_examples(prompted_folder / "train.parquet", PromptedExample))
     rng = random.Random(0)
     rng.shuffle(examples)
-    check_metric("srt_auroc", examples, "x")
+    check_metric("srt_auroc", examples, MMKB_RAG, "x")
     bare = [
         PromptedExample(e.id, e.image, e.question, tuple(b for b in e.branches if b.prompt == "ret")) for e in examples
     ]
-    write_prompted(prompted_folder / "val.parquet", bare)
+    write_examples(prompted_folder / "val.parquet", bare)
 
     with pytest.raises(UserError, match="has no label for the gate `srt`"):
-        check_metric("srt_accuracy", bare, "x")
+        check_metric("srt_accuracy", bare, MMKB_RAG, "x")
 
 
 @pytest.mark.parametrize(

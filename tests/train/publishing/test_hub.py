@@ -16,7 +16,7 @@ import yaml
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load
-from reflectune.models.schemes.base import MR2AG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tuning.fine_tune import fine_tune
 from reflectune.train.publishing.model_card import front_matter, validation

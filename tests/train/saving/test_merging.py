@@ -16,7 +16,7 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded, load, read_info, save_checkpoint
 from reflectune.models.miniature.architecture import Family, build_model
-from reflectune.models.schemes.base import MR2AG
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.config import SftConfig
 from reflectune.train.merge import MergeConfig
 from reflectune.train.saving.merging import merge, plan

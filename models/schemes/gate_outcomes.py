@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from reflectune.core.types import Passage, PromptedBranch
+from reflectune.core.types import Passage
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class PassageOutcome:
 
 @dataclass(frozen=True)
 class AnchoredPassage:
-    """A passage of which the model is to go on saying what it said.
+    """A passage that was judged, with what the model said of it, which training keeps as it is.
 
     Attributes:
         passage: The passage.
         log_odds: Of the relevance gate, as `PassageOutcome` has them; None if that gate is refined.
-        answer: What was answered from it, in mR²AG; "" if nothing was.
+        answer: What was answered from it in the same branch; "" if nothing was.
     """
 
     passage: Passage
@@ -40,18 +40,33 @@ class AnchoredPassage:
 
 
 @dataclass(frozen=True)
+class AnchoredReply:
+    """A reply in words to one of a scheme's prompts.
+
+    Attributes:
+        prompt: Which prompt.
+        documents: What it was about.
+        words: The reply.
+    """
+
+    prompt: str
+    documents: tuple[Passage, ...]
+    words: str
+
+
+@dataclass(frozen=True)
 class KLAnchor:
-    """What the model itself said on either side of its gates, and is to go on saying.
+    """What the model itself said on either side of its gates. Training keeps it as it is.
 
     Attributes:
         passages: Some of the passages that were judged.
         direct: The answer without retrieval; "" if another model gives it.
-        replies: MMKB-RAG: the replies to P_MCT, and to P_vqa with documents if no other model answers.
+        replies: The replies to prompts that ask for words about documents.
     """
 
     passages: tuple[AnchoredPassage, ...] = ()
     direct: str = ""
-    replies: tuple[PromptedBranch, ...] = ()
+    replies: tuple[AnchoredReply, ...] = ()
 
 
 NO_ANCHOR = KLAnchor()
@@ -68,7 +83,7 @@ class GateOutcome:
         passages_read: Passages that the loop read.
         log_odds: Of the retrieval gate: the logit of its positive token less that of its negative one.
         passages: The passages, each answered from; none if the relevance gate was not asked about.
-        held: What else the model said.
+        anchor: What else the model said.
     """
 
     question_id: str
@@ -77,7 +92,7 @@ class GateOutcome:
     passages_read: int
     log_odds: float
     passages: tuple[PassageOutcome, ...] = ()
-    held: KLAnchor = NO_ANCHOR
+    anchor: KLAnchor = NO_ANCHOR
 
 
 class Measure(Protocol):

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from reflectune.core.errors import UserError
-from reflectune.models.schemes.base import Slot
+from reflectune.models.rendering.turns import Slot
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # around a special token's id
 _SLOT_OPEN, _SLOT_CLOSE = "\ufdd2", "\ufdd3"  # around a slot's name

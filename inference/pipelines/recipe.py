@@ -1,0 +1,120 @@
+"""How a pipeline is put together: what it needs, which questions it takes, and the function that makes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from reflectune.core.types import Question
+from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.pipelines.base import Pipeline
+from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.retriever import Retriever
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What pipelines are put together from; the pipelines at hand need not use all.
+
+    Attributes:
+        config: The settings.
+        knowledge: The entries.
+        probes: Where a diagnosis takes passages from; None where nothing is diagnosed.
+        engine: Reads with the model that the pipeline's recipe names.
+        base: Reads with the base model, where it answers what the tuned model has reflected on.
+        retriever: Finds entries.
+        reranker: Picks the passages of naive RAG.
+        judging: Whether the relevance of passages is read; without it every passage is answered from.
+    """
+
+    config: ReadingConfig
+    knowledge: KnowledgeBase
+    probes: DiagnosticPassages | None = None
+    engine: PrefixEngine | None = None
+    base: PrefixEngine | None = None
+    retriever: Retriever | None = None
+    reranker: Reranker | None = None
+    judging: bool = True
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one pipeline, or one stage that measures a pipeline's parts, is made.
+
+    Attributes:
+        make: Puts it together, given the name that its traces are filed under.
+        model: The config's field that names the model it reads with: `model` (tuned to reflect), `plain_model` (tuned
+            without reflection), `base_model`, or None.
+        retrieves: Whether it needs the retriever.
+        takes: Which questions it answers.
+        settings: The config's fields that its answers depend on, beyond those that all depend on.
+        form: The name in a config that stands for it, perhaps with others; "" for a stage.
+        scheme: The scheme of the checkpoint that `model` has to be; "" if any will do.
+        measured_by: The stage that measures its decisions; "" if there is none.
+        reranks: Whether passages are picked by the reranker.
+        base_answers: Whether the base model answers if `answer_model` is `base`.
+        answer_each: Makes a pipeline that answers from each passage alone, whatever the gates say; for rewards.
+    """
+
+    make: Callable[[str, Parts], Pipeline]
+    model: ModelRole | None
+    retrieves: bool
+    takes: Callable[[Question], bool]
+    settings: tuple[str, ...] = ()
+    form: str = ""
+    scheme: str = ""
+    measured_by: str = ""
+    reranks: bool = False
+    base_answers: bool = False
+    answer_each: Callable[[Parts], Pipeline] | None = None
+
+    def answered_by_base(self, config: ReadingConfig) -> bool:
+        """Whether the base model answers, so that it is needed beside the tuned one."""
+        return self.base_answers and config.answer_model == "base"
+
+
+TUNED_BASELINES = "tuned_baselines"
+"""The form of baselines whose model was fine-tuned on the same questions, without reflection."""
+
+
+def baseline(name: str, recipe: Recipe) -> Mapping[str, Recipe]:
+    """A baseline of the base model, and the same of the model that was fine-tuned without reflection."""
+    tuned = dataclasses.replace(recipe, model="plain_model", form=TUNED_BASELINES)
+    return {name: recipe, f"{name}_tuned": tuned}
+
+
+def needed(part: Part | None) -> Part:
+    """A part that a recipe says the pipeline needs."""
+    if part is None:
+        raise ValueError("a pipeline was asked for without a model or retriever that its recipe says it needs")
+    return part
+
+
+# Which questions a pipeline takes.
+
+
+def every(question: Question) -> bool:
+    """All."""
+    return True
+
+
+def knowledge_based(question: Question) -> bool:
+    """Those that may have to be looked up."""
+    return question.is_knowledge_based is not False
+
+
+def with_entry(question: Question) -> bool:
+    """Those of them whose entry is known."""
+    return knowledge_based(question) and bool(question.evidence or question.entity_ids)
+
+
+def with_evidence(question: Question) -> bool:
+    """Those of them whose evidence is known."""
+    return knowledge_based(question) and bool(question.evidence)

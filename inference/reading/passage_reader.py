@@ -1,0 +1,95 @@
+"""A model that reflects turn by turn as its pipeline sees it: open questions, read the gate, judge passages, answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+
+from reflectune.core.types import Passage, Question
+from reflectune.inference.reading.reader import Answer, Opened, Reader, share
+from reflectune.models.prefix.engine import Branches, PrefixEngine
+from reflectune.models.schemes.passages import PassageScheme
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Passages read on top of opened questions.
+
+    Attributes:
+        branches: The engine's state.
+        passages: Per question, the passages that were read: all that the model's context holds.
+        relevance: Per question and passage: p([Relevant]) (S_rel, equation 6) and p([Irrelevant]), full softmax.
+    """
+
+    branches: Branches
+    passages: list[list[Passage]]
+    relevance: list[list[tuple[float, float]]]
+
+
+class PassageReader(Reader):
+    """One loaded model of a `PassageScheme` with its engine, over the shared prefix of a question."""
+
+    def __init__(self, engine: PrefixEngine, max_new_tokens: int) -> None:
+        """Bind the engine, and the longest answer in tokens."""
+        super().__init__(engine, max_new_tokens)
+        self._scheme = PassageScheme.of(engine.renderer)
+
+    def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
+        """Read images and questions up to where the gate speaks: one vision and one prefix pass a question."""
+        rendered = [
+            self._scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)
+        ]
+        return Opened(questions, self._engine.read(rendered), [len(each.ids) for each in rendered])
+
+    def gates(self, opened: Opened) -> list[float]:
+        """P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) of each question, after equation 1."""
+        both = opened.prefixes.probabilities(self._ids("retrieve", "no_retrieve")).tolist()
+        return [share(yes, no) for yes, no in both]
+
+    def answer_directly(self, opened: Opened, rows: Sequence[int]) -> list[Answer]:
+        """Answer these questions after [No Retrieval], equation 2, asked for a short answer as after a passage."""
+        if not rows:
+            return []
+        wanted = set(rows)
+        branches = [
+            [self._scheme.direct_branch(self._renderer, question.answer_style)] if row in wanted else []
+            for row, question in enumerate(opened.questions)
+        ]
+        state = self._engine.branch(opened.prefixes, branches)
+        return self._generate(state, [(row, 0) for row in rows], [])
+
+    def judge(self, opened: Opened, passages: Sequence[Sequence[Passage]]) -> Judged:
+        """Read each question's passages after [Retrieval], all in one batch; a question may have none.
+
+        A passage that the model's context does not hold with its question and an answer is left out, never cut.
+        """
+        room = self._engine.max_length - self._max_new_tokens - 1  # one for [Relevant]
+        kept: list[list[Passage]] = []
+        branches: list[list[list[int]]] = []
+        for question, length, own in zip(opened.questions, opened.lengths, passages, strict=True):
+            ids = [self._scheme.passage_branch(self._renderer, passage, question.answer_style) for passage in own]
+            fitting = [k for k, branch in enumerate(ids) if length + len(branch) <= room]
+            kept.append([own[k] for k in fitting])
+            branches.append([ids[k] for k in fitting])
+        state = self._engine.branch(opened.prefixes, branches)
+        found = state.probabilities(self._ids("relevant", "irrelevant"))
+        return Judged(state, kept, [[(yes, no) for yes, no in own.tolist()] for own in found])
+
+    def answer_from(self, judged: Judged, rows: Sequence[tuple[int, int]]) -> list[Answer]:
+        """Answer from passages, given as (question, passage) positions, after [Relevant], equation 5."""
+        return self._generate(judged.branches, rows, self._ids("relevant"))
+
+    def _ids(self, *roles: str) -> list[int]:
+        return [self._renderer.token_id(role) for role in roles]
+
+
+class UnjudgingReader(PassageReader):
+    """Reads passages as `PassageReader` does with S_rel 1 for all: each is answered from, no product depends on it."""
+
+    def judge(self, opened: Opened, passages: Sequence[Sequence[Passage]]) -> Judged:
+        """As `PassageReader.judge`, with p([Relevant]) = 1."""
+        judged = super().judge(opened, passages)
+        return dataclasses.replace(judged, relevance=[[(1.0, 0.0)] * len(own) for own in judged.passages])

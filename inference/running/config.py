@@ -1,0 +1,111 @@
+"""The settings of `evaluate.py` and `answer.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from reflectune.data_builders.metric_config import MetricConfig
+from reflectune.inference.config import ReadingConfig
+from reflectune.inference.pipelines.recipe import Recipe
+from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class EvaluateConfig(MetricConfig, ReadingConfig):
+    """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
+
+    splits: list[str] = field(
+        default_factory=lambda: ["val_unseen_question", "val_unseen_entity"], metadata=_help("splits to answer")
+    )
+    pipelines: list[str] = field(
+        default_factory=lambda: ["closed_book", "naive_rag", "oracle", "mr2ag"],
+        metadata=_help(f"of {', '.join(all_forms())}"),
+    )
+    output: str = field(default="", metadata=_help("folder for traces/, metrics.json and report.html"))
+    limit: int | None = field(default=None, metadata=_help("questions per split, drawn by seed; all if unset"))
+    batch_questions: int = field(default=8, metadata=_help("questions answered together"))
+    report_questions: int = field(default=1000, metadata=_help("questions to list in the report"))
+    on_error: Literal["stop", "skip"] = field(
+        default="stop", metadata=_help("a question with a bad image or no text: stop, or count it as wrong and list it")
+    )
+    seed: int = field(default=0, metadata=_help("seed of sampling and of bootstrap intervals"))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = super().problems() + self.metric_issues(self.dataset)
+        known = {*all_forms(), *(name for names in all_forms().values() for name in names)}
+        unknown = [name for name in self.pipelines if name not in known]
+        issues += [f"`pipelines`: unknown pipeline `{name}`; one of {', '.join(all_forms())}" for name in unknown]
+        if not self.pipelines:
+            issues.append("`pipelines` is empty; name at least one of " + ", ".join(all_forms()))
+        if not self.splits:
+            issues.append("`splits` is empty; name at least one split, e.g. val_unseen_entity")
+        if not self.output:
+            issues.append("`output` is needed: a folder for traces/, metrics.json and report.html")
+        issues += self._missing_parts({name: find_recipe(name) for name in self.forms() if name in known})
+        if self.batch_questions < 1:
+            issues.append(f"`batch_questions` must be at least 1, found {self.batch_questions}")
+        if self.limit is not None and self.limit < 1:
+            issues.append(f"`limit` must be at least 1, or unset for all questions; found {self.limit}")
+        if self.report_questions < 0:
+            issues.append(f"`report_questions` must be at least 0, found {self.report_questions}")
+        return issues
+
+    def _missing_parts(self, asked: Mapping[str, Recipe]) -> list[str]:
+        """Which models, and what else, the pipelines asked for lack."""
+        issues = []
+        retrieving = [name for name, recipe in asked.items() if recipe.retrieves]
+        if retrieving and not self.index:
+            issues.append("`index` is needed by " + ", ".join(retrieving))
+        reflecting = [name for name, recipe in asked.items() if recipe.model == "model"]
+        schemes = sorted({asked[name].scheme for name in reflecting})
+        if reflecting and not self.model:
+            issues.append(f"`model` is needed by {', '.join(reflecting)}: a checkpoint that train/sft.py wrote")
+        if len(schemes) > 1:
+            issues.append(
+                f"`pipelines`: {' and '.join(schemes)} need checkpoints of different schemes; run them one by one"
+            )
+        elif schemes and self.scheme not in ("", *schemes):
+            issues.append(f"`scheme` is {self.scheme}, but {reflecting[0]} needs a checkpoint of scheme {schemes[0]}")
+        tuned_plainly = [name for name, recipe in asked.items() if recipe.model == "plain_model"]
+        if tuned_plainly and not self.plain_model:
+            issues.append(
+                f"`plain_model` is needed by {', '.join(tuned_plainly)}: a checkpoint of scheme plain, see build_plain"
+            )
+        based = [n for n, recipe in asked.items() if recipe.model == "base_model" or recipe.answered_by_base(self)]
+        if based and not self.base_model:
+            issues.append("`base_model` is needed by " + ", ".join(based))
+        return issues
+
+    def __post_init__(self) -> None:
+        """Ask for the scheme of the tuned pipeline that is to be run, if none is named."""
+        super().__post_init__()
+        schemes = {find_recipe(name).scheme for name in self.forms() if name in all_recipes()} - {""}
+        self.scheme = self.scheme or (schemes.pop() if len(schemes) == 1 else "")
+
+    def forms(self) -> list[str]:
+        """The pipelines to run: `naive_rag`, `oracle` and `tuned_baselines` are several each."""
+        return list(dict.fromkeys(form for name in self.pipelines for form in all_forms().get(name, (name,))))
+
+
+@dataclass
+class AnswerConfig(ReadingConfig):
+    """Answer one question about one image, and show how: with the pipeline of the checkpoint's own scheme."""
+
+    image: str = field(default="", metadata=_help("the image, a path"))
+    question: str = field(default="", metadata=_help("the question"))
+    json: bool = field(default=False, metadata=_help("print the whole trace as JSON"))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = super().problems()
+        for name in ("image", "question", "model", "index"):
+            if not getattr(self, name).strip():
+                issues.append(f"`{name}` is needed")
+        return issues

@@ -1,0 +1,329 @@
+"""Renders turns in a family's chat template, as token ids that untrusted text cannot forge."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from PIL import Image
+from torch import Tensor
+
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import fingerprint
+from reflectune.core.types import AnswerStyle, Passage
+from reflectune.models.attention.tree import IGNORE
+from reflectune.models.rendering.turns import (
+    ANSWER,
+    ANSWER_PROMPTS,
+    QUESTION,
+    Slot,
+    Turn,
+    Turns,
+    answer_turns,
+    documents_text,
+    question_turns,
+)
+from reflectune.models.rendering.untrusted import SafeTokenizer, cut_at_slots, slot_mark
+
+Chunks = tuple[str | Slot, ...]
+Texts = Mapping[str, str]
+"""What stands in the slots of turns, by the slot's name. It is untrusted."""
+
+Supervised = tuple[list[int], list[int]]
+"""Token ids and their labels: the id where it is supervised, else -100."""
+
+
+class Vocabulary(Protocol):
+    """What a renderer needs of a scheme."""
+
+    @property
+    def name(self) -> str:
+        """The scheme's name."""
+        ...
+
+    @property
+    def tokens(self) -> Mapping[str, str]:
+        """The special token of each role, as it is written."""
+        ...
+
+    @property
+    def replies(self) -> Sequence[str]:
+        """The roles whose token the assistant says first in its turn; other tokens stand in prompts."""
+        ...
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What the user's turn says, by name."""
+        ...
+
+    def strip(self, text: str) -> str:
+        """A decoded reply without special tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """One sequence that a model reads.
+
+    Attributes:
+        ids: Token ids, the image's placeholders expanded.
+        labels: `ids` where supervised, else -100.
+        vision: What the family's processor made of the image (`pixel_values`, `image_grid_thw`, …).
+    """
+
+    ids: list[int]
+    labels: list[int]
+    vision: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Renderer:
+    """Binds a scheme's tokens to a family's processor: all that training and inference feed to a model comes from here.
+
+    Which turns there are is the scheme's affair (`reflectune.models.schemes`). Questions, passages and answers are
+    untrusted: whatever characters they hold, they become plain text. Everything else gets the ids that the tokenizer
+    gives the whole conversation.
+
+    Args:
+        scheme: Whose tokens to use, or None for a plain model. Its tokens must be in the tokenizer.
+        processor: A transformers processor with a chat template, an image processor and a fast tokenizer.
+
+    Raises:
+        UserError: The processor lacks something, or its chat template cannot be continued turn by turn.
+    """
+
+    def __init__(self, scheme: Vocabulary | None, processor: Any) -> None:
+        if getattr(processor, "chat_template", None) is None:
+            raise UserError("the model's processor has no chat template; set one (chat_template.jinja in its folder)")
+        self.scheme, self.tokenizer = scheme, processor.tokenizer
+        self.processor = processor
+        self.reflection_tokens: tuple[str, ...] = tuple(scheme.tokens.values()) if scheme else ()
+        self._safe = SafeTokenizer(self.tokenizer, owned=(self.processor.image_token, *self.reflection_tokens))
+        self.image_token_id: int = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
+        self._closing = ""
+        self.end_token_id = self._find_end()
+        self.token_ids: Mapping[str, int] = self._find_tokens()
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the scheme, the chat template and the tokens: what decides the ids that a text becomes."""
+        parts = [self.scheme, self.processor.chat_template, self.tokenizer.backend_tokenizer.to_str()]
+        return fingerprint(parts)
+
+    def token_id(self, role: str) -> int:
+        """The id of a special token, by role (`retrieve`, `no_retrieve`, `relevant`, `irrelevant`)."""
+        if role not in self.token_ids:
+            raise UserError(f"the model has no `{role}` token: it was loaded without a scheme; give one, e.g. mr2ag")
+        return self.token_ids[role]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of generated ids, special tokens kept."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).strip()
+
+    def strip(self, text: str) -> str:
+        """A decoded reply without the scheme's tokens and without runs of spaces."""
+        return self.scheme.strip(text) if self.scheme else " ".join(text.split())
+
+    # From the beginning.
+
+    def prefix(self, question: str, image: Image.Image) -> Rendered:
+        """Image and question up to the assistant's cue, where the assistant's first token comes next."""
+        return self._read(self._chunks(question_turns(), cue=True), {"question": question}, image)
+
+    def question_prefix(self, question: str, image: Image.Image) -> Rendered:
+        """Image and question, inside the user's turn: what all prompts behind a question share."""
+        chunks = self._chunks(answer_turns(self._prompts, "short", documents=False), cue=True)
+        return self._read(chunks[: chunks.index(QUESTION) + 1], {"question": question}, image)
+
+    def plain(
+        self, question: str, image: Image.Image, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
+    ) -> Rendered:
+        """One user's turn without reflection: image, question, any passages, how to answer, the assistant's cue."""
+        turns = answer_turns(self._prompts, style, documents=bool(passages))
+        texts = {"question": question, "passage": documents_text(passages)}
+        return self._read(self._chunks(turns, cue=True), texts, image)
+
+    # What goes on from there.
+
+    def after_prefix(self, turns: Turns, texts: Texts) -> list[int]:
+        """What goes on from `prefix` when these are the turns, up to the assistant's cue.
+
+        Args:
+            turns: The whole conversation, which begins with `question_turns` and ends with the user's turn.
+            texts: What stands in its slots, but for the question.
+        """
+        return self._safe.encode_continuation(_fill(self._after_gate(turns, cue=True), texts))
+
+    def after_question(self, turns: Turns, texts: Texts) -> list[int]:
+        """What goes on from `question_prefix` when this is the turn, up to the assistant's cue.
+
+        Args:
+            turns: One user's turn, which begins with the question.
+            texts: What stands in its slots, but for the question.
+        """
+        chunks = self._chunks(turns, cue=True)
+        return self._safe.encode_continuation(_fill(chunks[chunks.index(QUESTION) + 1 :], texts))
+
+    def supervised(self, turns: Turns, texts: Texts) -> Supervised:
+        """What goes on from `prefix`; each of the assistant's turns is supervised, from its token to its end.
+
+        Args:
+            turns: The whole conversation, which ends with the assistant's turn. Each of its replies begins with one of
+                the scheme's tokens.
+            texts: What stands in its slots, but for the question.
+        """
+        ids = self._safe.encode_continuation(_fill(self._after_gate(turns), texts))
+        labels, speaking, end = [], False, 0
+        for place, token in enumerate(ids):  # no untrusted text can contain either token, so both are found by id
+            speaking = speaking or token in self._reply_ids
+            labels.append(token if speaking else IGNORE)
+            if speaking and token == self.end_token_id:
+                speaking, end = False, place + 1
+        return ids[:end], labels[:end]  # what the template puts behind the last end of turn is cut off
+
+    def shared_beginning(self, turns: Turns) -> list[int]:
+        """What every `after_prefix` with these turns begins with, whatever stands in their slots."""
+        return list(self._shared_beginning(turns))
+
+    def reply_ids(self, text: str) -> list[int]:
+        """A reply in words behind the assistant's cue, and the token that ends it: what is scored, and trained on."""
+        reply = self._before_reply + SafeTokenizer.clean(text)
+        return [*self._safe.encode_continuation(reply, self._cue), self.end_token_id]
+
+    # How it is done.
+
+    @functools.cached_property
+    def _cue(self) -> str:
+        """What the chat template writes behind the user's last words, up to where the assistant goes on."""
+        return str(self._chunks(question_turns(), cue=True)[-1])
+
+    @functools.cached_property
+    def _before_reply(self) -> str:
+        """What the chat template puts between its cue and a reply: a space, or nothing."""
+        turns = (*question_turns(), Turn("assistant", (ANSWER,)))
+        first = self._difference(question_turns(), turns, cue=False)[0]
+        return first if isinstance(first, str) else ""
+
+    @functools.cached_property
+    def _reply_ids(self) -> frozenset[int]:
+        """The tokens that a reply begins with."""
+        return frozenset(self.token_ids[role] for role in self.scheme.replies) if self.scheme else frozenset()
+
+    @functools.lru_cache(maxsize=16)  # noqa: B019  a renderer lives as long as its model
+    def _shared_beginning(self, turns: Turns) -> tuple[int, ...]:
+        chunks = self._after_gate(turns, cue=True)
+        slots = [part.name for part in chunks if isinstance(part, Slot)]
+        probes = [
+            self._safe.encode_continuation(_fill(chunks, dict.fromkeys(slots, text)))
+            for text in ("The", "a", "1", "«", "木")
+        ]
+        return tuple(common_prefix(probes))
+
+    def _read(self, chunks: Chunks, texts: Texts, image: Image.Image) -> Rendered:
+        """Encode a conversation from its beginning, with the image's placeholder expanded by the processor."""
+        if not texts["question"].strip():
+            raise UserError("a question is empty; give it a text, or leave it out")
+        if not isinstance(image, Image.Image):
+            raise UserError(f"the question `{texts['question']}` has no image; every question needs one")
+        ids = self._safe.encode_from_start(_fill(chunks, texts))
+        expansion, vision = self._see(image)
+        place = ids.index(self.image_token_id)
+        ids = [*ids[:place], *expansion, *ids[place + 1 :]]
+        return Rendered(ids, [IGNORE] * len(ids), vision)
+
+    def _see(self, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
+        """The ids that stand for the image, and what the model's vision tower reads."""
+        made = self.processor(
+            text=[self.processor.image_token], images=[image], return_tensors="pt", add_special_tokens=False
+        )
+        expansion = made.pop("input_ids")[0].tolist()
+        vision = {name: value for name, value in made.items() if name not in _NOT_VISION}
+        return expansion, vision
+
+    def _after_gate(self, turns: Turns, *, cue: bool = False) -> Chunks:
+        """What the template adds to `prefix` when the conversation goes on like this."""
+        return self._difference(question_turns(), turns, cue)
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019
+    def _difference(self, before: Turns, turns: Turns, cue: bool) -> Chunks:
+        start, whole = self._render(before, cue=True), self._render(turns, cue=cue)
+        if not whole.startswith(start):
+            raise UserError(
+                "this model's chat template changes earlier turns when a conversation goes on, so that a prefix cannot "
+                f"be shared; expected the longer one to begin with {start!r}, found {whole!r}; set another template"
+            )
+        return cut_at_slots(whole[len(start) :])
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019
+    def _chunks(self, turns: Turns, *, cue: bool) -> Chunks:
+        return cut_at_slots(self._render(turns, cue=cue))
+
+    def _render(self, turns: Turns, *, cue: bool) -> str:
+        """The chat template's text, slots marked and our special tokens replaced by their secret names."""
+        messages = [{"role": turn.role, "content": self._content(turn)} for turn in turns]
+        text = self.processor.apply_chat_template(messages, add_generation_prompt=cue, tokenize=False)
+        marks = [slot_mark(part) for turn in turns for part in turn.parts if isinstance(part, Slot)]
+        lost = [mark for mark in marks if text.count(mark) != 1]
+        if lost or text.count(self.processor.image_token) != 1:
+            raise UserError(
+                f"this model's chat template must show every text and the image ({self.processor.image_token}) once; "
+                f"it made {text!r} of {messages!r}"
+            )
+        return self._safe.trust(text)
+
+    def _content(self, turn: Turn) -> list[dict[str, str]]:
+        text = "".join(slot_mark(part) if isinstance(part, Slot) else part for part in turn.parts)
+        closing = self._closing if turn.role == "assistant" else ""
+        image = [{"type": "image"}] if turn.image else []
+        return [*image, {"type": "text", "text": text + closing}]
+
+    def _find_end(self) -> int:
+        """The token that ends the assistant's turn; a template without one (LLaVA-1.5's) gets the tokenizer's."""
+        turns = (*question_turns(), Turn("assistant", (ANSWER,)))
+        whole = self._render(turns, cue=False)
+        ends = self._safe.specials_in(whole[whole.index(slot_mark(ANSWER)) :])
+        if ends:
+            return ends[0]
+        self._closing = self.tokenizer.eos_token or ""
+        if not self._closing:
+            raise UserError("the model's chat template doesn't end a turn and its tokenizer has no end token; set one")
+        return self.tokenizer.eos_token_id
+
+    def _find_tokens(self) -> dict[str, int]:
+        """Ids by role. Each must be one id; that of a reply directly follows the assistant's cue."""
+        found: dict[str, int] = {}
+        for role, token in self.scheme.tokens.items() if self.scheme else ():
+            text = self._safe.trust(token)
+            if self.scheme and role in self.scheme.replies:
+                text = _fill(self._after_gate((*question_turns(), Turn("assistant", (token,)))), {})
+            first = self._safe.encode_continuation(text)[:1]
+            found[role] = self.tokenizer.convert_tokens_to_ids(token)
+            if first != [found[role]] or found[role] == self.tokenizer.unk_token_id:
+                raise UserError(
+                    f"the tokenizer doesn't read {token} as one token behind the assistant's cue; load the model with "
+                    f"scheme={self.scheme.name if self.scheme else ''}, which adds it"
+                )
+        return found
+
+    @property
+    def _prompts(self) -> Mapping[str, str]:
+        return self.scheme.prompts if self.scheme else ANSWER_PROMPTS
+
+
+_NOT_VISION = frozenset({"attention_mask", "mm_token_type_ids", "token_type_ids"})
+
+
+def _fill(chunks: Chunks, texts: Texts) -> str:
+    """Put untrusted texts into their slots, cleaned so that they cannot hold a secret name."""
+    return "".join(SafeTokenizer.clean(texts[part.name]) if isinstance(part, Slot) else part for part in chunks)
+
+
+def common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
+    """The longest beginning that all rows have."""
+    length = 0
+    for column in zip(*rows, strict=False):
+        if len(set(column)) > 1:
+            break
+        length += 1
+    return list(rows[0][:length])

@@ -1,0 +1,94 @@
+"""Turns of a conversation, and how an answer is asked for: the same words in every scheme, and of a base model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from reflectune.core.types import AnswerStyle, Passage
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for untrusted text: a question, passages, an answer."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a conversation. Its text parts are joined as they are."""
+
+    role: Literal["user", "assistant"]
+    parts: tuple[str | Slot, ...]
+    image: bool = False
+
+
+Turns = tuple[Turn, ...]
+
+QUESTION: Final = Slot("question")
+ANSWER: Final = Slot("answer")
+PASSAGE: Final = Slot("passage")
+
+ANSWER_PROMPTS: Final[Mapping[str, str]] = {
+    "answer_short": "Answer the question with a single word or phrase.",
+    "answer_list": "Answer the question as briefly as possible, using '&&' to connect multiple different answers.",
+    "answer_free": "",
+    "read_short": "{passage} Based on the retrieved document, answer the question with a single word or phrase.",
+    "read_list": "{passage} Based on the retrieved documents, answer the question as briefly as possible, using '&&' "
+    "to connect multiple different answers.",
+    "read_free": "{passage} Based on the retrieved document, answer the question.",
+}
+"""How an answer is asked for, without documents and with them, by style: the same in every scheme, and of a base model.
+
+`read_short` and `read_list` are those of mR²AG (arXiv 2411.15041), supplementary §7.2 and §7.3. `answer_…` ask for the
+same without a document: else what is measured beside it, or learned by a gate, is whether an instruction was there.
+"""
+
+
+def answer_prompt(style: AnswerStyle, *, documents: bool, prompts: Mapping[str, str] = ANSWER_PROMPTS) -> str:
+    """The user's words that ask for an answer; "" where nothing stands beside the question."""
+    return prompts[f"{'read' if documents else 'answer'}_{style}"]
+
+
+def question_turns() -> Turns:
+    """user: <image> {question}. How every conversation begins."""
+    return (Turn("user", (QUESTION,), image=True),)
+
+
+def answer_turns(prompts: Mapping[str, str], style: AnswerStyle, *, documents: bool) -> Turns:
+    """One user's turn that asks for an answer, without reflection.
+
+    user: <image> {question} {instruction}, or with documents: <image> {question} {passages} {instruction}.
+    """
+    return asking_turns(answer_prompt(style, documents=documents, prompts=prompts))
+
+
+def asking_turns(prompt: str) -> Turns:
+    """user: <image> {question} {prompt}; the question alone if there is no prompt."""
+    return (Turn("user", (QUESTION, " ", *prompt_parts(prompt)), image=True),) if prompt else question_turns()
+
+
+def prompt_parts(prompt: str) -> tuple[str | Slot, ...]:
+    """Cut a prompt at its `{slots}`."""
+    pieces = re.split(r"\{(\w+)\}", prompt)
+    parts: list[Any] = [Slot(piece) if i % 2 else piece for i, piece in enumerate(pieces)]
+    return tuple(part for part in parts if part)
+
+
+def passage_text(passage: Passage) -> str:
+    """A passage as a model reads it: "{title}: {lead} {heading}. {text}", empty parts left out."""
+    parts = [
+        f"{passage.title.strip()}:" if passage.title.strip() else "",
+        passage.lead.strip(),
+        f"{passage.heading.strip()}." if passage.heading.strip() else "",
+        passage.text.strip(),
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def documents_text(passages: Sequence[Passage], *, numbered: bool = False) -> str:
+    """Several passages as one text; `numbered` from 1, so that they can be referred to."""
+    return " ".join(f"{i}. {passage_text(p)}" if numbered else passage_text(p) for i, p in enumerate(passages, start=1))

@@ -1,0 +1,240 @@
+"""Schemes that reflect turn by turn: whether to retrieve, and after each passage whether it is evidence.
+
+user:      <image> {question}
+assistant: [No Retrieval] {answer}          or     [Retrieval], followed, once per passage, by
+user:      {passage} {how to answer}
+assistant: [Relevant] {answer}              or     [Irrelevant]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import AnswerStyle, FollowUp, Passage
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
+from reflectune.models.rendering.renderer import Rendered, Renderer, Supervised, common_prefix
+from reflectune.models.rendering.turns import (
+    ANSWER,
+    Slot,
+    Turn,
+    Turns,
+    answer_prompt,
+    passage_text,
+    prompt_parts,
+    question_turns,
+)
+from reflectune.models.schemes.base import AskedAnswer, Gate, Scheme, gate_branch
+from reflectune.models.schemes.examples import Branch, ReflectionExample
+from reflectune.models.schemes.gate_outcomes import AnchoredPassage, KLAnchor
+
+
+class PassageScheme(Scheme):
+    """A scheme that reflects turn by turn, after the question and after each passage."""
+
+    form = "a scheme that reflects turn by turn, as mr2ag does"
+    example_type = ReflectionExample
+    gates = (Gate("retrieve", "retrieve", "no_retrieve"), Gate("relevance", "relevant", "irrelevant"))
+    long_question = 6
+
+    # Turns.
+
+    def passage_turns(self, style: AnswerStyle) -> Turns:
+        """user: <image> {question}; assistant: [Retrieval]; user: {passage} {instruction}."""
+        prompt = answer_prompt(style, documents=True, prompts=self.prompts)
+        return (*question_turns(), self.reply("retrieve"), Turn("user", prompt_parts(prompt)))
+
+    def direct_turns(self, style: AnswerStyle) -> Turns | None:
+        """The turns up to an answer without retrieval that is asked for in a turn of its own; None if it is not.
+
+        user: <image> {question}; assistant: [No Retrieval]; user: {instruction}. The instruction follows the gate, as
+        it does with a passage: before it, the gate would learn which questions carry one. A free answer has none: it
+        stands in the assistant's first turn, behind the token (`conversation_turns`).
+        """
+        if style == "free":
+            return None
+        prompt = answer_prompt(style, documents=False, prompts=self.prompts)
+        return (*question_turns(), self.reply("no_retrieve"), Turn("user", (prompt,)))
+
+    def conversation_turns(self, follow_ups: int) -> Turns:
+        """An answered question and what is asked after it about the same picture, answers included.
+
+        user: <image> {question}; assistant: [No Retrieval] {answer}; then, for n = 2, 3, … up to `follow_ups` + 1,
+        user: {question_n}; assistant: [No Retrieval] {answer_n}. Each reply begins with the token, since the gate is
+        asked of every query of a user (§3.1 of mR²AG). With a token in the first reply alone, later queries would teach
+        that nothing is to be decided there, and that a second reply begins with words, where after a passage it begins
+        with [Relevant] or [Irrelevant].
+        """
+        turns = [*question_turns(), self.reply("no_retrieve", answer=True)]
+        for number in range(2, follow_ups + 2):
+            answered = (self.tokens["no_retrieve"], " ", Slot(f"answer_{number}"))
+            turns += [Turn("user", (Slot(f"question_{number}"),)), Turn("assistant", answered)]
+        return tuple(turns)
+
+    def verdict_turns(self, style: AnswerStyle, *, relevant: bool) -> Turns:
+        """`passage_turns`, and what the assistant says: its verdict, and its answer if the passage is evidence."""
+        verdict = self.reply("relevant" if relevant else "irrelevant", answer=relevant)
+        return (*self.passage_turns(style), verdict)
+
+    def reply(self, role: str, *, answer: bool = False) -> Turn:
+        """assistant: a reflection token, and after it an answer if there is one."""
+        return Turn("assistant", (self.tokens[role], *((" ", ANSWER) if answer else ())))
+
+    # What a model reads on top of image and question (`Renderer.prefix`).
+
+    def passage_branch(self, renderer: Renderer, passage: Passage, style: AnswerStyle = "short") -> list[int]:
+        """[Retrieval], the passage with the instruction, up to the assistant's cue."""
+        return renderer.after_prefix(self.passage_turns(style), {"passage": passage_text(passage)})
+
+    def direct_branch(self, renderer: Renderer, style: AnswerStyle = "short") -> list[int]:
+        """What is read without retrieval, up to the answer: [No Retrieval], and how to answer."""
+        turns = self.direct_turns(style)
+        return [renderer.token_id("no_retrieve")] if turns is None else renderer.after_prefix(turns, {})
+
+    def passage_reply(self, renderer: Renderer, branch: Branch, style: AnswerStyle = "short") -> Supervised:
+        """Ids and labels of `passage_branch` and the reply: what is said of relevance, and the answer if it is."""
+        texts = {"passage": passage_text(branch.passage), "answer": branch.answer}
+        return renderer.supervised(self.verdict_turns(style, relevant=branch.relevant), texts)
+
+    def direct_reply(
+        self, renderer: Renderer, answer: str, style: AnswerStyle = "short", follow_ups: Sequence[FollowUp] = ()
+    ) -> Supervised:
+        """Ids and labels of `direct_branch` and the answer: [No Retrieval], the answer, and both turns' ends.
+
+        Args:
+            renderer: The model's.
+            answer: To the question.
+            style: How it is asked for.
+            follow_ups: What is asked next, behind a free answer; each reply begins with [No Retrieval].
+
+        Raises:
+            UserError: A follow-up lacks its question or its answer, or the answer before them is not a free one.
+        """
+        if self.direct_turns(style) is None:
+            for later in follow_ups:
+                _need(later.question.strip(), "a conversation's later round has no question; leave the round out")
+                _need(later.answer.strip(), f"the later question `{later.question}` of a conversation has no answer")
+            return renderer.supervised(self.conversation_turns(len(follow_ups)), conversation_texts(answer, follow_ups))
+        _need(not follow_ups, "a conversation goes on behind a free answer alone; this one is asked for in a word")
+        read, reply = self.direct_branch(renderer, style), renderer.reply_ids(answer)
+        verdict = read[: read.index(renderer.end_token_id) + 1]
+        return [*read, *reply], [*verdict, *[IGNORE] * (len(read) - len(verdict)), *reply]
+
+    # Training examples.
+
+    def problem(self, example: ReflectionExample) -> str:
+        """See `Scheme.problem`."""
+        if not example.retrieve and not example.answer.strip():
+            return "a question without retrieval needs an answer"
+        if example.retrieve and not example.branches:
+            return "a question with retrieval needs a passage"
+        if example.follow_ups and (example.retrieve or example.style != "free"):
+            return "a conversation goes on (`follow_ups`) behind a free answer without retrieval alone"
+        if any(not (later.question.strip() and later.answer.strip()) for later in example.follow_ups):
+            return "a later round of its conversation lacks its question or its answer"
+        if any(branch.relevant and not branch.answer.strip() for branch in example.branches):
+            return "a relevant branch has no answer"
+        return ""
+
+    def encode(self, renderer: Renderer, example: ReflectionExample, image: Image.Image) -> Tree:
+        """A training question as a prefix and its branches, with mR²AG's labels (equations 8 and 9).
+
+        A conversation stands in the prefix, all of its replies supervised. The assistant's tokens and its end of turn
+        are supervised, nothing else. `[Retrieval]` and its end of turn stand in the prefix, so they count once for the
+        question, however many passages it has.
+
+        Raises:
+            UserError: The example has no answer where it needs one, or no branch to read.
+        """
+        prefix = renderer.prefix(example.question, image)
+        if not example.retrieve:
+            _need(example.answer, f"training example {example.id}: a visual question needs an answer")
+            said = self.direct_reply(renderer, example.answer, example.style, example.follow_ups)
+            return Tree(_join(prefix, said), (), prefix.vision)
+        _need(example.branches, f"training example {example.id}: a question to look up needs at least one passage")
+        tails = []
+        for branch in example.branches:
+            if branch.relevant:
+                _need(branch.answer, f"training example {example.id}, passage {branch.passage.id}: relevant, no answer")
+            tails.append(self.passage_reply(renderer, branch, example.style))
+        gate = renderer.shared_beginning(self.passage_turns("short"))
+        shared = len(common_prefix([gate, *(ids for ids, _ in tails)]))
+        ids, labels = tails[0]
+        branches = tuple(Segment.of(ids[shared:], labels[shared:]) for ids, labels in tails)
+        return Tree(_join(prefix, (ids[:shared], labels[:shared])), branches, prefix.vision)
+
+    def roles(self, example: ReflectionExample) -> list[str]:
+        """See `Scheme.roles`."""
+        verdicts = ["relevant" if branch.relevant else "irrelevant" for branch in example.branches]
+        return ["retrieve" if example.retrieve else "no_retrieve", *verdicts]
+
+    def texts(self, example: ReflectionExample) -> Iterator[str]:
+        """See `Scheme.texts`."""
+        yield from (example.question, example.answer)
+        for later in example.follow_ups:
+            yield from (later.question, later.answer)
+        for branch in example.branches:
+            yield from (branch.passage.title, branch.passage.lead, branch.passage.heading, branch.passage.text)
+
+    def has_answer(self, example: ReflectionExample) -> bool:
+        """See `Scheme.has_answer`."""
+        return not example.retrieve or any(branch.relevant for branch in example.branches)
+
+    def ask(self, renderer: Renderer, example: ReflectionExample, image: Image.Image) -> AskedAnswer:
+        """An answer follows [No Retrieval] and how to answer, or the first passage that is relevant and [Relevant]."""
+        prefix = renderer.prefix(example.question, image)
+        if not example.retrieve:
+            return AskedAnswer(prefix, self.direct_branch(renderer, example.style), "", example.answer)
+        gold = next(branch for branch in example.branches if branch.relevant)
+        return AskedAnswer(prefix, self.passage_branch(renderer, gold.passage, example.style), "relevant", gold.answer)
+
+    # Gates by themselves. A passage's gate and what is answered from it stand in one branch.
+
+    def open(self, renderer: Renderer, question: str, image: Image.Image) -> Rendered:
+        """See `Scheme.open`."""
+        return renderer.prefix(question, image)
+
+    def retrieval_gate(self, renderer: Renderer) -> Supervised:
+        """See `Scheme.retrieval_gate`."""
+        return gate_branch([], renderer.token_id("retrieve"), IGNORE)
+
+    def relevance_gate(self, renderer: Renderer, passage: Passage, style: AnswerStyle) -> Supervised:
+        """See `Scheme.relevance_gate`."""
+        return gate_branch(self.passage_branch(renderer, passage, style), renderer.token_id("relevant"), IGNORE)
+
+    def anchored_passage(self, renderer: Renderer, anchored: AnchoredPassage, style: AnswerStyle) -> Supervised:
+        """See `Scheme.anchored_passage`."""
+        if not anchored.answer:
+            return self.relevance_gate(renderer, anchored.passage, style)
+        ids, labels = self.passage_reply(renderer, Branch(anchored.passage, True, anchored.answer), style)
+        silent = labels.index(renderer.token_id("relevant")) + (anchored.log_odds is None)
+        return ids, [*[IGNORE] * silent, *labels[silent:]]
+
+    def anchored_replies(self, renderer: Renderer, anchor: KLAnchor, style: AnswerStyle) -> list[Supervised]:
+        """The answer without retrieval, without [No Retrieval]: that gate is refined."""
+        if not anchor.direct:
+            return []
+        ids, labels = self.direct_reply(renderer, anchor.direct, style)
+        return [(ids, [IGNORE, *labels[1:]])]
+
+
+def conversation_texts(answer: str, follow_ups: Sequence[FollowUp]) -> Mapping[str, str]:
+    """What stands in the slots of `PassageScheme.conversation_turns`, but for the question."""
+    later = {
+        f"{name}_{number}": text
+        for number, each in enumerate(follow_ups, start=2)
+        for name, text in (("question", each.question), ("answer", each.answer))
+    }
+    return {"answer": answer, **later}
+
+
+def _join(prefix: Rendered, said: Supervised) -> Segment:
+    ids, labels = said
+    return Segment.of([*prefix.ids, *ids], [*prefix.labels, *labels])
+
+
+def _need(value: object, message: str) -> None:
+    if not value:
+        raise UserError(message)

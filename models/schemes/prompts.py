@@ -1,0 +1,146 @@
+"""Schemes that ask prompt by prompt: every prompt goes on from the same image and question, in one user's turn.
+
+user:      <image> {question} {prompt}
+assistant: a reflection token, or words
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import AnswerStyle, Passage
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
+from reflectune.models.rendering.renderer import Rendered, Renderer, Supervised
+from reflectune.models.rendering.turns import ANSWER, Turn, Turns, answer_turns, asking_turns, documents_text
+from reflectune.models.schemes.base import AskedAnswer, Scheme, gate_branch
+from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, PromptName
+from reflectune.models.schemes.gate_outcomes import AnchoredPassage, KLAnchor
+
+
+class PromptScheme(Scheme):
+    """A scheme that asks each thing by a prompt of its own behind the question."""
+
+    form = "a scheme that asks prompt by prompt, as plain does"
+    example_type = PromptedExample
+
+    def prompt_turns(self, name: PromptName, style: AnswerStyle, *, documents: bool) -> Turns:
+        """user: <image> {question} {prompt}.
+
+        Raises:
+            UserError: The scheme has no such prompt.
+        """
+        if name == "vqa":
+            return answer_turns(self.prompts, style, documents=documents)
+        if name not in self.prompts:
+            raise UserError(f"the scheme {self.name} has no prompt `{name}`; it has {', '.join(self.prompts)}")
+        return asking_turns(self.prompts[name])
+
+    def replied_turns(self, branch: PromptedBranch, style: AnswerStyle) -> Turns:
+        """`prompt_turns`, and the assistant's reply: a token or words."""
+        said = Turn("assistant", (self.tokens[branch.role] if branch.role else ANSWER,))
+        return (*self.prompt_turns(branch.prompt, style, documents=bool(branch.documents)), said)
+
+    def prompt_branch(
+        self, renderer: Renderer, name: PromptName, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
+    ) -> list[int]:
+        """What goes on from `Renderer.question_prefix`: a prompt up to the assistant's cue.
+
+        Args:
+            renderer: The model's.
+            name: Which prompt.
+            passages: What it is about: one for `srt`, several for `mct` (numbered from 1), any number for `vqa`,
+                several for `summary`.
+            style: How `vqa` asks for the answer.
+        """
+        texts = {"passage": prompt_documents(name, passages)}
+        return renderer.after_question(self.prompt_turns(name, style, documents=bool(passages)), texts)
+
+    def prompt_reply(self, renderer: Renderer, branch: PromptedBranch, style: AnswerStyle = "short") -> Supervised:
+        """Ids and labels of `prompt_branch` and the reply: a reflection token or words, and the turn's end."""
+        read = self.prompt_branch(renderer, branch.prompt, branch.documents, style)
+        token = [renderer.token_id(branch.role), renderer.end_token_id] if branch.role else []
+        said = token or renderer.reply_ids(branch.reply)
+        return [*read, *said], [*[IGNORE] * len(read), *said]
+
+    # Training examples.
+
+    def problem(self, example: PromptedExample) -> str:
+        """See `Scheme.problem`."""
+        if not example.branches:
+            return "nothing is asked: there is no branch"
+        for branch in example.branches:
+            if bool(branch.role) == bool(branch.reply.strip()):
+                return f"a branch `{branch.prompt}` needs either a reflection token (`role`) or words (`reply`)"
+        return ""
+
+    def encode(self, renderer: Renderer, example: PromptedExample, image: Image.Image) -> Tree:
+        """A training question as a prefix and one branch per prompt. The replies are supervised.
+
+        Raises:
+            UserError: A branch has neither a token nor words to reply with, or there is none.
+        """
+        if not example.branches:
+            raise UserError(f"training example {example.id}: nothing is asked; give it at least one branch")
+        prefix = renderer.question_prefix(example.question, image)
+        branches = []
+        for branch in example.branches:
+            if not (branch.role or branch.reply):
+                raise UserError(f"training example {example.id}, prompt {branch.prompt}: there is no reply")
+            branches.append(Segment.of(*self.prompt_reply(renderer, branch, example.style)))
+        return Tree(Segment.of(prefix.ids, prefix.labels), tuple(branches), prefix.vision)
+
+    def roles(self, example: PromptedExample) -> list[str]:
+        """See `Scheme.roles`."""
+        return [branch.role for branch in example.branches if branch.role]
+
+    def texts(self, example: PromptedExample) -> Iterator[str]:
+        """See `Scheme.texts`."""
+        yield example.question
+        for branch in example.branches:
+            yield branch.reply
+            for passage in branch.documents:
+                yield from (passage.title, passage.lead, passage.heading, passage.text)
+
+    def has_answer(self, example: PromptedExample) -> bool:
+        """See `Scheme.has_answer`."""
+        return any(branch.prompt == "vqa" for branch in example.branches)
+
+    def ask(self, renderer: Renderer, example: PromptedExample, image: Image.Image) -> AskedAnswer:
+        """The first prompt for an answer (`vqa`)."""
+        asking = next(branch for branch in example.branches if branch.prompt == "vqa")
+        prompt = self.prompt_branch(renderer, "vqa", asking.documents, example.style)
+        return AskedAnswer(renderer.question_prefix(example.question, image), prompt, "", asking.reply)
+
+    # Gates by themselves.
+
+    def open(self, renderer: Renderer, question: str, image: Image.Image) -> Rendered:
+        """See `Scheme.open`."""
+        return renderer.question_prefix(question, image)
+
+    def retrieval_gate(self, renderer: Renderer) -> Supervised:
+        """See `Scheme.retrieval_gate`."""
+        return gate_branch(self.prompt_branch(renderer, "ret"), renderer.token_id("retrieve"), IGNORE)
+
+    def relevance_gate(self, renderer: Renderer, passage: Passage, style: AnswerStyle) -> Supervised:
+        """See `Scheme.relevance_gate`."""
+        read = self.prompt_branch(renderer, "srt", [passage], style)
+        return gate_branch(read, renderer.token_id("relevant"), IGNORE)
+
+    def anchored_passage(self, renderer: Renderer, anchored: AnchoredPassage, style: AnswerStyle) -> Supervised:
+        """See `Scheme.anchored_passage`."""
+        return self.relevance_gate(renderer, anchored.passage, style)
+
+    def anchored_replies(self, renderer: Renderer, anchor: KLAnchor, style: AnswerStyle) -> list[Supervised]:
+        """The answer without documents, and the replies to the prompts that ask for words."""
+        direct = (PromptedBranch("vqa", reply=anchor.direct),) if anchor.direct else ()
+        replies = (PromptedBranch(cast(PromptName, r.prompt), r.documents, reply=r.words) for r in anchor.replies)
+        return [self.prompt_reply(renderer, branch, style) for branch in (*direct, *replies)]
+
+
+def prompt_documents(name: PromptName, passages: Sequence[Passage]) -> str:
+    """The documents of a prompt as one text: numbered from 1 for `mct`, so that they can be referred to."""
+    return documents_text(passages, numbered=name == "mct")

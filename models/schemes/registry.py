@@ -1,0 +1,73 @@
+"""Schemes by name: each module of this folder that has a `SCHEME` is one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from reflectune.core.durable import read_json
+from reflectune.core.errors import UserError
+from reflectune.models import schemes
+from reflectune.models.schemes.base import SCHEME_FILE, Scheme
+
+
+@functools.cache
+def all_schemes() -> Mapping[str, Scheme]:
+    """Every scheme, by name."""
+    names = [module.name for module in pkgutil.iter_modules(schemes.__path__)]
+    modules = [importlib.import_module(f"{schemes.__name__}.{name}") for name in names]
+    found: list[Scheme] = [module.SCHEME for module in modules if hasattr(module, "SCHEME")]
+    return {scheme.name: scheme for scheme in found}
+
+
+def find_scheme(name: str) -> Scheme:
+    """A scheme by its name.
+
+    Raises:
+        UserError: No scheme has this name.
+    """
+    if name not in all_schemes():
+        raise UserError(f"unknown scheme `{name}`; choose one of {', '.join(all_schemes())}")
+    return all_schemes()[name]
+
+
+def reflecting_schemes() -> list[str]:
+    """The names of the schemes that have gates."""
+    return [name for name, scheme in all_schemes().items() if scheme.gates]
+
+
+def load_scheme(folder: str | Path) -> Scheme:
+    """Read a checkpoint's scheme.
+
+    Raises:
+        UserError: There is none, it lacks a field, a role or a prompt, or it was changed by hand since it was written.
+    """
+    path = Path(folder) / SCHEME_FILE
+    saved = read_json(path, "the checkpoint's scheme")
+    names = [field.name for field in dataclasses.fields(Scheme)]
+    missing = [name for name in names if name not in saved] if isinstance(saved, dict) else names
+    if missing:
+        raise UserError(f"{path} lacks {', '.join(missing)}; take the file that was saved with the checkpoint")
+    known = find_scheme(saved["name"])
+    scheme = dataclasses.replace(known, **{name: saved[name] for name in names})
+    absent = [role for role in known.tokens if role not in scheme.tokens]
+    if absent:
+        raise UserError(
+            f"{path} has no token for {', '.join(absent)}; take the file that was saved with the checkpoint"
+        )
+    if saved.get("fingerprint") != scheme.fingerprint:
+        raise UserError(
+            f"{path} was changed after it was saved (its fingerprint is {saved.get('fingerprint')}, its content's "
+            f"{scheme.fingerprint}); the weights were trained with the saved one: restore it"
+        )
+    missing_prompts = [prompt for prompt in known.prompts if prompt not in scheme.prompts]
+    if missing_prompts:
+        raise UserError(
+            f"{path} has no prompt {', '.join(missing_prompts)}: the checkpoint was trained by an earlier version, "
+            "which asked otherwise; train it again"
+        )
+    return scheme
