@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from geometry import SIZES
+from markupsafe import escape
 from page import command_line
 
 
@@ -61,14 +62,15 @@ def write(arguments: argparse.Namespace, title: str, script: str, how: str, line
 
 def alone(figure: str, names: Sequence[str], *, legend: tuple[int, int] = (70, 28)) -> str:
     """The SVG of a chart as a file of its own, with its colours, and its lines' names from the place `legend` down."""
-    start = figure.index("<svg")
-    drawing = figure[start : figure.index("</svg>") + 6].replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    drawing = str(figure[figure.index("<svg") : figure.index("</svg>") + 6])
+    drawing = drawing.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     style = "text{font:11px sans-serif;fill:#444}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}.dot{stroke-width:1}"
     style += "".join(
         f".line-{i}{{stroke:{c}}}.dot.line-{i},.name-{i}{{fill:{c}}}" for i, c in enumerate(_COLOURS[: len(names)])
     )
     told = "".join(
-        f'<text class="name-{i}" x="{legend[0]}" y="{legend[1] + 16 * i}">{name}</text>' for i, name in enumerate(names)
+        f'<text class="name-{i}" x="{legend[0]}" y="{legend[1] + 16 * i}">{escape(name)}</text>'
+        for i, name in enumerate(names)
     )
     head = drawing.index(">") + 1
     return f"{drawing[:head]}<style>{style}</style>{told}{drawing[head:]}"

@@ -9,11 +9,14 @@ import itertools
 import json
 import re
 import shlex
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+
+from reflectune.inference.report.svg import Line, line_chart
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "benchmarks").glob("*.md"))
@@ -222,3 +225,13 @@ def test_the_page_of_refined_gates_is_written_whole(monkeypatch: pytest.MonkeyPa
         "--hold",
         "0",
     ]
+
+
+def test_a_drawing_of_its_own_is_well_formed_and_names_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    alone = importlib.import_module("running").alone
+    name = "<b> & co"
+    drawing = ElementTree.fromstring(alone(line_chart(name, "x", "y", [Line(name, [(0.0, 0.0)])]), [name]))
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    (label,) = (text for text in drawing.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "name-0")
+    assert label.text == name

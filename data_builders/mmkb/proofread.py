@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import html
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
+from reflectune.core.html import render
 from reflectune.core.paths import Roots
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.mmkb.derivation import Labels
 from reflectune.data_builders.mmkb.mct import MctLabel
 from reflectune.data_builders.probing.labels import RetLabel, SrtLabel
-from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
-from reflectune.data_builders.proofreading.page import judged, marked, picture, write_articles
+from reflectune.data_builders.probing.records import Probe, Reply
+from reflectune.data_builders.proofreading.page import marked, picture, write_articles
 from reflectune.models.schemes.mct import write_reply
 
 
@@ -60,49 +62,27 @@ def _article(
     srt: Mapping[tuple[str, str], SrtLabel],
     mct: MctLabel | None,
     roots: Roots,
-) -> str:
-    token = "no label" if ret is None else "[Ret]" if ret.retrieve else "[NoRet]"
-    alone = f"alone: {_said(probe.replies)}{_gold(probe.gold_log_prob)}"
-    accepted = canonical_answer(question) or " / ".join(map(str, question.range or ()))
-    body = [judged("none", f"{probe.question_id} {token}", token, alone, "")]
-    body += [_document(probe, own, srt.get((probe.question_id, own.passage.id)), question) for own in probe.documents]
-    if mct is not None:
-        listed = ", ".join(passage.id for passage in mct.documents)
-        reply = html.escape(write_reply(mct.keep, mct.summary))
-        body.append(judged("none", f"{probe.question_id} MCT", "MCT", f"{html.escape(listed)} → <b>{reply}</b>", ""))
-    return (
-        f'<article><div class="picture">{picture(question.image, roots, question.id)}</div><div>'
-        f"<h2>{html.escape(question.text)}</h2>"
-        f'<p class="meta">{html.escape(question.id)} · accepted: <b>{html.escape(accepted)}</b></p>'
-        f"{''.join(body)}</div></article>"
+) -> Markup:
+    return render(
+        "data_builders/mmkb/templates/probe.html",
+        probe=probe,
+        question=question,
+        picture=picture(question.image, roots, question.id),
+        accepted=canonical_answer(question) or " / ".join(map(str, question.range or ())),
+        token="no label" if ret is None else "[Ret]" if ret.retrieve else "[NoRet]",
+        documents=[
+            (own, srt.get((question.id, own.passage.id)), marked(own.passage.text, question.answers))
+            for own in probe.documents
+        ],
+        mct=mct,
+        reply="" if mct is None else write_reply(mct.keep, mct.summary),
+        verdict=_verdict,
     )
 
 
-def _document(probe: Probe, own: DocumentProbe, label: SrtLabel | None, question: Question) -> str:
-    passage = own.passage
-    place = html.escape(" › ".join(filter(None, [passage.title, passage.heading])))
-    lead = f'<span class="lead">{html.escape(passage.lead)}</span> ' if passage.lead else ""
-    cut = " · cut" if own.cut else ""
-    said = (
-        f"{_said(own.replies)}{_gold(own.gold_log_prob)} · {own.rank}. S_ret {own.score:.2f}{cut} · {place} · "
-        f"{html.escape(passage.id)}"
-    )
-    text = f"<p>{lead}{marked(passage.text, question.answers)}</p>"
-    if label is None:
-        return f'<p class="said"><span class="token">no label</span> {said}</p>{text}'
-    token, kind = ("[Rel]", "relevant") if label.relevant else ("[NoRel]", "irrelevant")
-    return judged(kind, f"{probe.question_id} {passage.id} {token}", token, said, text)
-
-
-def _said(replies: Sequence[Reply]) -> str:
-    """The greedy answer and whether it is right; of drawn ones, how many are."""
-    if not replies:
-        return "nothing"
+def _verdict(replies: Sequence[Reply]) -> str:
+    """Whether the greedy answer is right; of drawn ones, how many are."""
     first, drawn = replies[0], replies[1:]
     broken = "" if first.log_prob is not None else ", broken"
     rate = f", {sum(own.correctness for own in drawn):g} of {len(drawn)} drawn right" if drawn else ""
-    return f"<b>{html.escape(first.text) or 'nothing'}</b> ({first.correctness:g} right{broken}{rate})"
-
-
-def _gold(log_prob: float | None) -> str:
-    return "" if log_prob is None else f" · log p(accepted) {log_prob:.1f}"
+    return f"{first.correctness:g} right{broken}{rate}"

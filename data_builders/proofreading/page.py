@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import html
 import io
 import random
 import re
 from collections.abc import Sequence
-from importlib import resources
+from dataclasses import dataclass
 from pathlib import Path
-from string import Template
+
+from markupsafe import Markup
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
+from reflectune.core.html import read_asset, render
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.models.schemes.examples import Branch, ReflectionExample
@@ -44,8 +44,8 @@ def write_page(
     write_articles(path, [_example(example, roots) for example in shown], title, note)
 
 
-def write_articles(path: Path, articles: Sequence[str], title: str, note: str) -> None:
-    """Write one HTML file of articles, each of a picture and of labels that `judged` made.
+def write_articles(path: Path, articles: Sequence[Markup], title: str, note: str) -> None:
+    """Write one HTML file of articles, each of a picture and of labels, as the macros of `templates/parts.html` make.
 
     Args:
         path: The file to write.
@@ -53,97 +53,60 @@ def write_articles(path: Path, articles: Sequence[str], title: str, note: str) -
         title: What they are, in a few words.
         note: How many of how many they are, as a sentence.
     """
-    style, script = _asset("page.css"), _asset("page.js")
-    page = Template(_asset("page.html")).substitute(
-        title=html.escape(title),
-        note=html.escape(note),
-        examples="\n".join(articles),
-        style=style,
-        script=script,
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+    page = render(
+        "data_builders/proofreading/templates/proofreading.html",
+        title=title,
+        note=note,
+        articles=articles,
+        style=read_asset("data_builders/proofreading/page.css"),
+        script=read_asset("data_builders/proofreading/page.js"),
     )
     write_atomically(path, page)
 
 
-def _example(example: ReflectionExample, roots: Roots) -> str:
-    answers = [branch.answer for branch in example.branches if branch.relevant] or [example.answer]
-    if example.retrieve:
-        body = "\n".join(_passage(example, branch, answers) for branch in sorted(example.branches, key=_evidence_first))
-    else:
-        body = judged("none", f"{example.id} [No Retrieval]", "[No Retrieval]", html.escape(example.answer), "")
-        body += "".join(
-            f"<h2>{html.escape(later.question)}</h2>"
-            + judged("none", f"{example.id} [No Retrieval] {number}", "[No Retrieval]", html.escape(later.answer), "")
-            for number, later in enumerate(example.follow_ups, start=2)
-        )
-    several = ' <span class="badge">several answers, &amp;&amp;</span>' if example.style == "list" else ""
-    return (
-        f'<article><div class="picture">{picture(example.image, roots, example.id)}</div><div>'
-        f"<h2>{html.escape(example.question)}{several}</h2>"
-        f'<p class="meta">{html.escape(example.id)} · {html.escape(example.source)}</p>{body}</div></article>'
-    )
-
-
-def _evidence_first(branch: Branch) -> bool:
-    return not branch.relevant
-
-
-def _passage(example: ReflectionExample, branch: Branch, answers: Sequence[str]) -> str:
-    passage = branch.passage
-    place = html.escape(" › ".join(filter(None, [passage.title, passage.heading])))
-    said = f"<b>{html.escape(branch.answer)}</b> · " if branch.relevant else ""
-    lead = f'<span class="lead">{html.escape(passage.lead)}</span> ' if passage.lead else ""
-    return judged(
-        "relevant" if branch.relevant else "irrelevant",
-        f"{example.id} {passage.id} {'[Relevant]' if branch.relevant else '[Irrelevant]'}",
-        "[Relevant]" if branch.relevant else "[Irrelevant]",
-        f"{said}{html.escape(branch.source)} · {place} · {html.escape(passage.id)}",
-        f"<p>{lead}{marked(passage.text, answers)}</p>",
-    )
-
-
-def judged(kind: str, name: str, label: str, said: str, text: str) -> str:
-    """A label with what it was given to, and the two buttons of the proof-reader."""
-    buttons = "".join(
-        f'<button type="button" value="{verdict}" aria-pressed="false">{verdict}</button>'
-        for verdict in ("right", "wrong")
-    )
-    return (
-        f'<section class="label {kind}" data-name="{html.escape(name)}">'
-        f'<p class="said"><span class="token">{html.escape(label)}</span> {said}</p>{text}'
-        f'<p class="verdict">{buttons}</p></section>'
-    )
-
-
-def marked(text: str, answers: Sequence[str]) -> str:
-    """The text as HTML, with every answer, or part of a list of answers, in `<mark>`."""
+def marked(text: str, answers: Sequence[str]) -> list[tuple[str, bool]]:
+    """The text in pieces, and of each whether it is an answer, or part of a list of answers."""
     parts = {part.strip() for answer in answers for part in answer.split("&&") if part.strip()}
     if not parts:
-        return html.escape(text)
+        return [(text, False)]
     longest_first = "|".join(re.escape(part) for part in sorted(parts, key=len, reverse=True))
     pieces = re.split(rf"(?<!\w)({longest_first})(?!\w)", text, flags=re.IGNORECASE)
-    return "".join(
-        f"<mark>{html.escape(piece)}</mark>" if i % 2 else html.escape(piece) for i, piece in enumerate(pieces)
-    )
+    return [(piece, bool(i % 2)) for i, piece in enumerate(pieces)]
 
 
-def picture(path: str, roots: Roots, name: str) -> str:
-    """A small copy of an image as HTML, made from its pixels, so that nothing else of the file comes along."""
+@dataclass(frozen=True)
+class Picture:
+    """An image of a page.
+
+    Attributes:
+        name: Whose image it is.
+        uri: A small copy, as a data URI; "" if the image can't be read.
+        problem: Why it can't be read, or "".
+    """
+
+    name: str
+    uri: str = ""
+    problem: str = ""
+
+
+def picture(path: str, roots: Roots, name: str) -> Picture:
+    """A small copy of an image, made from its pixels, so that nothing else of the file comes along."""
     try:
         image = load_image(path, root=roots)
     except UserError as error:
-        return f'<p class="missing">{html.escape(str(error))}</p>'
+        return Picture(name, problem=str(error))
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     buffer = io.BytesIO()
     image.save(buffer, format="WEBP", quality=82)
-    uri = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return f'<img src="{uri}" alt="The image of {html.escape(name)}">'
+    return Picture(name, "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode())
 
 
-def _asset(name: str) -> str:
-    return resources.files("reflectune.data_builders.proofreading").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _example(example: ReflectionExample, roots: Roots) -> Markup:
+    answers = [branch.answer for branch in example.branches if branch.relevant] or [example.answer]
+    evidence_first = sorted(example.branches, key=lambda branch: not branch.relevant)
+    return render(
+        "data_builders/proofreading/templates/example.html",
+        example=example,
+        picture=picture(example.image, roots, example.id),
+        branches=[(branch, marked(branch.passage.text, answers)) for branch in evidence_first],
+    )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import html
-import importlib.resources
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup, escape
 
 from reflectune.core.durable import write_atomically
+from reflectune.core.html import Cell, Table, read_asset, render
 from reflectune.inference.grid.judgements import NAMES
 from reflectune.inference.grid.outcomes import Judgement, Results
 from reflectune.inference.grid.points import show
@@ -30,23 +30,25 @@ UNIT = ("gamma", "threshold")
 def write_page(folder: Path, config: SweepConfig, results: Results, found: Record) -> None:
     """Write `sweep.html`, and each plot as `NAME.svg`."""
     plots = charts(config, results, found)
-    style = _style()
+    style = read_asset("inference/report/page.css")
     for name, figure in plots.items():
-        write_atomically(folder / f"{name}.svg", standalone(figure, style))
+        write_atomically(folder / f"{name}.svg", standalone(figure, style.text))
     passes = found["forward_passes"]
     lead = (
         f"{found['questions']} questions at {len(found['points'])} points of {config.pipeline}, model {config.model}. "
         f"Forward passes made: {passes['made']}; served from memory: {passes['saved']}."
     )
-    body = f"<h1>Sweep</h1><p class='lead'>{html.escape(lead)}</p><div class='charts'>{''.join(plots.values())}</div>"
-    page = (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Sweep</title><style>{style}</style>"
-        f"<main>{body}<h2>All points</h2><div class='scroll'>{_table(found)}</div></main></html>"
+    page = render(
+        "inference/grid/templates/sweep.html",
+        lead=lead,
+        charts=list(plots.values()),
+        points=_table(found),
+        style=style,
     )
     write_atomically(folder / "sweep.html", page)
 
 
-def charts(config: SweepConfig, results: Results, found: Record) -> dict[str, str]:
+def charts(config: SweepConfig, results: Results, found: Record) -> dict[str, Markup]:
     """Every plot as HTML, by name: one an axis of the grid, and the reliability diagrams."""
     plots = {name: axis_chart(name, config.start(), found["points"]) for name in config.grid}
     for kind, (name, outcome) in NAMES[config.pipeline].items():
@@ -56,7 +58,7 @@ def charts(config: SweepConfig, results: Results, found: Record) -> dict[str, st
     return plots
 
 
-def axis_chart(axis: str, start: Mapping[str, Any], points: Sequence[Record]) -> str:
+def axis_chart(axis: str, start: Mapping[str, Any], points: Sequence[Record]) -> Markup:
     """Accuracy, with its interval, and retrieval rate along one setting; the others as they start."""
     others = {name: show(value) for name, value in start.items() if name != axis}
     own = [p for p in points if axis in p["settings"] and _matches(p["settings"], others)]
@@ -83,7 +85,7 @@ def axis_chart(axis: str, start: Mapping[str, Any], points: Sequence[Record]) ->
     )
 
 
-def reliability(name: str, outcome: str, judged: Sequence[Judgement]) -> str:
+def reliability(name: str, outcome: str, judged: Sequence[Judgement]) -> Markup:
     """How often what a probability speaks of is so, in ten bins; with the calibration error, and AUROC if it exists."""
     values, truth = [own.probability for own in judged], [float(own.true) for own in judged]
     error = gates.expected_calibration_error(np.array(values), np.array(truth))
@@ -109,7 +111,7 @@ def standalone(figure: str, style: str) -> str:
     return (
         drawing[0]
         .replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1)
-        .replace(">", f"><style>{html.escape(style, quote=False)}</style>", 1)
+        .replace(">", f"><style>{escape(style)}</style>", 1)
     )
 
 
@@ -129,26 +131,17 @@ def _places(axis: str, values: Sequence[Any]) -> list[float]:
     return [(i + 0.5) / len(values) for i in range(len(values))]
 
 
-def _style() -> str:
-    return importlib.resources.files("reflectune.inference.report").joinpath("page.css").read_text(encoding="utf-8")
-
-
-def _table(found: Record) -> str:
+def _table(found: Record) -> Table:
     points, titles = found["points"], found["metric"]["columns"]
     own = [column for column in titles if column != OVERALL]
     columns = ("accuracy", *own, "visual", "retrieval_rate", "passages_read")
-    head = "".join(f"<th>{html.escape(titles.get(column, column.replace('_', ' ')))}</th>" for column in columns)
-    rows = "".join(
-        f"<tr><th>{html.escape(point['name'])}</th>{''.join(f'<td>{_cell(point.get(c))}</td>' for c in columns)}</tr>"
-        for point in points
-    )
-    return f"<table><thead><tr><th>point</th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    head = ["point", *(titles.get(column, column.replace("_", " ")) for column in columns)]
+    return Table(head, [[point["name"], *(_cell(point.get(column)) for column in columns)] for point in points])
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any) -> str | Cell:
     if value is None:
         return "–"
     if isinstance(value, Mapping):
-        interval = f"{100 * value['low']:.1f} to {100 * value['high']:.1f}"
-        return f"{100 * value['value']:.1f}<span class='interval'>{interval}</span>"
+        return Cell(f"{100 * value['value']:.1f}", f"{100 * value['low']:.1f} to {100 * value['high']:.1f}")
     return f"{value:.3f}"

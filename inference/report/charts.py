@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+from markupsafe import Markup
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import GOLD, SAME_ARTICLE, attribute_of
@@ -19,10 +20,10 @@ from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics import gates
 
 
-def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure) -> str:
+def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure) -> Markup:
     """All charts that the traces allow, as HTML."""
     gate, ret = gate_rows(questions, _turn_by_turn(traces)), ret_rows(questions, traces, measure)
-    return "".join(
+    return Markup().join(
         [
             _gate("The gate against its threshold γ", gate, ("knowledge-based", "visual"), gamma),
             _gate("RET against its threshold γ", ret, ("the base model is wrong", "it is right"), gamma),
@@ -42,10 +43,10 @@ def confidence(trace: Trace) -> float | None:
     return trace.confidence
 
 
-def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str], gamma: float) -> str:
+def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str], gamma: float) -> Markup:
     """Rows are (probability, 1 if it should be looked up else 0); `kinds` names the questions of both kinds."""
     if not rows:
-        return ""
+        return Markup()
     values, labels = [value for value, _ in rows], [label == 1 for _, label in rows]
     needed = [value for value, label in zip(values, labels, strict=True) if label]
     needless = [value for value, label in zip(values, labels, strict=True) if not label]
@@ -63,10 +64,10 @@ def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str
     )
 
 
-def _relevance(traces: Sequence[Trace]) -> str:
+def _relevance(traces: Sequence[Trace]) -> Markup:
     gold = _s_rel(traces, lambda p: p.source == GOLD)
     if not gold:
-        return ""
+        return Markup()
     lines = [Line("evidence accepted", curves.share_at_least(gold))]
     kinds: Mapping[str, Callable[[PassageTrace], bool]] = {
         "same article accepted": lambda p: p.source == SAME_ARTICLE,
@@ -80,14 +81,14 @@ def _relevance(traces: Sequence[Trace]) -> str:
     return line_chart("Relevance against a threshold on S_rel", "threshold on S_rel", "share of passages", lines)
 
 
-def _risk(questions: Sequence[Question], traces: Traces, measure: Measure) -> str:
+def _risk(questions: Sequence[Question], traces: Traces, measure: Measure) -> Markup:
     lines = []
     for name in (*reflecting(), *all_forms()["naive_rag"], "oracle_article", "closed_book"):
         points = _risk_points(questions, traces.get(name, {}), measure)
         if points:
             lines.append(Line(name, points))
     if not lines:
-        return ""
+        return Markup()
     note = "Answers ordered by the chosen passage's product where there is one, else by equation 7. Lower is better."
     return line_chart("Risk against coverage", "share of questions answered", "share of those wrong", lines, note=note)
 
@@ -100,7 +101,7 @@ def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace], mea
     return curves.risk_coverage([value for value, _ in found], [right for _, right in found])
 
 
-def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure) -> str:
+def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure) -> Markup:
     tuned, probed = _turn_by_turn(traces), traces.get("relevance", {}).values()
     judged = [(p.s_rel, float(p.source == GOLD)) for t in probed for p in t.passages if p.s_rel is not None]
     answered = [
@@ -123,7 +124,7 @@ def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure
             lines.append(Line(name, curves.calibration(values, outcomes), dots=True))
             errors.append(f"{name} {error:.3f}")
     if not lines:
-        return ""
+        return Markup()
     note = f"Ten bins; calibrated is the diagonal. Expected calibration error: {', '.join(errors)}."
     return line_chart("Calibration", "probability given", "share that was right", lines, note=note, diagonal=True)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 import random
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any
 
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
+
 from reflectune.core.durable import write_atomically
+from reflectune.core.html import read_asset, render
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.pipelines.registry import find_recipe
@@ -80,53 +78,42 @@ def fill(
     title: str,
     subtitle: str,
     notices: Sequence[str],
-    scores: str,
-    parts: str,
-    rankings: str,
-    charts: str,
-    facts: str,
+    scores: Markup,
+    parts: Markup,
+    rankings: Markup,
+    charts: Markup,
+    facts: Markup,
     browse_note: str,
     data: Mapping[str, Any],
-) -> str:
+) -> Markup:
     """The page from its parts. `scores`, `parts`, `rankings`, `charts` and `facts` are HTML; the others are text.
 
     The page's policy allows our own script and style by their hashes and images from data URIs; nothing else runs or
     loads, whatever a question or a passage may contain.
     """
-    style, script = _asset("page.css"), _asset("page.js")
-    return Template(_asset("page.html")).substitute(
-        title=html.escape(title),
-        subtitle=html.escape(subtitle),
-        notices="".join(f'<p class="notice">{html.escape(notice)}</p>' for notice in notices),
+    return render(
+        "inference/report/templates/report.html",
+        title=title,
+        subtitle=subtitle,
+        notices=notices,
         scores=scores,
         parts=parts,
         rankings=rankings,
         charts=charts,
         facts=facts,
-        browse_note=html.escape(browse_note),
+        browse_note=browse_note,
         data=script_json(data),
-        style=style,
-        script=script,
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style=read_asset("inference/report/page.css"),
+        script=read_asset("inference/report/page.js"),
     )
 
 
-def script_json(value: Any) -> str:
+def script_json(value: Any) -> Markup:
     """JSON that may stand in a `<script>` element: no text in it can close the element or open a comment."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return htmlsafe_json_dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def sample(questions: Sequence[Question], most: int, seed: int) -> list[Question]:
     """At most `most` questions, drawn at random, in the order of their ids."""
     chosen = list(questions) if len(questions) <= most else random.Random(seed).sample(list(questions), most)
     return sorted(chosen, key=lambda question: question.id)
-
-
-def _asset(name: str) -> str:
-    return resources.files("reflectune.inference.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,37 +1,37 @@
-"""The report's tables, as HTML; every text from outside is escaped."""
+"""The report's tables, as HTML."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
+from reflectune.core.html import Cell, Table, render
 from reflectune.inference.scoring.paper_numbers import ranks
 from reflectune.inference.selection.ranking import standing
 
-Cells = Sequence[str]
 
-
-def scores(metrics: Mapping[str, Any]) -> str:
+def scores(metrics: Mapping[str, Any]) -> Markup:
     """Official scores of every pipeline by split and type, what the tuned ones gain, and the break-downs."""
-    tables, heads = metrics["pipelines"], _heads(metrics)
+    tables, heads = metrics["pipelines"], metrics["metric"]["columns"]
     types = sorted({kind for table in tables.values() for kind in table["by_type"]} - set(heads))
     strongest = metrics["best_baseline"]
     rows = [
         [
-            _name(name, f"at equal depth: {strongest}" if name == "best_baseline" else ""),
+            Cell(name, f"at equal depth: {strongest}") if name == "best_baseline" else name,
             *(_score(table.get(column)) for column in heads),
             *(_score(table["by_type"].get(kind)) for kind in types),
             _share(metrics["coverage"].get(name)),
         ]
         for name, table in tables.items()
     ]
-    head = ["pipeline", *heads.values(), *(html.escape(kind.replace("_", " ")) for kind in types), "answered"]
+    head = ["pipeline", *heads.values(), *(kind.replace("_", " ") for kind in types), "answered"]
     caption = f"{metrics['metric']['caption']}; knowledge-based questions, in %, with 95 % bootstrap intervals."
-    return _table(head, rows, caption) + _splits(metrics) + _gains(metrics) + _famous(metrics)
+    return _html(Table(head, rows, caption), _splits(metrics), _gains(metrics), _famous(metrics))
 
 
-def parts(metrics: Mapping[str, Any]) -> str:
+def parts(metrics: Mapping[str, Any]) -> Markup:
     """Each decision by itself: gate, relevance, answers, visual questions, retrieval."""
     relevance, answer, visual = metrics["relevance"], metrics["answer"], metrics["visual"]
     scored = f"metric {metrics['metric']['name']}"
@@ -54,11 +54,8 @@ def parts(metrics: Mapping[str, Any]) -> str:
         ),
         *(_reflection(metrics["reflection"], metrics["metric"]["columns"]) if metrics["reflection"] else ()),
     ]
-    cells = [
-        [html.escape(name), _score(found), "–" if found is None else str(found["n"]), html.escape(about)]
-        for name, about, found in rows
-    ]
-    return _table(["decision", "%", "questions", "what is measured"], cells, "", prose=3)
+    cells = [[name, _score(found), "–" if found is None else str(found["n"]), about] for name, about, found in rows]
+    return _html(Table(["decision", "%", "questions", "what is measured"], cells, prose=3))
 
 
 def _reflection(
@@ -79,17 +76,17 @@ def _reflection(
     yield "Looked up", "RET at γ, all questions", found["retrieved"]
 
 
-def rankings(metrics: Mapping[str, Any]) -> str:
+def rankings(metrics: Mapping[str, Any]) -> Markup:
     """The eight rankings, their order here and in Table 5 of the paper, and whether the full product is the best."""
     found = metrics["rankings"]
     if not found:
-        return '<p class="note">mr2ag was not run; no other pipeline ranks its answers by products.</p>'
-    label, heads = {"full": "ret·rel·ans (the full product)"}, _heads(metrics)
+        return _html(notes=["mr2ag was not run; no other pipeline ranks its answers by products."])
+    label, heads = {"full": "ret·rel·ans (the full product)"}, metrics["metric"]["columns"]
     order = {column: _order(found["scores"], column) for column in heads}
     papers = {column: title for column, title in heads.items() if column in found["paper_ranks"]}
     rows = [
         [
-            html.escape(label.get(name, name.replace("*", "·"))),
+            label.get(name, name.replace("*", "·")),
             *(_score(table.get(column)) for column in heads),
             *(f"{order[column].get(name, '–')} / {found['paper_ranks'][column][name]}" for column in papers),
         ]
@@ -105,10 +102,7 @@ def rankings(metrics: Mapping[str, Any]) -> str:
             " Rank 1 is the best here and in the paper's Table 5, whose numbers, of other models and questions, are in "
             "docs/paper_numbers.md."
         )
-    return _table(head, rows, caption) + "".join(
-        f'<p class="note">{html.escape(sentence)}</p>'
-        for sentence in ranking_sentences(found, metrics["metric"]["columns"])
-    )
+    return _html(Table(head, rows, caption), notes=ranking_sentences(found, heads))
 
 
 def ranking_sentences(found: Mapping[str, Any], heads: Mapping[str, str]) -> list[str]:
@@ -133,76 +127,52 @@ def _order(scores: Mapping[str, Any], column: str) -> dict[str, int]:
     return ranks({name: round(100 * value, 1) for name, value in values.items()})
 
 
-def _heads(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """The columns of the metric's table and their heads, as HTML."""
-    return {column: html.escape(title) for column, title in metrics["metric"]["columns"].items()}
-
-
-def facts(values: Mapping[str, str]) -> str:
+def facts(values: Mapping[str, str]) -> Markup:
     """Name and value of everything that determined the run."""
-    rows = [[html.escape(name), html.escape(value)] for name, value in values.items()]
-    return _table(["", ""], rows, "", prose=1)
+    return _html(Table([], list(values.items()), prose=1))
 
 
-def _splits(metrics: Mapping[str, Any]) -> str:
+def _splits(metrics: Mapping[str, Any]) -> Table | None:
     """Scores by each split's own name, where they say more than the official two."""
     found = metrics["by_split"]
     splits = sorted({split for table in found.values() for split in table})
     shown = set(metrics["metric"]["columns"].values())
     if len(splits) <= 1 or set(splits) <= shown or (len(splits) == 2 and metrics["metric"]["name"] == "infoseek"):
-        return ""
-    rows = [[_name(name), *(_score(table.get(split)) for split in splits)] for name, table in found.items()]
-    return _table(["pipeline", *map(html.escape, splits)], rows, "By split, two-hop questions included.")
+        return None
+    rows = [[name, *(_score(table.get(split)) for split in splits)] for name, table in found.items()]
+    return Table(["pipeline", *splits], rows, "By split, two-hop questions included.")
 
 
-def _gains(metrics: Mapping[str, Any]) -> str:
+def _gains(metrics: Mapping[str, Any]) -> Table | None:
     heads = metrics["metric"]["columns"]
     rows = [
-        [_name(name), _score(found, sign=True), html.escape(heads[found["of"]]) if found else "–"]
+        [name, _score(found, sign=True), heads[found["of"]] if found else "–"]
         for name, found in metrics["comparisons"].items()
     ]
     caption = "Difference of the scores in points, paired by question, with its 95 % interval; which score it is of."
-    return _table(["difference", "points", "score"], rows, caption) if rows else ""
+    return Table(["difference", "points", "score"], rows, caption) if rows else None
 
 
-def _famous(metrics: Mapping[str, Any]) -> str:
+def _famous(metrics: Mapping[str, Any]) -> Table | None:
     found = {name: table for name, table in metrics["famous"].items() if table["yes"]}
-    rows = [[_name(name), _score(table["yes"]), _score(table["no"])] for name, table in found.items()]
+    rows = [[name, _score(table["yes"]), _score(table["no"])] for name, table in found.items()]
     caption = "Score on facts that the base model knows by heart (nothing is claimed there), and on the others."
-    return _table(["pipeline", "known by heart", "others"], rows, caption) if rows else ""
+    return Table(["pipeline", "known by heart", "others"], rows, caption) if rows else None
 
 
-def _table(head: Cells, rows: Sequence[Cells], caption: str, prose: int | None = None) -> str:
-    """A table whose cells are HTML already; the column `prose` holds sentences."""
-    lines = []
-    for row in rows:
-        cells = "".join(
-            f'<td class="prose">{cell}</td>' if position == prose else f"<td>{cell}</td>"
-            for position, cell in enumerate(row)
-            if position
-        )
-        lines.append(f'<tr><th scope="row">{row[0]}</th>{cells}</tr>')
-    titles = "".join(
-        f'<th scope="col" class="prose">{title}</th>' if position == prose else f'<th scope="col">{title}</th>'
-        for position, title in enumerate(head)
-    )
-    top = f"<thead><tr>{titles}</tr></thead>" if any(head) else ""
-    told = f"<p>{html.escape(caption)}</p>" if caption else ""
-    return f'<div class="scroll">{told}<table>{top}<tbody>{"".join(lines)}</tbody></table></div>'
+def _html(*tables: Table | None, notes: Sequence[str] = ()) -> Markup:
+    """The tables that there are, and sentences under them."""
+    shown = [table for table in tables if table is not None]
+    return render("inference/report/templates/tables.html", tables=shown, notes=notes)
 
 
-def _score(found: Mapping[str, float] | None, sign: bool = False) -> str:
+def _score(found: Mapping[str, float] | None, sign: bool = False) -> str | Cell:
     if found is None:
         return "–"
     form = "+.1f" if sign else ".1f"
-    low, high = format(100 * found["low"], form), format(100 * found["high"], form)
-    return f'{format(100 * found["value"], form)}<span class="interval">{low} … {high}</span>'
+    value, low, high = (format(100 * found[name], form) for name in ("value", "low", "high"))
+    return Cell(value, f"{low} … {high}")
 
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
-
-
-def _name(name: str, note: str = "") -> str:
-    small = f'<span class="interval">{html.escape(note)}</span>' if note else ""
-    return html.escape(name) + small

@@ -73,7 +73,7 @@ def test_no_text_of_the_data_becomes_markup(root: Path) -> None:
     page = page_of(root, evil)
 
     assert "<script>alert" not in page
-    assert 'data-name="&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;&#x27;' in page
+    assert 'data-name="&lt;script&gt;alert(1)&lt;/script&gt; &amp; &#34;&#39;' in page
     assert "default-src 'none'" in page
 
 

@@ -1,9 +1,17 @@
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from reflectune.core.html import read_asset
 from reflectune.inference.grid.outcomes import Judgement
-from reflectune.inference.grid.sweep_page import axis_chart, reliability, standalone
+from reflectune.inference.grid.sweep_config import SweepConfig
+from reflectune.inference.grid.sweep_page import axis_chart, reliability, standalone, write_page
+
+EVIL = "</td><script>alert(1)</script> & \"' {{ 7 * 7 }}"
 
 
 def point(accuracy: float, rate: float, **settings: object) -> dict:
@@ -54,3 +62,52 @@ def test_a_plot_of_its_own_has_its_namespace_and_style() -> None:
     svg = standalone('<figure><svg viewBox="0 0 1 1"><path d="M0 0"/></svg></figure>', "a > b { }")
     assert svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
     assert "<style>a &gt; b { }</style>" in svg
+
+
+def sweep(folder: Path, text: str) -> str:
+    """The page of a sweep whose model, point and column are called `text`; its plots are written beside it."""
+    config = SweepConfig(pipeline="mr2ag", model=text, grid={"gamma": [0.5]})  # type: ignore[arg-type]
+    score = {"value": 0.5, "low": 0.25, "high": 0.75, "n": 4}
+    found = {
+        "points": [
+            {
+                "name": text,
+                "settings": {"gamma": 0.5, "fallback": text},
+                "accuracy": score,
+                "unseen_entity": score,
+                "visual": None,
+                "retrieval_rate": 0.125,
+                "passages_read": 3.25,
+            }
+        ],
+        "metric": {"columns": {"overall": "overall", "unseen_entity": text}},
+        "questions": 4,
+        "forward_passes": {"made": 3, "saved": 9},
+    }
+    results: Any = SimpleNamespace(judgements=lambda kind: [Judgement(kind, 0.5, True)])
+    write_page(folder, config, results, found)
+    return (folder / "sweep.html").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_every_point_with_its_intervals(tmp_path: Path) -> None:
+    page = sweep(tmp_path, "gamma=0.5")
+    assert "4 questions at 1 points of mr2ag" in page
+    cells = '<td>50.0<span class="interval">25.0 to 75.0</span></td>' * 2 + "<td>–</td><td>0.125</td><td>3.250</td>"
+    assert f'<th scope="row">gamma=0.5</th>{cells}' in page
+    assert page.count("<figure") == len(list(tmp_path.glob("*.svg"))) == 3
+
+
+def test_no_text_of_a_sweep_becomes_markup(tmp_path: Path) -> None:
+    evil, plain = (re.findall(r"<[a-z]+", sweep(tmp_path / name, text)) for name, text in (("e", EVIL), ("p", "x")))
+    assert evil == plain
+    for path in (tmp_path / "e").glob("*.svg"):
+        root = ElementTree.parse(path).getroot()
+        (style,) = root.iter("{http://www.w3.org/2000/svg}style")
+        assert style.text == read_asset("inference/report/page.css").text
+
+
+def test_the_page_allows_its_own_style_and_nothing_else(tmp_path: Path) -> None:
+    page = sweep(tmp_path, "x")
+    own = read_asset("inference/report/page.css").hash
+    assert f"content=\"default-src 'none'; img-src data:; style-src '{own}'\"" in page
+    assert "<script" not in page

@@ -91,7 +91,7 @@ def test_mmkb_rags_decisions_stand_in_the_table(make) -> None:
     assert "RET, AUROC, unseen entity</th><td>100.0<span" in table
     assert "RET, AUROC, unseen question</th><td>–</td>" in table
     assert "SRT, first document states an answer, all questions</th><td>100.0<span" in table
-    assert "Retriever&#x27;s order, the same, all questions</th><td>0.0<span" in table
+    assert "Retriever&#39;s order, the same, all questions</th><td>0.0<span" in table
 
 
 def test_without_mmkb_rag_its_decisions_are_not_listed(metrics) -> None:
