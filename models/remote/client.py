@@ -9,6 +9,7 @@ import dataclasses
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -171,9 +172,9 @@ class RemoteModel:
         refused: dict[str, Reply] = {}
         if not bodies:
             return refused
-        transport = Transport(self.endpoint)
         bar = progress_bar(total=len(bodies), desc=what, unit="req", leave=False, disable=not what)
-        with bar, ThreadPoolExecutor(min(self.endpoint.concurrency, len(bodies))) as pool:
+        pool = ThreadPoolExecutor(min(self.endpoint.concurrency, len(bodies)))
+        with bar, closing(Transport(self.endpoint)) as transport, pool:
             futures = {pool.submit(self._ask, transport, key, body): key for key, body in bodies.items()}
             try:
                 for future in as_completed(futures):
