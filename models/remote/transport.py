@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import email.utils
 import json
+import re
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar, cast
@@ -19,6 +20,7 @@ import tenacity
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
+from reflectune.models.remote.address import secrets_in, shown_url
 from reflectune.models.remote.endpoint import Endpoint
 
 Parsed = TypeVar("Parsed")
@@ -64,10 +66,14 @@ class Transport:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._url = f"{endpoint.url.rstrip('/')}/chat/completions"
-        self._client = httpx.Client(
-            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"}  # unpacked, it has no bound
-            | ({"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}),
+        sent = _completions(endpoint.url)
+        # httpx logs the address, so it is given the one that may be shown, and the secrets as `auth` and `target`.
+        self._url, self._target = str(_completions(endpoint.shown_url)), sent.raw_path
+        self._secrets = [endpoint.key, *secrets_in(str(sent))]
+        bearer = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+        self._client = httpx.Client(  # what is sent packed could be any size when it is unpacked: `identity`
+            headers={"Content-Type": "application/json", "Accept-Encoding": "identity", **bearer},
+            auth=(sent.username, sent.password) if sent.userinfo else None,
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one could bind all threads to one server
             timeout=endpoint.timeout,
             limits=httpx.Limits(),  # no bound but the threads' number
@@ -126,22 +132,26 @@ class Transport:
         try:
             value = json.loads(content)
             if isinstance(value, dict) and "choices" not in value and "error" in value:
-                raise _Passing(f"an error under status 200: {_shown(content, self._endpoint.key)}")
+                raise _Passing(f"an error under status 200: {_shown(content, self._secrets)}")
             return parse(value)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             # no cause: it may quote the reply, and the reply the key
-            raise _Passing(f"no chat completion, but: {_shown(content, self._endpoint.key)}") from None
+            raise _Passing(f"no chat completion, but: {_shown(content, self._secrets)}") from None
 
     def _send(self, body: dict[str, Any]) -> bytes:
-        headers = {"Idempotency-Key": fingerprint([self._url, body])}
+        parts: dict[str, Any] = {
+            "content": json.dumps(body).encode(),
+            "headers": {"Idempotency-Key": fingerprint([self._url, body])},
+            "extensions": {"target": self._target},
+        }
         deadline = time.monotonic() + self._endpoint.timeout
         try:
-            with self._client.stream("POST", self._url, content=json.dumps(body).encode(), headers=headers) as response:
+            with self._client.stream("POST", self._url, **parts) as response:
                 if response.is_success:
                     return _read(response, deadline)
                 raise self._status(response)
         except (httpx.HTTPError, OSError) as error:
-            reason = _masked(str(error), self._endpoint.key)
+            reason = _masked(str(error), self._secrets)
             raise _Passing(f"{type(error).__name__}: {reason} (is the server running?)") from None
 
     def _status(self, response: httpx.Response) -> Exception:
@@ -149,7 +159,7 @@ class Transport:
         content = b""
         with suppress(httpx.HTTPError):
             content = next(response.iter_raw(1 << 16), b"")
-        said = f"status {response.status_code}: {_shown(content, self._endpoint.key)}"
+        said = f"status {response.status_code}: {_shown(content, self._secrets)}"
         out_of_money = response.status_code == 402 or b"insufficient_quota" in content
         if response.status_code in _PASSING and not out_of_money:
             return _Passing(said, _retry_after(response.headers.get("Retry-After", "")))
@@ -174,6 +184,16 @@ class Transport:
         with self._lock:
             self.retried += 1
             self._not_before = max(self._not_before, until)
+
+
+def _completions(url: str) -> httpx.URL:
+    """Where the API of this root is asked for completions; a query stays behind the path."""
+    try:
+        root = httpx.URL(url.strip())
+    except httpx.InvalidURL:  # no cause: it may quote a password
+        raise UserError(f"`llm_url` is no address that a request can be sent to: `{shown_url(url)}`") from None
+    path, mark, query = root.raw_path.partition(b"?")
+    return root.copy_with(raw_path=path.rstrip(b"/") + b"/chat/completions" + mark + query)
 
 
 def _failure(state: tenacity.RetryCallState) -> _Passing:
@@ -218,15 +238,15 @@ def _retry_after(value: str) -> float | None:
     return None
 
 
-def _masked(text: str, key: str) -> str:
-    """The text without the key, plain or as JSON writes it."""
-    for secret in (key, json.dumps(key)[1:-1], key.replace("/", "\\/")):
-        text = text.replace(secret, "…") if secret else text
+def _masked(text: str, secrets: Iterable[str]) -> str:
+    """The text without the secrets, plain or as JSON writes them."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        for written in (secret, json.dumps(secret)[1:-1]):
+            text = re.sub(re.escape(written).replace("/", r"\\*/"), "…", text)  # JSON may write \/
     return text
 
 
-def _shown(content: bytes, key: str) -> str:
-    """The beginning of what a server said, on one line, without the key."""
-    text = " ".join(content.decode("utf-8", errors="replace").split())
-    text = _masked(text, key)
+def _shown(content: bytes, secrets: Iterable[str]) -> str:
+    """The beginning of what a server said, on one line, without the secrets."""
+    text = _masked(" ".join(content.decode("utf-8", errors="replace").split()), secrets)
     return f"`{text[:200]}{'…' if len(text) > 200 else ''}`" if text else "nothing"

@@ -1,5 +1,6 @@
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -128,6 +129,26 @@ def test_a_proxy_of_the_environment_is_asked(
 
     assert proxy.targets == ["http://api.invalid/v1/chat/completions"]
     assert proxy.requests[0][0].get("Proxy-Authorization", "") == ("Basic bWU6c2VjcmV0" if "@" in prefix else "")
+
+
+def test_a_proxy_is_sent_the_address_s_secrets(stub_server: Callable[..., Any], no_proxies: pytest.MonkeyPatch) -> None:
+    proxy = stub_server(str)
+    no_proxies.setenv("http_proxy", proxy.url.removesuffix("/v1"))
+
+    Transport(Endpoint("http://me:hidden@api.invalid/v1?key=hidden", "stub")).post(body("0"), lambda value: value)
+
+    assert proxy.targets == ["http://api.invalid/v1/chat/completions?key=hidden"]
+    assert proxy.requests[0][0]["Authorization"] == "Basic bWU6aGlkZGVu"
+
+
+@pytest.mark.parametrize("address", ["me:hid#den@127.0.0.1:1", "http://me:hidden@127.0.0.1:port"])
+def test_a_proxy_that_is_no_address_is_told_without_its_password(no_proxies: pytest.MonkeyPatch, address: str) -> None:
+    no_proxies.setenv("http_proxy", address)
+
+    with pytest.raises(UserError, match="http_proxy is no address") as caught:
+        Transport(Endpoint("http://api.invalid/v1", "stub"))
+
+    assert "hid" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_proxy_is_spoken_to_without_tls_whatever_its_scheme(
