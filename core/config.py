@@ -63,7 +63,8 @@ def _check_yaml(arguments: list[str], hints: dict[str, Any]) -> list[str]:
     if not path.is_file():
         return [f"config file not found: {path}"]
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:  # of a text, an error would quote the line, which may hold a password
+            values = yaml.safe_load(file)
     except yaml.YAMLError as error:
         return [f"{path} is not valid YAML: {' '.join(str(error).split())}"]
     if not isinstance(values, dict):

@@ -14,7 +14,7 @@ import pytest
 
 Fault = dict[str, Any]
 """What to do wrong: `{"status": 429, "retry_after": "0.05"}`, `{"body": "<html>"}`, `{"broken": True}` (half of it),
-`{"seconds": 2}` (late), `{"trickle": 0.1}` (seconds before each byte); {} for nothing."""
+`{"seconds": 2}` (late), `{"trickle": 0.1}` (seconds before each byte), `{"cookie": "a=b"}`; {} for nothing."""
 
 
 class StubServer:
@@ -28,6 +28,7 @@ class StubServer:
 
     Attributes:
         requests: Every request: its headers and its body.
+        targets: What each request line asks for: a path with its query, or a whole URL of a proxy's client.
         delivered: How often a good reply to each text was sent whole.
     """
 
@@ -40,12 +41,12 @@ class StubServer:
     ) -> None:
         self.answer, self.fault, self.seconds, self.first_token = answer, fault, seconds, first_token
         self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.targets: list[str] = []
         self.delivered: Counter[str] = Counter()
         self.most_at_a_time = self._at_a_time = 0
         self.lock = threading.Lock()
         self._tries: Counter[str] = Counter()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._http.daemon_threads = True
+        self._http = _Server(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -58,6 +59,7 @@ class StubServer:
         text = body["messages"][-1]["content"]
         with self.lock:
             self.requests.append((dict(handler.headers), body))
+            self.targets.append(handler.path)
             number = self._tries[text]
             self._tries[text] += 1
             self._at_a_time += 1
@@ -75,7 +77,7 @@ class StubServer:
         content = fault.get("body", json.dumps(self._completion(body, text))).encode()
         handler.send_response(fault.get("status", 200))
         handler.send_header("Content-Length", str(len(content)))
-        for name, header in (("retry_after", "Retry-After"), ("location", "Location")):
+        for name, header in (("retry_after", "Retry-After"), ("location", "Location"), ("cookie", "Set-Cookie")):
             if name in fault:
                 handler.send_header(header, fault[name])
         handler.end_headers()
@@ -95,6 +97,11 @@ class StubServer:
             choice["logprobs"] = {"content": [{"top_logprobs": listed[: body["top_logprobs"]]}]}
         used = {"prompt_tokens": len(text.split()), "completion_tokens": len(spoken.split())}
         return {"choices": [choice], "usage": used}
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # connections that wait to be accepted
 
 
 def _pieces(content: bytes, fault: Fault) -> list[bytes]:

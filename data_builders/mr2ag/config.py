@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from reflectune.data_builders.annotators.choice import NAMES
 from reflectune.data_builders.mr2ag.examples import Recipe, StringFilter
+from reflectune.models.remote.address import shown_url
 from reflectune.models.remote.endpoint import RemoteConfig
 
 
@@ -104,7 +105,7 @@ class BuildConfig(RemoteConfig):
         """The settings that decide what is built; the data sets and the index are hashed apart."""
         asked = _LLM_DECIDES if self.annotator == "llm" else frozenset[str]()
         return {
-            name: value
+            name: shown_url(value) if name == "llm_url" else value
             for name, value in dataclasses.asdict(self).items()
             if (name in asked if name.startswith("llm_") else name not in _ELSEWHERE)
             and not (name in _LATER and value == _LATER[name])

@@ -9,6 +9,7 @@ import dataclasses
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -80,7 +81,7 @@ class RemoteModel:
         """
         (reply,) = self.complete_all([messages], what="")
         if reply.refused:
-            raise UserError(f"{self.endpoint.url} refuses a request: {reply.refused}; shorten or change it")
+            raise UserError(f"{self.endpoint.shown_url} refuses a request: {reply.refused}; shorten or change it")
         return reply.text
 
     def complete_all(self, conversations: Sequence[Messages], *, what: str = "requests", **fields: Any) -> list[Reply]:
@@ -98,7 +99,8 @@ class RemoteModel:
             UserError: The server can't be used, or kept failing. What was answered is kept.
         """
         bodies = [self.endpoint.request(messages, **fields) for messages in conversations]
-        keys = [fingerprint([self.endpoint.url, body]) for body in bodies]
+        url = self.endpoint.shown_url
+        keys = [fingerprint([url, body]) for body in bodies]
         missing = {key: body for key, body in zip(keys, bodies, strict=True) if key not in self._replies}
         missing = dict(sorted(missing.items(), key=lambda item: beginning(item[1]["messages"])))
         self._reused += len(set(keys)) - len(missing)
@@ -127,7 +129,9 @@ class RemoteModel:
         for reply in replies:
             if not reply.first_token:
                 reason = reply.refused or "its replies have no `logprobs`"
-                raise UserError(f"{self.endpoint.url} gives no log-probabilities ({reason}); use a server that does")
+                raise UserError(
+                    f"{self.endpoint.shown_url} gives no log-probabilities ({reason}); use a server that does"
+                )
         return [{token: value for token, value in reply.first_token.items() if token in wanted} for reply in replies]
 
     def usage(self) -> dict[str, Any]:
@@ -171,9 +175,9 @@ class RemoteModel:
         refused: dict[str, Reply] = {}
         if not bodies:
             return refused
-        transport = Transport(self.endpoint)
         bar = progress_bar(total=len(bodies), desc=what, unit="req", leave=False, disable=not what)
-        with bar, ThreadPoolExecutor(min(self.endpoint.concurrency, len(bodies))) as pool:
+        pool = ThreadPoolExecutor(min(self.endpoint.concurrency, len(bodies)))
+        with bar, closing(Transport(self.endpoint)) as transport, pool:
             futures = {pool.submit(self._ask, transport, key, body): key for key, body in bodies.items()}
             try:
                 for future in as_completed(futures):
@@ -190,7 +194,9 @@ class RemoteModel:
                 self._retried += transport.retried
         if not self._replies:
             reason = next(iter(refused.values())).refused
-            raise UserError(f"{self.endpoint.url} refuses every request: {reason}; `llm_options` can change a request")
+            raise UserError(
+                f"{self.endpoint.shown_url} refuses every request: {reason}; `llm_options` can change a request"
+            )
         return refused
 
     def _ask(self, transport: Transport, key: str, body: dict[str, Any]) -> Reply:

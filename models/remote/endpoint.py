@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from reflectune.core.errors import UserError
+from reflectune.models.remote.address import is_address, secrets_in, shown_url
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Endpoint:
     """An OpenAI-compatible server and one model on it.
 
     Attributes:
-        url: The API's root, e.g. `https://api.openai.com/v1` or `http://localhost:8000/v1`.
+        url: The API's root, e.g. `https://api.openai.com/v1` or `http://localhost:8000/v1`. A password before its host
+            is sent in place of `key`, its query with every request; see `shown_url`.
         model: The model's name on the server.
         key: The API key, "" for a server that wants none; white space around it is taken off. It stands in no file, no
             message and no fingerprint.
@@ -32,10 +34,10 @@ class Endpoint:
         output_price: Of a million tokens received.
 
     Raises:
-        UserError: The key can't stand in a request's header.
+        UserError: The URL is no address, or the key can't stand in a request's header.
     """
 
-    url: str
+    url: str = field(repr=False)
     model: str
     key: str = field(default="", repr=False)
     concurrency: int = 8
@@ -49,8 +51,15 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key.strip())
+        if problem := url_problem(self.url):
+            raise UserError(problem)
         if problem := key_problem(self.key):
             raise UserError(f"the API key {problem}; set it again, as one line without spaces or quotes")
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without its secrets, for messages, files and fingerprints."""
+        return shown_url(self.url)
 
     def request(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         """The body of a chat request: temperature 0 unless `options` or `fields` say otherwise."""
@@ -74,6 +83,11 @@ def key_problem(key: str) -> str:
     return ""
 
 
+def url_problem(url: str) -> str:
+    """Why this is no API's root, in words that show no secret of it; "" if it is one."""
+    return "" if is_address(url) else f"`llm_url` must look like https://HOST/v1, found `{shown_url(url)}`"
+
+
 def _help(text: str) -> dict[str, str]:
     return {"help": text}
 
@@ -82,7 +96,12 @@ def _help(text: str) -> dict[str, str]:
 class RemoteConfig:
     """The keys of a YAML that name a remote model; a config that needs one inherits them."""
 
-    llm_url: str = field(default="", metadata=_help("OpenAI-compatible server, e.g. http://localhost:8000/v1"))
+    llm_url: str = field(
+        default="",
+        repr=False,
+        # the end keeps argparse from printing what `--config` says: it may hold a password
+        metadata=_help("OpenAI-compatible server, e.g. http://localhost:8000/v1%(default).0s"),
+    )
     llm_model: str = field(default="", metadata=_help("name of the model on that server"))
     llm_key_variable: str = field(
         default="OPENAI_API_KEY", metadata=_help("environment variable that holds the API key; never the key itself")
@@ -107,9 +126,9 @@ class RemoteConfig:
             issues.append("`llm_model` is needed: the name of the model on the server")
         if not self.llm_url:
             issues.append("`llm_url` is needed, e.g. http://localhost:8000/v1")
-        elif urlsplit(self.llm_url).scheme not in ("http", "https") or not urlsplit(self.llm_url).hostname:
-            issues.append(f"`llm_url` must look like https://HOST/v1, found `{self.llm_url}`")
-        elif not self._is_local() and not key_issues and not self._key():
+        elif problem := url_problem(self.llm_url):
+            issues.append(problem)
+        elif not (self._is_local() or key_issues or self._key() or secrets_in(self.llm_url)):
             issues.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
         for name, least in (("llm_concurrency", 1), ("llm_max_tokens", 1), ("llm_retries", 0)):
             if getattr(self, name) < least:
@@ -126,7 +145,7 @@ class RemoteConfig:
     def endpoint(self) -> Endpoint:
         """The server and the model, with the key read from the environment."""
         return Endpoint(
-            url=self.llm_url.rstrip("/"),
+            url=self.llm_url if "?" in self.llm_url else self.llm_url.rstrip("/"),
             model=self.llm_model,
             key=self._key(),
             concurrency=self.llm_concurrency,

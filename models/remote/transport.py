@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import email.utils
-import http.client
 import json
-import random
+import re
+import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httpx2 as httpx  # the maintained httpx, which the Hub's client uses too
+import tenacity
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
+from reflectune.models.remote.address import secrets_in, shown_url
 from reflectune.models.remote.endpoint import Endpoint
 
 Parsed = TypeVar("Parsed")
@@ -51,7 +57,8 @@ class Transport:
     """Sends requests to an endpoint; several threads may share one.
 
     A `Retry-After` holds all threads back, since the limit that it speaks of is theirs together. A request carries its
-    content's hash as `Idempotency-Key`: a server that honours it doesn't charge for a repeated one.
+    content's hash as `Idempotency-Key`: a server that honours it doesn't charge for a repeated one. A redirect would
+    send the key to another address; it is an error like any other status.
 
     Args:
         endpoint: The server.
@@ -59,17 +66,43 @@ class Transport:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._url = f"{endpoint.url.rstrip('/')}/chat/completions"
-        self._opener = urllib.request.build_opener(_NoRedirects)
-        self._random = random.Random()  # spreads retries; nothing that is computed depends on it
+        sent = _completions(endpoint.url)
+        # httpx logs the address, so it is given the one that may be shown, and the secrets as `auth` and `target`.
+        self._url, self._target = str(_completions(endpoint.shown_url)), sent.raw_path
+        self._secrets = [endpoint.key, *secrets_in(str(sent))]
+        bearer = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+        self._client = httpx.Client(  # what is sent packed could be any size when it is unpacked: `identity`
+            headers={"Content-Type": "application/json", "Accept-Encoding": "identity", **bearer},
+            auth=(sent.username, sent.password) if sent.userinfo else None,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one could bind all threads to one server
+            timeout=endpoint.timeout,
+            limits=httpx.Limits(),  # no bound but the threads' number
+            verify=ssl.create_default_context(),
+            proxy=_proxy(self._url),
+            trust_env=False,
+        )
+        self._stopped = threading.Event()
+        half = {"multiplier": endpoint.backoff / 2, "max": LONGEST_WAIT / 2}
+        self._backoff = tenacity.wait_exponential(**half) + tenacity.wait_random_exponential(**half)
+        self._retrying = tenacity.Retrying(
+            sleep=tenacity.sleep_using_event(self._stopped),
+            stop=tenacity.stop_after_attempt(endpoint.retries + 1),
+            wait=lambda state: self._backoff(state) if _failure(state).wait is None else 0.0,
+            retry=tenacity.retry_if_exception_type(_Passing),
+            before_sleep=self._note_retry,
+            reraise=True,
+        )
         self._lock = threading.Lock()
         self._not_before = 0.0
-        self._stopped = threading.Event()
         self.retried = 0
 
     def stop(self) -> None:
         """Let no thread send anything more."""
         self._stopped.set()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
 
     def post(self, body: dict[str, Any], parse: Callable[[Any], Parsed]) -> Parsed:
         """Send a request, again if need be, until `parse` can read the reply.
@@ -84,57 +117,53 @@ class Transport:
             UserError: No request will be answered (key, quota, address), or the retries are used up.
             Stopped: `stop` was called.
         """
-        problem = ""
-        for attempt in range(self._endpoint.retries + 1):
-            self._hold_back()
-            try:
-                return self._parsed(self._send(body), parse)
-            except _Passing as failure:
-                problem = str(failure)
-                if attempt < self._endpoint.retries:
-                    self._note_retry(attempt, failure.wait)
+        try:
+            return self._retrying(self._attempt, body, parse)
+        except _Passing as failure:
+            problem = str(failure)
         raise UserError(
             f"{self._url} failed {self._endpoint.retries + 1} times in a row, the last time: {problem}; what was "
             "answered is kept: run the same command again to go on (a lower `llm_concurrency` helps a busy server)"
         )
 
-    def _parsed(self, content: bytes, parse: Callable[[Any], Parsed]) -> Parsed:
+    def _attempt(self, body: dict[str, Any], parse: Callable[[Any], Parsed]) -> Parsed:
+        self._hold_back()
+        content = self._send(body)
         try:
             value = json.loads(content)
             if isinstance(value, dict) and "choices" not in value and "error" in value:
-                raise _Passing(f"an error under status 200: {_shown(content, self._endpoint.key)}")
+                raise _Passing(f"an error under status 200: {_shown(content, self._secrets)}")
             return parse(value)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             # no cause: it may quote the reply, and the reply the key
-            raise _Passing(f"no chat completion, but: {_shown(content, self._endpoint.key)}") from None
+            raise _Passing(f"no chat completion, but: {_shown(content, self._secrets)}") from None
 
     def _send(self, body: dict[str, Any]) -> bytes:
-        headers = {"Content-Type": "application/json", "Idempotency-Key": fingerprint([self._url, body])}
-        if self._endpoint.key:
-            headers["Authorization"] = f"Bearer {self._endpoint.key}"
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
+        parts: dict[str, Any] = {
+            "content": json.dumps(body).encode(),
+            "headers": {"Idempotency-Key": fingerprint([self._url, body])},
+            "extensions": {"target": self._target},
+        }
         deadline = time.monotonic() + self._endpoint.timeout
         try:
-            with self._opener.open(request, timeout=self._endpoint.timeout) as response:
-                return _read(response, deadline)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise self._status(error) from None
-        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-            reason = _masked(str(getattr(error, "reason", None) or error), self._endpoint.key)
+            with self._client.stream("POST", self._url, **parts) as response:
+                if response.is_success:
+                    return _read(response, deadline)
+                raise self._status(response)
+        except (httpx.HTTPError, OSError) as error:
+            reason = _masked(str(error), self._secrets)
             raise _Passing(f"{type(error).__name__}: {reason} (is the server running?)") from None
 
-    def _status(self, error: urllib.error.HTTPError) -> Exception:
-        """What a status other than 200 means."""
-        try:
-            content = error.read(1 << 16)
-        except (http.client.HTTPException, OSError):
-            content = b""
-        said = f"status {error.code}: {_shown(content, self._endpoint.key)}"
-        out_of_money = error.code == 402 or b"insufficient_quota" in content
-        if error.code in _PASSING and not out_of_money:
-            return _Passing(said, _retry_after(error.headers))
-        if error.code in _REFUSED:
+    def _status(self, response: httpx.Response) -> Exception:
+        """What a status other than 2xx means."""
+        content = b""
+        with suppress(httpx.HTTPError):
+            content = next(response.iter_raw(1 << 16), b"")
+        said = f"status {response.status_code}: {_shown(content, self._secrets)}"
+        out_of_money = response.status_code == 402 or b"insufficient_quota" in content
+        if response.status_code in _PASSING and not out_of_money:
+            return _Passing(said, _retry_after(response.headers.get("Retry-After", "")))
+        if response.status_code in _REFUSED:
             return Refused(said)
         advice = (
             "the account has no credit left"
@@ -144,68 +173,80 @@ class Transport:
         return UserError(f"{self._url} answers {said}; {advice}; what was answered before is kept")
 
     def _hold_back(self) -> None:
+        """Wait as long as a `Retry-After` asked any thread to: tenacity knows the waits of its own call only."""
         while (wait := self._not_before - time.monotonic()) > 0 and not self._stopped.is_set():
             self._stopped.wait(wait)
         if self._stopped.is_set():
             raise Stopped
 
-    def _note_retry(self, attempt: int, asked: float | None) -> None:
-        """Wait before the next attempt: as long as the server asked, all threads; else twice as long as last time."""
+    def _note_retry(self, state: tenacity.RetryCallState) -> None:
+        until = time.monotonic() + min(_failure(state).wait or 0.0, LONGEST_WAIT)
         with self._lock:
             self.retried += 1
-            if asked is not None:
-                self._not_before = max(self._not_before, time.monotonic() + min(asked, LONGEST_WAIT))
-                return
-        longest = min(self._endpoint.backoff * 2**attempt, LONGEST_WAIT)
-        self._stopped.wait(longest * self._random.uniform(0.5, 1))
+            self._not_before = max(self._not_before, until)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would send the key to another address; it is an error like any other status."""
+def _completions(url: str) -> httpx.URL:
+    """Where the API of this root is asked for completions; a query stays behind the path."""
+    try:
+        root = httpx.URL(url.strip())
+    except httpx.InvalidURL:  # no cause: it may quote a password
+        raise UserError(f"`llm_url` is no address that a request can be sent to: `{shown_url(url)}`") from None
+    path, mark, query = root.raw_path.partition(b"?")
+    return root.copy_with(raw_path=path.rstrip(b"/") + b"/chat/completions" + mark + query)
 
-    def redirect_request(self, *_: Any) -> None:
+
+def _failure(state: tenacity.RetryCallState) -> _Passing:
+    return cast(_Passing, cast(tenacity.Future, state.outcome).exception())
+
+
+def _proxy(url: str) -> httpx.Proxy | None:
+    """The proxy that the environment names for an address, by urllib's rules.
+
+    httpx's own (`trust_env`) differ: they take ALL_PROXY, match NO_PROXY otherwise, and speak TLS to the proxy that
+    `HTTPS_PROXY=https://…` names, which is often one that can't.
+    """
+    scheme, host = urlsplit(url)[:2]
+    named = getproxies().get(scheme)
+    if not named or proxy_bypass(host):
         return None
+    tls = scheme == "http" and named.startswith("https://")
+    try:
+        return httpx.Proxy(f"{'https' if tls else 'http'}://{named.rpartition('://')[2]}")
+    except httpx.InvalidURL:  # no cause: it may quote a password
+        raise UserError(f"the environment's {scheme}_proxy is no address; write it as http://HOST:PORT") from None
 
 
-def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:
+def _read(response: httpx.Response, deadline: float) -> bytes:
     """The body, whole: a server that trickles or breaks off is a failure that may pass."""
-    parts, size = [], 0
-    while part := response.read1(1 << 16):
-        parts.append(part)
-        size += len(part)
-        if size > MOST_BYTES:
+    content = bytearray()
+    for part in response.iter_raw():
+        content += part
+        if len(content) > MOST_BYTES:
             raise _Passing(f"a reply of more than {MOST_BYTES >> 20} MiB")
         if time.monotonic() > deadline:
             raise _Passing("the reply took longer than `llm_timeout`")
-    if response.length:  # what Content-Length promised and did not come
-        raise _Passing(f"the reply broke off {response.length} bytes before its end")
-    return b"".join(parts)
+    return bytes(content)
 
 
-def _retry_after(headers: Any) -> float | None:
+def _retry_after(value: str) -> float | None:
     """Seconds that the server asked to wait: a number, or a date."""
-    value = headers.get("Retry-After") if headers is not None else None
-    if value is None:
-        return None
-    try:
+    with suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
+    with suppress(ValueError, TypeError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return None
+    return None
 
 
-def _masked(text: str, key: str) -> str:
-    """The text without the key, plain or as JSON writes it."""
-    for secret in (key, json.dumps(key)[1:-1], key.replace("/", "\\/")):
-        text = text.replace(secret, "…") if secret else text
+def _masked(text: str, secrets: Iterable[str]) -> str:
+    """The text without the secrets, plain or as JSON writes them."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        for written in (secret, json.dumps(secret)[1:-1]):
+            text = re.sub(re.escape(written).replace("/", r"\\*/"), "…", text)  # JSON may write \/
     return text
 
 
-def _shown(content: bytes, key: str) -> str:
-    """The beginning of what a server said, on one line, without the key."""
-    text = " ".join(content.decode("utf-8", errors="replace").split())
-    text = _masked(text, key)
+def _shown(content: bytes, secrets: Iterable[str]) -> str:
+    """The beginning of what a server said, on one line, without the secrets."""
+    text = _masked(" ".join(content.decode("utf-8", errors="replace").split()), secrets)
     return f"`{text[:200]}{'…' if len(text) > 200 else ''}`" if text else "nothing"

@@ -74,6 +74,14 @@ def test_a_file_that_holds_no_keys_is_a_user_error(tmp_path: Path, text: str) ->
         parse_config(Settings, argv=write(tmp_path, text))
 
 
+def test_a_line_that_is_not_yaml_is_named_and_not_quoted(tmp_path: Path) -> None:
+    """It may hold a password."""
+    with pytest.raises(UserError, match=r"settings\.yaml is not valid YAML.* line 2, column") as caught:
+        parse_config(Settings, argv=write(tmp_path, 'steps: 1\nname: "http://me:hidden@host\n'))
+
+    assert "hidden" not in str(caught.value)
+
+
 def test_true_is_no_number(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="whole number"):
         parse_config(Settings, argv=write(tmp_path, "steps: true\n"))

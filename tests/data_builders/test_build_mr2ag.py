@@ -63,6 +63,17 @@ def test_who_is_asked_decides_what_is_built_if_anybody_is(changes: dict[str, obj
     assert BuildConfig().what_decides() == BuildConfig(**changes).what_decides()
 
 
+def test_secrets_in_the_address_decide_nothing_and_are_not_told() -> None:
+    """What decides goes into a fingerprint that stands in the manifest."""
+    one, other = (
+        BuildConfig(**{**LLM, "llm_url": f"http://me:{secret}@localhost:1/v1?key={secret}"}).what_decides()
+        for secret in ("hidden", "other")
+    )
+
+    assert one == other
+    assert one["llm_url"] == "http://localhost:1/v1?key=***"
+
+
 def test_how_fast_it_is_asked_does_not() -> None:
     changes = {"llm_concurrency": 99, "llm_input_price": 3.0, "llm_cache": "x", "llm_retries": 1}
 

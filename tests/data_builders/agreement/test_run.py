@@ -74,6 +74,23 @@ def test_each_annotator_is_measured_against_the_truth(
     assert "Who knows?" in rows[1]["llm"]["note"]
 
 
+def test_secrets_in_the_server_s_address_stand_in_no_file(
+    folder: Path, tmp_path: Path, stub_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = stub_server(
+        lambda text: "[Irrelevant]",
+        lambda text, number: {"status": 400, "body": "no /v1?key=hidden"} if "film" in text else {},
+    )
+    output = tmp_path / "out"
+    url = server.url.replace("//", "//me:hidden@") + "?key=hidden"
+    run(CompareConfig(dataset=str(folder), output=str(output), annotators=["llm"], llm_url=url, llm_model="stub"))
+
+    written = [path.read_text() for path in output.rglob("*") if path.is_file()]
+    assert len(written) == 3
+    assert "no /v1?key=…" in "".join(written)
+    assert "hidden" not in "".join([*written, *capsys.readouterr()])
+
+
 def test_a_limit_draws_questions_by_seed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(CompareConfig(dataset=str(folder), output=str(tmp_path / "out"), limit=3, dry_run=True))
 

@@ -137,6 +137,91 @@ def test_a_reply_that_quotes_the_key_does_not_bring_it_into_any_traceback(
     assert "…" in shown
 
 
+def with_secrets(url: str, secret: str = "hidden") -> str:
+    """The address with a password before its host and a key in its query."""
+    return f"{url.replace('//', f'//me:pw%2F{secret}@')}?api_key=key%2F{secret}&api-version=1"
+
+
+QUOTED = (
+    r"""/v1/chat/completions?api_key=key%2Fhidden key/hidden key\/hidden pw%2Fhidden, me:pw/hidden: bWU6cHcvaGlkZGVu"""
+)
+"""What a server may say of a request `with_secrets`."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"status": 401, "body": QUOTED}, "status 401"),
+        ({"status": 503, "body": QUOTED}, "failed 2 times in a row"),
+        ({"status": 400, "body": QUOTED}, "refuses every request"),
+        ({"status": 307, "body": QUOTED, "location": "http://127.0.0.1:1/"}, "status 307"),
+        ({"body": QUOTED}, "no chat completion"),
+        ({"body": json.dumps({"error": QUOTED})}, "an error under status 200"),
+        ({"broken": True}, "failed 2 times in a row"),
+        ({}, "gives no log-probabilities"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_secrets_in_the_address_are_sent_and_never_shown(
+    stub_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: dict[str, Any], message: str
+) -> None:
+    caplog.set_level("DEBUG")
+    server = stub_server(echo, lambda text, number: fault)
+    with (
+        RemoteModel(endpoint(with_secrets(server.url), retries=1), tmp_path / "replies.jsonl") as model,
+        pytest.raises(UserError, match=message) as caught,
+    ):
+        model.log_probabilities([ask("hello")], ["yes"])
+    said = "".join(traceback.format_exception(caught.value))
+
+    assert f"{server.url}/chat/completions?api_key=***&api-version=1" in said or f"{server.url}?api_key=***" in said
+    for shown in (said, caplog.text, model.summary(), repr(model.endpoint), (tmp_path / "replies.jsonl").read_text()):
+        assert "hidden" not in shown
+        assert "bWU6cHcvaGlkZGVu" not in shown
+    assert "HTTP Request" in caplog.text
+    for (headers, _), target in zip(server.requests, server.targets, strict=True):
+        assert headers["Authorization"] == "Basic bWU6cHcvaGlkZGVu"  # me:pw/hidden
+        assert target == "/v1/chat/completions?api_key=key%2Fhidden&api-version=1"
+
+
+def test_a_server_that_is_not_there_does_not_bring_the_address_s_secrets_into_a_traceback(tmp_path: Path) -> None:
+    with (
+        RemoteModel(endpoint(with_secrets("http://127.0.0.1:1/v1"), retries=0), tmp_path / "replies.jsonl") as model,
+        pytest.raises(UserError, match="is the server running") as caught,
+    ):
+        model.complete(ask("hello"))
+
+    assert "hidden" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_key_is_sent_beside_one_in_the_query(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(echo)
+    with RemoteModel(endpoint(f"{server.url}/?token=hidden", key="sk-1"), tmp_path / "replies.jsonl") as model:
+        model.complete(ask("hello"))
+
+    assert server.targets == ["/v1/chat/completions?token=hidden"]
+    assert server.requests[0][0]["Authorization"] == "Bearer sk-1"
+
+
+def test_another_password_does_not_pay_for_a_reply_again(stub_server: Start, tmp_path: Path) -> None:
+    server = stub_server(echo)
+    for secret in ("old", "new"):
+        with RemoteModel(endpoint(with_secrets(server.url, secret)), tmp_path / "replies.jsonl") as model:
+            assert model.complete(ask("hello")) == "you said hello"
+
+    assert len(server.requests) == 1
+
+
+def test_replies_that_were_kept_before_are_found(stub_server: Start, tmp_path: Path) -> None:
+    """Their keys are hashes of the address and the request; what an address without secrets gives is settled."""
+    with RemoteModel(endpoint("http://127.0.0.1:8000/v1"), tmp_path / "replies.jsonl") as model:
+        model._replies.put(
+            "958b8455f1f16a55",
+            {"text": "yes", "prompt_tokens": 1, "completion_tokens": 1, "finish": "", "first_token": {}},
+        )
+        assert model.complete(ask("hello")) == "yes"
+
+
 def test_a_refused_conversation_does_not_stop_the_others_and_is_not_kept(stub_server: Start, tmp_path: Path) -> None:
     server = stub_server(echo, lambda text, number: {"status": 400, "body": "too long"} if text == "2" else {})
     with RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model:

@@ -1,7 +1,9 @@
 import traceback
+from pathlib import Path
 
 import pytest
 
+from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.models.remote.endpoint import Endpoint, RemoteConfig
 
@@ -102,3 +104,35 @@ def test_a_key_in_the_place_of_its_variable_s_name_is_not_shown(mistaken: str) -
 
     assert "`llm_key_variable`" in told
     assert "secret" not in told
+
+
+def test_secrets_in_the_address_are_not_shown_and_reach_the_endpoint() -> None:
+    url = "https://me:hidden@api.example.com/v1?key=hidden/"
+    config = RemoteConfig(llm_url=url, llm_model="m", llm_key_variable="NO_SUCH_VARIABLE")
+
+    assert config.llm_problems() == []  # it needs no other key
+    assert config.endpoint().url == url
+    assert "hidden" not in f"{config!r} {config.endpoint()!r}"
+
+
+@pytest.mark.parametrize("url", ["me:hidden@host/v1", "http://me:hid/den@host/v1", "ftp://host/?key=hidden"])
+def test_secrets_in_what_is_no_address_are_not_shown(url: str) -> None:
+    (told,) = RemoteConfig(llm_url=url, llm_model="m").llm_problems()
+    with pytest.raises(UserError, match="must look like https://HOST/v1") as caught:
+        Endpoint(url, "m")
+
+    assert "must look like https://HOST/v1" in told
+    assert "hid" not in told + "".join(traceback.format_exception(caught.value))
+
+
+def test_help_shows_no_secrets_of_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("llm_url: http://me:hidden@host/v1\nllm_model: shown\n")
+
+    with pytest.raises(SystemExit):
+        parse_config(RemoteConfig, argv=["--config", str(path), "--help"])
+
+    said = capsys.readouterr().out
+    assert "(default: shown)" in said
+    assert "hidden" not in said
+    assert "OpenAI-compatible server, e.g. http://localhost:8000/v1 --llm_model" in " ".join(said.split())
