@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from reflectune.core.durable import RowLog, read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
+from reflectune.core.resumable import Row, run_chunks
 from reflectune.core.types import Passage, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.plain.config import PlainConfig
@@ -58,12 +58,12 @@ def run(config: PlainConfig) -> None:
         print(f"nothing to do: {target} is built")
         return
     log_path = output / f".{config.split}.{key}.jsonl"
-    with RowLog(log_path, key) as log:
-        for start in range(0, len(examples), _CHUNK):
-            if str(start) not in log.done:
-                made = builder.examples(examples[start : start + _CHUNK])
-                log.append(str(start), {"examples": [dataclasses.asdict(example) for example in made]})
-    plain = [prompted_from_row(row) for chunk in read_rows(log_path) for row in chunk["examples"]]
+
+    def make(chunk: Sequence[ReflectionExample]) -> Row:
+        return {"examples": [dataclasses.asdict(example) for example in builder.examples(chunk)]}
+
+    chunks = run_chunks(examples, _CHUNK, make, log_path, key)
+    plain = [prompted_from_row(row) for chunk in chunks for row in chunk["examples"]]
     write_prompted(target, plain)
     folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # a black image may be in the latter
     write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))
