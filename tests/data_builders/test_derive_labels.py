@@ -18,8 +18,8 @@ from reflectune.core.types import Passage, PromptedBranch, Question
 from reflectune.data_builders.dataset import read_questions, write_questions
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.run import read_rel_scores, run
-from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
-from reflectune.data_builders.probing.store import ProbeLog, seal
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply, to_row
+from reflectune.data_builders.probing.store import begin, seal
 from reflectune.data_builders.reflection_data import Manifest, read_manifest, read_prompted, write_manifest
 from reflectune.models.schemes.mct import read_reply
 
@@ -73,8 +73,9 @@ def config(tmp_path: Path) -> Callable[..., DeriveConfig]:
         for p in PROBES
     ]
     write_questions(world, "train", asked)
-    with ProbeLog(probes, SETTINGS) as log:
-        log.append_new(PROBES)
+    with begin(probes, SETTINGS).open() as log:
+        for probe in PROBES:
+            log.append(probe.question_id, to_row(probe))
     seal(probes, {"model": "some/model", "dataset": "w"})
 
     def make(output: str = "out", **more: Any) -> DeriveConfig:
