@@ -67,6 +67,7 @@ class Clock(TrainerCallback):
     """Times each epoch of a trainer, and counts what its batches hold."""
 
     def __init__(self, trainer: Trainer, device: str) -> None:
+        super().__init__()
         self._device, self._start = device, (0.0, 0.0)
         self._seconds: list[tuple[float, float]] = []
         self._counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])

@@ -69,9 +69,12 @@ class RowLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.done: set[str] = set()
         self._file = self.path.open("ab")
+        keep = 0
         try:
             self._lock()
-            keep = self._scan(fingerprint)
+            for _, end, row in scan_rows(self.path, fingerprint):
+                self.done.add(row["id"])
+                keep = end
         except BaseException:
             self._file.close()
             raise
@@ -89,25 +92,6 @@ class RowLog:
             ) from None
         except OSError:
             pass  # a file system without locks
-
-    def _scan(self, fingerprint: str) -> int:
-        """Collect the ids of whole rows; return the length of the part of the file that is whole."""
-        keep = 0
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file):
-                if not line.endswith(b"\n"):
-                    break
-                row = json.loads(line)
-                if number == 0:
-                    if row.get("fingerprint") != fingerprint:
-                        raise UserError(
-                            f"{self.path} was written with other settings (fingerprint {row.get('fingerprint')}, now "
-                            f"{fingerprint}); choose another output folder, or delete it to start again"
-                        )
-                else:
-                    self.done.add(row["id"])
-                keep += len(line)
-        return keep
 
     def append(self, row_id: str, row: dict[str, Any]) -> None:
         """Append one finished row and push it to the disk."""
@@ -132,10 +116,28 @@ class RowLog:
         self.close()
 
 
-def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The whole rows of a `RowLog`, in the order of writing, without its header."""
+def read_rows(path: str | Path, fingerprint: str | None = None) -> Iterator[dict[str, Any]]:
+    """The whole rows of a `RowLog`, in the order of writing, without its header.
+
+    Raises:
+        UserError: A fingerprint is given, and the log was written under another one.
+    """
+    return (row for _, _, row in scan_rows(path, fingerprint))
+
+
+def scan_rows(path: str | Path, fingerprint: str | None = None) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """As `read_rows`, each row with the bytes of the file at which it begins and ends."""
+    end = 0
     with Path(path).open("rb") as file:
-        next(file, None)
         for line in file:
-            if line.endswith(b"\n"):
-                yield json.loads(line)
+            if not line.endswith(b"\n"):
+                break
+            begin, end, row = end, end + len(line), json.loads(line)
+            if begin:
+                yield begin, end, row
+            elif fingerprint not in (None, row.get("fingerprint")):
+                raise UserError(
+                    f"{path} was written with other settings, another model, index or data set (fingerprint "
+                    f"{row.get('fingerprint')}, now {fingerprint}); choose another output folder, or delete it to "
+                    "start again"
+                )

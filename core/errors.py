@@ -22,8 +22,8 @@ class UserError(Exception):
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap an entry script's `main` so that a user's mistake, a full disk or Ctrl-C ends in one clear line.
 
-    A `main` that ends well closes the connections to the other processes of its launch, if it had any, and their
-    threads have ended before the interpreter does. In a log the libraries' progress bars are hidden.
+    After a `main` that ends well the process group of its launch is destroyed, if there is one, and its threads have
+    ended before the interpreter does. In a log the libraries' progress bars are hidden.
 
     Exit status: 2 for a `UserError`, 28 for a full disk, 130 for Ctrl-C. Anything else is our own bug and keeps its
     traceback.
@@ -34,7 +34,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
         quiet_libraries()
         try:
             main()
-            _close_connections()
+            _destroy_process_group()
         except UserError as error:
             sys.exit(_say(f"error: {error}", 2))
         except KeyboardInterrupt:
@@ -51,8 +51,8 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def _close_connections() -> None:
-    """Close the process group and join its threads.
+def _destroy_process_group() -> None:
+    """Destroy the process group, if there is one, and join its threads.
 
     gloo's threads take Python's lock to let go of a finished collective's tensors. One that is waiting for the lock
     when the interpreter begins to end is killed within a destructor, and the process aborts: "terminate called without

@@ -20,9 +20,9 @@ from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import SeenIds, hash_ids, sample_bound
 from reflectune.data_builders.conversion.progress import progress
 from reflectune.data_builders.conversion.sources import list_files
-from reflectune.data_builders.conversion.work import Place, QuestionBatch, QuestionsDone, write_question_batch
+from reflectune.data_builders.conversion.work import QuestionBatch, QuestionsDone, write_question_batch
 from reflectune.data_builders.conversion.workers import Workers
-from reflectune.data_builders.readers.base import BadRow, Images, Reject, latest_row, stop
+from reflectune.data_builders.readers.base import BadRow, Images, Placed, Reject, stop
 from reflectune.data_builders.readers.registry import question_reader
 
 BATCH = 5_000
@@ -118,7 +118,7 @@ class QuestionRun:
                     number += 1
                     bar.advance(len(batch), self.rejected.count if self.rejected else 0)
 
-    def _sampled(self, split: str) -> Iterator[tuple[Question, Place]]:
+    def _sampled(self, split: str) -> Iterator[Placed[Question]]:
         """The questions of a source that its sample draws, or all of them."""
         config = self.config
         if not config.sample:
@@ -132,24 +132,18 @@ class QuestionRun:
             if int(hash_ids([question.id], config.seed)[0]) < bound:
                 yield question, place
 
-    def _read(self, split: str, reject: Reject) -> Iterator[tuple[Question, Place]]:
+    def _read(self, split: str, reject: Reject) -> Iterator[Placed[Question]]:
         config = self.config
-        source = config.source(split)
         read = question_reader(config.questions)
-        stream = read(source, split=split, images=self.images, reject=reject, **config.options)
-        file = str(source) if isinstance(source, Path) else split
-        for question in islice(stream, config.limit or None):
-            row = latest_row()
-            place = (str(row.file), row.line) if row is not None else (file, 0)
+        stream = read(config.source(split), split=split, images=self.images, reject=reject, **config.options)
+        for question, place in islice(stream, config.limit or None):
             problem = _problem(question)
             if problem is None:
                 yield question, place
             else:
                 reject(BadRow(*place, question.id, *problem))
 
-    def _without_duplicates(
-        self, batch: list[tuple[Question, Place]], seen: SeenIds
-    ) -> Iterator[tuple[Question, Place]]:
+    def _without_duplicates(self, batch: list[Placed[Question]], seen: SeenIds) -> Iterator[Placed[Question]]:
         again = set(seen.add(hash_ids(question.id for question, _ in batch)).tolist())
         for position, (question, place) in enumerate(batch):
             if position in again:

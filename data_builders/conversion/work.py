@@ -24,20 +24,18 @@ from reflectune.data_builders.readers.base import (
     BadRow,
     Images,
     LineBlock,
+    Place,
     Reject,
     Row,
     UnreadableImage,
     block_rows,
-    each,
-    latest_row,
+    placed,
     stop,
 )
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.retrieval.knowledge_base import shard_name, write_shard
 
 Verify = Literal["none", "header", "decode"]
-Place = tuple[str, int]
-"""File and line that something was read from."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +183,8 @@ def write_entry_batch(batch: EntryBatch) -> EntriesDone:
 def _entries(batch: EntryBatch, reject: Reject) -> tuple[list[Entry], list[Place]]:
     make = knowledge_reader(batch.reader).entry
     rows = block_rows(batch.rows, reject) if isinstance(batch.rows, LineBlock) else _numbered(batch.rows)
-    entries, places = [], []
-    for entry in each(rows, lambda row: make(row, batch.images), reject):
-        entries.append(entry)
-        row = latest_row()
-        places.append((str(row.file), row.line) if row is not None else ("", 0))
-    return entries, places
+    made = list(placed(rows, lambda row: make(row, batch.images), reject))
+    return [entry for entry, _ in made], [place for _, place in made]
 
 
 def _numbered(rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
@@ -28,9 +28,9 @@ class Labels:
             in `mct`.
     """
 
-    ret: list[RetLabel] = field(default_factory=list)
-    srt: list[SrtLabel] = field(default_factory=list)
-    mct: list[MctLabel] = field(default_factory=list)
+    ret: Sequence[RetLabel] = ()
+    srt: Sequence[SrtLabel] = ()
+    mct: Sequence[MctLabel] = ()
     without_summary: int = 0
 
 
@@ -52,22 +52,25 @@ def derive(
         rel_scores: What orders MCT's reply; None takes the retriever's score.
     """
     rule, mixing = config.how(), config.mixing()
-    found, without = Labels(), 0
+    rets: list[RetLabel] = []
+    srts: list[SrtLabel] = []
+    mcts: list[MctLabel] = []
+    without = 0
     for probe in probes:
         if probe.problem:
             continue
         if (ret := ret_label(probe, rule)) is not None:
-            found.ret.append(ret)
+            rets.append(ret)
         question = questions[probe.question_id]
         if question.is_knowledge_based is False and not config.srt_visual:
             continue
         srt = external_labels(probe, question) if config.labeller == "string" else srt_labels(probe, rule)
-        found.srt.extend(srt)
+        srts.extend(srt)
         mct = mct_label(probe, srt, rule, mixing, rel_scores)
         if mct is not None and (mct.summary or not summaries):
-            found.mct.append(mct)
+            mcts.append(mct)
         without += mct is not None and summaries and not mct.summary
-    return Labels(found.ret, found.srt, found.mct, without)
+    return Labels(rets, srts, mcts, without)
 
 
 def take(labels: Labels, config: DeriveConfig) -> Labels:

@@ -10,10 +10,10 @@ from typing import Any
 
 from PIL import Image
 
-from reflectune.core.durable import RowLog, read_json, read_rows, write_atomically, write_json
+from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.progress import progress_bar
+from reflectune.core.resumable import run_chunks
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.choice import opened
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator, conversation
@@ -144,13 +144,8 @@ def is_built(output: Path, dataset: Dataset, split: str, key: str) -> bool:
 
 def _build_logged(builder: ExampleBuilder, questions: Sequence[Question], log_path: Path, key: str) -> Batch:
     """Build in chunks, each one row of a log: what is in the log is not built again."""
-    with RowLog(log_path, key) as log:
-        starts = range(0, len(questions), _CHUNK)
-        for start in progress_bar(starts, desc="questions", unit=f"×{_CHUNK}"):
-            if str(start) not in log.done:
-                log.append(str(start), dataclasses.asdict(builder.knowledge(questions[start : start + _CHUNK])))
     whole = Batch()
-    for row in read_rows(log_path):
+    for row in run_chunks(questions, _CHUNK, lambda chunk: dataclasses.asdict(builder.knowledge(chunk)), log_path, key):
         whole.add(row)
     return whole
 

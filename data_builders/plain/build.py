@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from reflectune.core.durable import RowLog, read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.core.rows import from_row
+from reflectune.core.resumable import Row, run_chunks
+from reflectune.core.rows import from_row, to_row
 from reflectune.core.types import Passage
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.plain.config import PlainConfig
@@ -60,12 +59,12 @@ def run(config: PlainConfig) -> None:
         print(f"nothing to do: {target} is built")
         return
     log_path = output / f".{config.split}.{key}.jsonl"
-    with RowLog(log_path, key) as log:
-        for start in range(0, len(examples), _CHUNK):
-            if str(start) not in log.done:
-                made = builder.examples(examples[start : start + _CHUNK])
-                log.append(str(start), {"examples": [dataclasses.asdict(example) for example in made]})
-    plain = [from_row(PromptedExample, row) for chunk in read_rows(log_path) for row in chunk["examples"]]
+
+    def make(chunk: Sequence[ReflectionExample]) -> Row:
+        return {"examples": [to_row(example) for example in builder.examples(chunk)]}
+
+    chunks = run_chunks(examples, _CHUNK, make, log_path, key)
+    plain = [from_row(PromptedExample, row) for chunk in chunks for row in chunk["examples"]]
     write_examples(target, plain, PromptedExample)
     folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # a black image may be in the latter
     write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -11,14 +11,15 @@ import torch
 from accelerate import PartialState
 
 from reflectune.core.hashing import file_fingerprint
-from reflectune.core.progress import progress_bar
+from reflectune.core.resumable import Processes, run_batches
+from reflectune.core.rows import to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import SCHEME, ProbeConfig
 from reflectune.data_builders.probing.labels import Rule
 from reflectune.data_builders.probing.questions import count_free_form, select_questions, windows
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
-from reflectune.data_builders.probing.store import ProbeLog, seal, stream_probes
+from reflectune.data_builders.probing.store import answered, begin, seal, stream_probes
 from reflectune.data_builders.probing.work import Work
 from reflectune.metrics.bem import Bem
 from reflectune.models.loading import Loaded, load
@@ -39,10 +40,9 @@ _PATIENCE: Final = timedelta(days=30)
 def run(config: ProbeConfig) -> None:
     """Probe as the config says; a dry run shows one prompt and writes nothing.
 
-    Questions are cut into windows; those with something left to do are shared out among the processes. Within a window
-    questions are sorted by length and cut into batches; a batch is always run whole and in the same company, so that
-    an interrupted run, or one on another number of processes, finds the same. When all are done the first process
-    sorts the probes into Parquet files.
+    Questions are cut into windows, which all processes share. Within a window questions are sorted by length and cut
+    into batches; a batch is always run whole and in the same company, so that an interrupted run, or one on another
+    number of processes, finds the same. When all are done the first process sorts the probes into Parquet files.
 
     Raises:
         UserError: A question is bad (and `on_error` is stop), or the folder holds probes of other settings.
@@ -61,33 +61,34 @@ def run(config: ProbeConfig) -> None:
         if state.is_main_process:
             print(describe(work, questions, config))
         return
-    with ProbeLog(config.output, settings(config, dataset, loaded, bem), state.process_index) as log:
-        state.wait_for_everyone()  # all have read the logs before one of them writes
-        every = windows(questions, config.window)
-        todo = [window for window in every if any(question.id not in log.done for question in window)]
-        mine = todo[state.process_index :: state.num_processes]
-        answer(work, mine, log, hidden=not state.is_main_process)
-    state.wait_for_everyone()
-    if state.is_main_process:
+    logs = begin(config.output, settings(config, dataset, loaded, bem))
+    done = answered(config.output)
+
+    def finish() -> None:
         count = seal(config.output, about(config, dataset, loaded))
         print(f"{count:,} questions probed: {config.output}")
         if free_form := count_free_form(dataset, config.split, visual=config.visual):
             print(f"{free_form:,} free-form questions left out: whether a sentence is right, no metric can tell")
         print(probe_table(probe_statistics(stream_probes(config.output), Rule())))
-    state.wait_for_everyone()
+
+    run_batches(
+        windows(questions, config.window),
+        lambda window: answer(work, window, done),
+        logs,
+        done,
+        merge=finish,
+        processes=Processes(state.process_index, state.num_processes, state.wait_for_everyone),
+        desc="probing",
+    )
 
 
-def answer(work: Work, mine: Sequence[Sequence[Question]], log: ProbeLog, hidden: bool = False) -> None:
-    """Probe those batches of some windows that are not in the log yet, and put them there; `hidden` hides the bar."""
-    with progress_bar(total=sum(map(len, mine)), desc="probing", unit="question", disable=hidden) as progress:
-        for window in mine:
-            ready, bad = work.prepare(window)
-            log.append_new(bad)
-            progress.update(len(bad))
-            for batch in work.batches(ready):
-                if any(own.question.id not in log.done for own in batch):
-                    log.append_new(work.probe(batch))
-                progress.update(len(batch))
+def answer(work: Work, window: Sequence[Question], done: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a window's questions by id, as they come; batches that are done are left out."""
+    ready, bad = work.prepare(window)
+    yield from ((probe.question_id, to_row(probe)) for probe in bad)
+    for batch in work.batches(ready):
+        if any(own.question.id not in done for own in batch):
+            yield from ((probe.question_id, to_row(probe)) for probe in work.probe(batch))
 
 
 def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded, bem: Bem | None = None) -> dict[str, Any]:

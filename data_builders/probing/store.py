@@ -10,17 +10,17 @@ import heapq
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reflectune.core.durable import RowLog, read_json, read_rows, write_atomically, write_json
+from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.resumable import Logs
 from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.data_builders.probing.records import Probe, stream_probe_file
 
@@ -30,54 +30,28 @@ _SHARD = 2048
 """Questions of a Parquet file."""
 
 
-class ProbeLog:
-    """One process's way into a folder of probes: what is answered already, and where to put what is new.
+def begin(folder: str | Path, settings: Mapping[str, Any]) -> Logs:
+    """The logs of a folder of probes, to append to; rows are `records.to_row`.
 
     Args:
         folder: Where the probes are.
         settings: Everything that determines a probe (model, prompts, knowledge base, metric, decoding), by name.
-        process: Number of this process; each has its own log.
 
     Raises:
         UserError: The folder was begun with other settings; the message says which.
-
-    Example:
-        >>> with ProbeLog("probes", {"model": "8f3a…", "metric": "infoseek"}) as log:
-        ...     for question in questions:
-        ...         if question.id not in log.done:
-        ...             log.append(probe(question))
-        >>> seal("probes")
     """
+    folder = Path(folder)
+    _check_settings(folder, settings)
+    return _logs(folder)
 
-    def __init__(self, folder: str | Path, settings: Mapping[str, Any], process: int = 0) -> None:
-        folder = Path(folder)
-        _check_settings(folder, settings)
-        answered = {row["id"] for path in _logs(folder) for row in read_rows(path)} | _sealed_ids(folder)
-        self._log = RowLog(folder / f"log-{process:03d}.jsonl", fingerprint(settings))
-        self.done: set[str] = answered | self._log.done
 
-    def append(self, probe: Probe) -> None:
-        """Push one question's probe to the disk."""
-        self._log.append(probe.question_id, to_row(probe))
-        self.done.add(probe.question_id)
+def answered(folder: str | Path) -> set[str]:
+    """Ids of the questions that a folder has a probe of, sealed or in a log.
 
-    def append_new(self, probes: Iterable[Probe]) -> None:
-        """Push those probes to the disk whose questions aren't answered yet."""
-        for probe in probes:
-            if probe.question_id not in self.done:
-                self.append(probe)
-
-    def close(self) -> None:
-        """Close the log. Probes are on the disk already."""
-        self._log.close()
-
-    def __enter__(self) -> ProbeLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    Raises:
+        UserError: A file of it is missing or damaged.
+    """
+    return {*_sealed_ids(Path(folder)), *_logs(Path(folder)).places()}
 
 
 def seal(folder: str | Path, about: Mapping[str, Any] | None = None, shard_size: int = _SHARD) -> int:
@@ -92,15 +66,17 @@ def seal(folder: str | Path, about: Mapping[str, Any] | None = None, shard_size:
         shard_size: Questions of a Parquet file.
     """
     folder = Path(folder)
-    known = _sealed_ids(folder)
-    fresh = [place for place in sorted(_log_places(folder)) if place[0] not in known]
+    logs, known = _logs(folder), _sealed_ids(folder)
+    fresh = sorted(logs.places().keys() - known)
     if fresh or not (folder / MANIFEST).is_file():
         sealed = (probe for path in _parts(folder) for probe in stream_probe_file(path))
-        _write_generation(folder, heapq.merge(sealed, _once(fresh), key=_id), dict(about or {}), shard_size)
+        added = (from_row(Probe, row) for row in logs.rows(fresh))
+        _write_generation(folder, heapq.merge(sealed, added, key=_id), dict(about or {}), shard_size)
     kept = set(_parts(folder))
-    for path in [*_logs(folder), *folder.glob("part-*.parquet")]:
+    for path in folder.glob("part-*.parquet"):
         if path not in kept:
             path.unlink()
+    logs.remove()
     return int(_manifest(folder)["questions"])
 
 
@@ -138,7 +114,7 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     path = folder / SETTINGS
     plain = json.loads(json.dumps(dict(settings)))
     if not path.is_file():
-        if _logs(folder) or (folder / MANIFEST).is_file():
+        if any(folder.glob("log-*.jsonl")) or (folder / MANIFEST).is_file():
             raise UserError(f"{path} is missing, so that it can't be told whether the probes fit; restore it")
         write_json(path, plain)
         return
@@ -162,8 +138,8 @@ def _parts(folder: Path) -> list[Path]:
     return [folder / name for name in _manifest(folder)["parts"]]
 
 
-def _logs(folder: Path) -> list[Path]:
-    return sorted(folder.glob("log-*.jsonl"))
+def _logs(folder: Path) -> Logs:
+    return Logs(folder, "log-*.jsonl", fingerprint(read_json(folder / SETTINGS, "the settings of the probes")))
 
 
 def _sealed_ids(folder: Path) -> set[str]:
@@ -174,32 +150,6 @@ def _sealed_ids(folder: Path) -> set[str]:
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{path} is no readable file of probes: {error}; copy it again, or probe again") from error
     return found
-
-
-Place = tuple[str, Path, int]
-"""A question's id, the log that it is in, and where its line begins."""
-
-
-def _log_places(folder: Path) -> Iterator[Place]:
-    """Where each whole row of the logs begins, so that sorting holds ids and not documents."""
-    for path in _logs(folder):
-        with path.open("rb") as file:
-            offset = len(file.readline())  # the header
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield json.loads(line)["id"], path, offset
-                offset += len(line)
-
-
-def _once(places: Iterable[Place]) -> Iterator[Probe]:
-    """The probes at sorted places, each question once."""
-    last = None
-    for question_id, path, offset in places:
-        if question_id != last:
-            with path.open("rb") as file:
-                file.seek(offset)
-                yield from_row(Probe, json.loads(file.readline()))
-        last = question_id
 
 
 def _id(probe: Probe) -> str:

@@ -12,11 +12,12 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.base import (
     Images,
+    Placed,
     Reject,
     Row,
-    each,
     flag,
     integer,
+    placed,
     read_json_array,
     stop,
     text,
@@ -26,7 +27,7 @@ from reflectune.data_builders.readers.base import (
 
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of one file of the release, `aokvqa_v1p0_{train,val,test}.json`.
 
     A JSON array of `{split, image_id, question_id, question, choices, correct_choice_idx, direct_answers,
@@ -49,7 +50,7 @@ def questions(
     """
     if isinstance(source, Mapping):
         raise UserError(f"A-OKVQA is read from one file for a split, not from the roles {', '.join(source)}")
-    return each(read_json_array(source, reject), partial(_question, split=split, images=images), reject)
+    return placed(read_json_array(source, reject), partial(_question, split=split, images=images), reject)
 
 
 def _question(row: Row, *, split: str, images: Images) -> Question:

@@ -13,11 +13,12 @@ from reflectune.data_builders.readers.base import (
     BadRow,
     Images,
     MissingImage,
+    Placed,
     Reject,
     Row,
-    each,
     integer,
     one_of,
+    placed,
     read_csv,
     read_json_array,
     stop,
@@ -38,7 +39,7 @@ def questions(
     images: Images,
     reject: Reject = stop,
     images_per_question: int = 1,
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of one split, in the order of the CSV file.
 
     `{train,val,test}.csv` of google-research/encyclopedic_vqa has a header and the columns `question`, `answer`,
@@ -71,8 +72,8 @@ def questions(
     files = _files(source)
     names = _file_names(files, images_per_question) if images.root is not None else {}
     make = partial(_questions, split=split, images=images, names=names, count=images_per_question)
-    for found in each(_numbered(files["questions"], reject), make, reject):
-        yield from found
+    for found, place in placed(_numbered(files["questions"], reject), make, reject):
+        yield from ((question, place) for question in found)
 
 
 def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:

@@ -11,10 +11,11 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.base import (
     Images,
+    Placed,
     Reject,
     Row,
-    each,
     one_of,
+    placed,
     read_parquet,
     rows,
     stop,
@@ -27,7 +28,7 @@ _RETRIEVAL = {"search_required": True, "search_free": False, "": None}
 
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of one file.
 
     The Hub's `lmms-lab/FVQA`, `fvqa_train.parquet` and `fvqa_test.parquet`, in veRL's form: `data_id`,
@@ -50,7 +51,7 @@ def questions(
     """
     if isinstance(source, Mapping):
         raise UserError(f"FVQA is read from one file or folder, not from the roles {', '.join(source)}")
-    return each(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
+    return placed(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
 
 
 def _question(row: Row, *, split: str, images: Images) -> Question:

@@ -15,10 +15,12 @@ from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.base import (
     BadRow,
     Images,
+    Placed,
     Reject,
     Row,
     each,
     mapping,
+    placed,
     read_json_array,
     read_parquet,
     stop,
@@ -29,7 +31,7 @@ from reflectune.data_builders.readers.base import (
 
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions, without images, from one of two layouts:
 
     - the authors' JSON arrays (`hotpot_train_v1.1.json`, `hotpot_dev_{distractor,fullwiki}_v1.json`) of `{_id,
@@ -52,7 +54,7 @@ def questions(
     """
     if isinstance(source, Mapping):
         raise UserError(f"HotpotQA is read from one path for a split, not from the roles {', '.join(source)}")
-    return each(_rows(source, reject), partial(_question, split=split), reject)
+    return placed(_rows(source, reject), partial(_question, split=split), reject)
 
 
 def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:

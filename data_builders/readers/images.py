@@ -27,7 +27,7 @@ _MOST_KEPT = 4096
 _NUMBER = re.compile(r"\d{3,}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Images:
     """The images below one folder.
 
@@ -47,8 +47,8 @@ class Images:
 
     root: Path | None = None
     save_to: Path | None = None
-    _lately: list[tuple[str, str]] = field(default_factory=list, repr=False, compare=False)
-    _inside: set[str] = field(default_factory=set, repr=False, compare=False)
+    _lately: list[tuple[str, str]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _inside: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     @property
     def start(self) -> Path | None:

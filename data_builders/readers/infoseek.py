@@ -13,10 +13,11 @@ from reflectune.core.types import AnswerType, Question
 from reflectune.data_builders.readers.base import (
     BadRow,
     Images,
+    Placed,
     Reject,
     Row,
-    each,
     number,
+    placed,
     read_jsonl,
     stop,
     text,
@@ -36,7 +37,7 @@ _TIME = re.compile(
 
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of one split, in the order of the annotations.
 
     From github.com/open-vision-language/infoseek, each file JSONL (`.gz` too), joined on `data_id`:
@@ -68,7 +69,7 @@ def questions(
     entities, names = _entities(files["withkb"], reject) if "withkb" in files else (None, {})
     kinds = _by_id(files["qtype"], "question_type", _kind, reject) if "qtype" in files else None
     make = partial(_question, split=split, images=images, entities=entities, names=names, kinds=kinds)
-    return each(read_jsonl(files["annotations"], reject), make, reject)
+    return placed(read_jsonl(files["annotations"], reject), make, reject)
 
 
 def derived_kind(answer: str) -> AnswerType:

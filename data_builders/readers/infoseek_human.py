@@ -12,9 +12,10 @@ from reflectune.core.types import Question
 from reflectune.data_builders.readers import infoseek
 from reflectune.data_builders.readers.base import (
     Images,
+    Placed,
     Reject,
     Row,
-    each,
+    placed,
     read_parquet,
     rows,
     stop,
@@ -25,7 +26,7 @@ from reflectune.data_builders.readers.mmsearch_r1 import answers, asked, row_id
 
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of one file.
 
     Two releases are read:
@@ -50,7 +51,7 @@ def questions(
     if isinstance(source, Mapping):
         raise UserError(f"InfoSeek-Human is read from one file or folder, not from the roles {', '.join(source)}")
     if source.is_dir() or source.suffix == ".parquet":
-        return each(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
+        return placed(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
     if source.name.removesuffix(".gz").endswith(".jsonl"):
         return infoseek.questions(source, split=split, images=images, reject=reject)
     raise UserError(f"{source}: InfoSeek-Human is read from .parquet, a folder of such, or .jsonl (also `.gz`)")

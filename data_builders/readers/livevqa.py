@@ -11,10 +11,12 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.base import (
     Images,
+    Placed,
     Reject,
     Row,
     each,
     mapping,
+    placed,
     read_json_array,
     stop,
     text,
@@ -27,7 +29,7 @@ ROLES = ("questions", "details")
 
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of either published form, told apart by the fields of a row.
 
     The research preview (`ONE-Lab/LiveVQA-Research-Preview` on the Hub) is a JSON array `qa.json` of `sample_id`,
@@ -55,8 +57,8 @@ def questions(
         raise UserError(f"LiveVQA's source has the roles {', '.join(files) or 'none'}; it takes {' and '.join(ROLES)}")
     topics = _topics(Path(files["details"]), reject) if files.get("details") else {}
     make = partial(_questions, split=split, images=images, topics=topics)
-    for found in each(read_json_array(Path(files["questions"]), reject), make, reject):
-        yield from found
+    for found, place in placed(read_json_array(Path(files["questions"]), reject), make, reject):
+        yield from ((question, place) for question in found)
 
 
 def _topics(path: Path, reject: Reject) -> dict[str, str]:

@@ -12,10 +12,11 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import FollowUp, Question
 from reflectune.data_builders.readers.base import (
     Images,
+    Placed,
     Reject,
     Row,
-    each,
     one_of,
+    placed,
     read_json_array,
     rows,
     stop,
@@ -34,7 +35,7 @@ def questions(
     max_answer_words: int = 0,
     max_turns: int = 0,
     text_only: bool = False,
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of `llava_instruct_150k.json` (liuhaotian/LLaVA-Instruct-150K) or `llava_v1_5_mix665k.json`.
 
     A JSON array of `{id, image, conversations[{from, value}]}`, where `from` is `human` or `gpt` (in some rows without
@@ -63,7 +64,9 @@ def questions(
     seen: Counter[str] = Counter()
     taken = partial(_taken, max_answer_words=max_answer_words, max_turns=max_turns)
     make = partial(_question, split=split, images=images, text_only=text_only, seen=seen, taken=taken)
-    yield from filter(None, each(read_json_array(source, reject), make, reject))
+    for question, place in placed(read_json_array(source, reject), make, reject):
+        if question is not None:
+            yield question, place
 
 
 def _question(

@@ -12,10 +12,11 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerType, Evidence, Question
 from reflectune.data_builders.readers.base import (
     Images,
+    Placed,
     Reject,
     Row,
-    each,
     number,
+    placed,
     read_parquet,
     stop,
     text,
@@ -29,7 +30,7 @@ _CARRIED = ("question_type", "entity_id", "entity_text", "image_id", "instructio
 
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of one configuration and split, in the order of the files.
 
     From `BByrneLab/multi_task_multi_modal_knowledge_retrieval_benchmark_M2KR` on the Hub, Parquet, configurations
@@ -58,7 +59,7 @@ def questions(
     """
     if isinstance(source, Mapping):
         raise UserError(f"M2KR is read from one file or folder, not from the roles {', '.join(source)}")
-    return each(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
+    return placed(read_parquet(source, reject), partial(_question, split=split, images=images), reject)
 
 
 def _question(row: Row, *, split: str, images: Images) -> Question:

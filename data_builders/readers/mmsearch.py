@@ -9,14 +9,24 @@ from typing import Any
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.base import Images, Reject, Row, each, read_parquet, stop, text, texts
+from reflectune.data_builders.readers.base import (
+    Images,
+    Placed,
+    Reject,
+    Row,
+    placed,
+    read_parquet,
+    stop,
+    text,
+    texts,
+)
 
 _META = ("area", "subfield", "timestamp", "gt_requery")
 
 
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop, text_only: bool = False
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of the end-to-end task.
 
     The Hub's `CaraJ/MMSearch`, `end2end.parquet`: 300 rows of `sample_id`, `query`, `query_image` (null, or the bytes
@@ -37,7 +47,7 @@ def questions(
     if isinstance(source, Mapping):
         raise UserError(f"MMSearch is read from one file or folder, not from the roles {', '.join(source)}")
     read = ((line, row) for line, row in read_parquet(source, reject) if text_only or _has_image(row))
-    return each(read, partial(_question, split=split, images=images), reject)
+    return placed(read, partial(_question, split=split, images=images), reject)
 
 
 def _has_image(row: Row) -> bool:

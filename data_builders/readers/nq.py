@@ -15,7 +15,18 @@ from typing import Any
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Question, Section
-from reflectune.data_builders.readers.base import BadRow, Images, Reject, Row, each, mapping, stop, text
+from reflectune.data_builders.readers.base import (
+    BadRow,
+    Images,
+    Placed,
+    Reject,
+    Row,
+    each,
+    mapping,
+    placed,
+    stop,
+    text,
+)
 from reflectune.data_builders.readers.nq_rows import Article, article, plain, read_rows, records, simplified, span
 
 _YES_NO = {"YES": "yes", "NO": "no", "NONE": "", "1": "yes", "0": "no", "-1": ""}
@@ -28,7 +39,7 @@ def questions(
     images: Images,
     reject: Reject = stop,
     answerable_only: bool = True,
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions, without images, from one of three layouts:
 
     - Google's simplified JSONL (`v1.0-simplified_simplified-nq-train.jsonl.gz`, and Kaggle's): `{example_id,
@@ -58,9 +69,9 @@ def questions(
     """
     if isinstance(source, Mapping):
         raise UserError(f"Natural Questions are read from one path for a split, not from the roles {', '.join(source)}")
-    for found in each(read_rows(source, reject), partial(_question, split=split), reject):
-        if found.answers or not answerable_only:
-            yield found
+    for question, place in placed(read_rows(source, reject), partial(_question, split=split), reject):
+        if question.answers or not answerable_only:
+            yield question, place
 
 
 def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:

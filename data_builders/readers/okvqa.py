@@ -15,10 +15,12 @@ from reflectune.core.types import Question
 from reflectune.data_builders.readers.base import (
     BadRow,
     Images,
+    Placed,
     Reject,
     Row,
     each,
     integer,
+    placed,
     read_json_array,
     rows,
     stop,
@@ -38,7 +40,7 @@ def questions(
     images: Images,
     reject: Reject = stop,
     raw_answers: bool = False,
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of a pair of files from okvqa.allenai.org. VQA v2's files have the same layout.
 
     - `OpenEnded_mscoco_{train,val}2014_questions.json`: an object with `info`, `task_type`, `data_type`, `license`,
@@ -73,7 +75,7 @@ def questions(
         problem = "has no `data_subtype` (train2014, val2014), which the pictures' names begin with"
         raise UserError(f"{files['questions']} {problem}; download it again")
     make = partial(_question, split=split, images=images, part=part, annotations=annotations)
-    yield from each(read_json_array(files["questions"], reject, "questions.item"), make, reject)
+    yield from placed(read_json_array(files["questions"], reject, "questions.item"), make, reject)
 
 
 def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:

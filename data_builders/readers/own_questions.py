@@ -14,12 +14,13 @@ from reflectune.core.types import AnswerType, Question
 from reflectune.data_builders.readers.base import (
     BadRow,
     Images,
+    Placed,
     Reject,
     Row,
-    each,
     flag,
     number,
     one_of,
+    placed,
     read_csv,
     read_json_array,
     read_jsonl,
@@ -46,7 +47,7 @@ def questions(
     reject: Reject = stop,
     columns: Mapping[str, str] | None = None,
     meta: tuple[str, ...] | list[str] = (),
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The user's questions.
 
     In a CSV file a list (`answers`, `range`, `entity_ids`) is written with `|` between its items. The answer type,
@@ -70,7 +71,7 @@ def questions(
     if unknown:
         raise UserError(f"`columns` has the keys {', '.join(sorted(unknown))}; the fields are {', '.join(FIELDS)}")
     make = partial(_checked, split=split, images=images, columns=dict(columns or {}), meta=tuple(meta))
-    return each(_rows(source, reject), make, reject)
+    return placed(_rows(source, reject), make, reject)
 
 
 def _rows(source: Path | Mapping[str, Any], reject: Reject) -> Iterator[tuple[int, Row]]:

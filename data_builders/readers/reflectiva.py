@@ -11,7 +11,17 @@ from typing import Any
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.readers.base import Images, Reject, Row, each, read_json_array, rows, stop, text
+from reflectune.data_builders.readers.base import (
+    Images,
+    Placed,
+    Reject,
+    Row,
+    placed,
+    read_json_array,
+    rows,
+    stop,
+    text,
+)
 
 _IDS = ("__key__", "unique_id", "id")
 _IMAGES = ("image", "image_path", "image_mo_srv_path")
@@ -23,7 +33,7 @@ _IMAGE_TOKEN = "<image>"
 
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of one file of `aimagelab/ReflectiVA-Data` on the Hub.
 
     A file (`{train,val}_multiturn…{infoseek,encyclopedic,mix,okvqa}….json`) is a JSON array. A row has an id
@@ -56,8 +66,8 @@ def questions(
         raise UserError(f"ReflectiVA's data are read from one file at a time, not from the roles {', '.join(source)}")
     seen: Counter[str] = Counter()
     make = partial(_questions, split=split, images=images, seen=seen)
-    for found in each(read_json_array(source, reject), make, reject):
-        yield from found
+    for found, place in placed(read_json_array(source, reject), make, reject):
+        yield from ((question, place) for question in found)
 
 
 def _questions(row: Row, *, split: str, images: Images, seen: Counter[str]) -> list[Question]:

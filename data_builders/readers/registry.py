@@ -12,7 +12,7 @@ from typing import Any
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question
-from reflectune.data_builders.readers.base import Images, Row, RowSource
+from reflectune.data_builders.readers.base import Images, Placed, Row, RowSource
 from reflectune.metrics.registry import Metric
 
 QUESTIONS: Mapping[str, str] = {
@@ -78,8 +78,8 @@ class KnowledgeReader:
     entry: Callable[[Row, Images], Entry]
 
 
-def question_reader(name: str) -> Callable[..., Iterator[Question]]:
-    """The function `questions` of a set.
+def question_reader(name: str) -> Callable[..., Iterator[Placed[Question]]]:
+    """The function `questions` of a set, which gives each question with its place.
 
     Raises:
         UserError: There is no such reader.

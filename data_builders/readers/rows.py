@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,24 +35,27 @@ class Row(dict[str, Any]):
         return BadRow(self.file, self.line, self.id, field, problem, fix)
 
 
-_LATEST: ContextVar[Row | None] = ContextVar("latest_row", default=None)
+Place = tuple[str, int]
+"""File and line that something was read from."""
+
+Placed = tuple[Made, Place]
+"""What was made of a row, and where the row stands."""
 
 
-def latest_row() -> Row | None:
-    """The row that the last thing that `each` gave was made of: where to point for what only its user can see."""
-    return _LATEST.get()
-
-
-def each(read: Iterable[tuple[int, Row]], make: Callable[[Row], Made], reject: Reject) -> Iterator[Made]:
-    """`make` of every row, in order; a row of which `make` raises `BadRow` goes to `reject` and is left out."""
+def placed(read: Iterable[tuple[int, Row]], make: Callable[[Row], Made], reject: Reject) -> Iterator[Placed[Made]]:
+    """`make` of every row, in order, with the row's place; one of which it raises `BadRow` goes to `reject` instead."""
     for _, row in read:
         try:
             made = make(row)
         except BadRow as error:
             reject(error)
             continue
-        _LATEST.set(row)
-        yield made
+        yield made, (str(row.file), row.line)
+
+
+def each(read: Iterable[tuple[int, Row]], make: Callable[[Row], Made], reject: Reject) -> Iterator[Made]:
+    """As `placed`, without the places."""
+    return (made for made, _ in placed(read, make, reject))
 
 
 _MISSING: Any = object()

@@ -11,10 +11,11 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.readers.base import (
     Images,
+    Placed,
     Reject,
     Row,
-    each,
     mapping,
+    placed,
     read_jsonl,
     read_parquet,
     rows,
@@ -26,7 +27,7 @@ from reflectune.data_builders.readers.base import (
 
 def questions(
     source: Path | Mapping[str, Any], *, split: str, images: Images, reject: Reject = stop
-) -> Iterator[Question]:
+) -> Iterator[Placed[Question]]:
     """The questions of one split.
 
     A row (`PaulLerner/viquae_dataset` on the Hub, in KILT's form) has `id`, `input` (the question),
@@ -49,7 +50,7 @@ def questions(
     if isinstance(source, Mapping):
         raise UserError(f"ViQuAE is read from one file or folder, not from the roles {', '.join(source)}")
     make = partial(_question, split=split, images=images)
-    return each(_rows(source, reject), make, reject)
+    return placed(_rows(source, reject), make, reject)
 
 
 def _rows(source: Path, reject: Reject) -> Iterator[tuple[int, Row]]:

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from reflectune.inference.grid.renderings import CachingRenderer
+from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
 from reflectune.models.prefix.image_prefix import key_of
 from reflectune.models.prefix.sampling import Sampling
@@ -78,19 +79,15 @@ class KnownBranches(Branches):
 
 
 class CachingEngine(PrefixEngine):
-    """Answers as the engine it is made from, and keeps what that engine read and said until `forget`.
+    """A `PrefixEngine`, with the same arguments, that keeps what it read and said until `forget`.
 
     Everything that was read stays in memory with its keys and values. So give one batch of questions to all grid points
     in turn, then forget it.
-
-    Args:
-        engine: Reads and decodes what is not in memory.
     """
 
-    def __init__(self, engine: PrefixEngine) -> None:
-        self._engine = engine
-        self.renderer: CachingRenderer = CachingRenderer(engine.renderer)
-        self.token_budget, self.max_length = engine.token_budget, engine.max_length
+    def __init__(self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0) -> None:
+        super().__init__(loaded, token_budget, keep_images)
+        self.renderer: CachingRenderer = CachingRenderer(loaded.renderer)
         self.stats = CacheStats()
         self._prefixes: dict[str, Node] = {}
         self._told: dict[Hashable, Any] = {}
@@ -106,7 +103,7 @@ class CachingEngine(PrefixEngine):
         keys = [key_of(prefix) for prefix in prefixes]
         new = {key: prefix for key, prefix in zip(keys, prefixes, strict=True) if key not in self._prefixes}
         if new:
-            state = self._engine.read(list(new.values()))
+            state = super().read(list(new.values()))
             self._prefixes.update({key: Node(state, (i, 0)) for i, key in enumerate(new)})
         self._count(len(keys), len(new))
         nodes = [self._prefixes[key] for key in keys]
@@ -134,10 +131,11 @@ class CachingEngine(PrefixEngine):
         sampling: Sampling | None = None,
     ) -> list[Generation]:
         """As `PrefixEngine.generate`; only answers that are new are decoded."""
+        generate = super().generate
 
         def decode(inner: Prefixes | Branches, own: Sequence[Row], places: Sequence[int]) -> list[Generation]:
             drawn = sampling and replace(sampling, seeds=[sampling.seeds[place] for place in places])
-            return self._engine.generate(inner, own, forced, max_new_tokens, drawn)
+            return generate(inner, own, forced, max_new_tokens, drawn)
 
         how = ("generate", tuple(forced), max_new_tokens, sampling.temperature if sampling else None)
         keys = [(*how, sampling.seeds[place] if sampling else None) for place in range(len(rows))]
@@ -151,9 +149,10 @@ class CachingEngine(PrefixEngine):
         forced: Sequence[int] = (),
     ) -> list[list[float]]:
         """As `PrefixEngine.score`; only answers that are new are scored."""
+        from_model = super().score
 
         def score(inner: Prefixes | Branches, own: Sequence[Row], places: Sequence[int]) -> list[list[float]]:
-            return self._engine.score(inner, own, [answers[place] for place in places], forced)
+            return from_model(inner, own, [answers[place] for place in places], forced)
 
         keys = [("score", tuple(forced), tuple(answer)) for answer in answers]
         return self._each(_rows(state, rows), keys, score)
@@ -169,7 +168,7 @@ class CachingEngine(PrefixEngine):
             for node, ids in own:
                 rows.append((node.row[0], len(wanted[node.row[0]])))
                 wanted[node.row[0]].append(ids)
-            read = self._engine.branch(state, wanted)
+            read = super().branch(state, wanted)
             for (node, ids), row in zip(own, rows, strict=True):
                 node.branches[tuple(ids)] = Node(read, row)
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from accelerate import PartialState
 from PIL import Image
 
-from reflectune.core.durable import RowLog
-from reflectune.core.progress import progress_bar
+from reflectune.core.resumable import run_to_file
 from reflectune.core.types import Question
 from reflectune.inference.grid.caching import CacheStats
 from reflectune.inference.grid.outcomes import Judgement, Outcome, Results, Row, outcome, to_row
 from reflectune.inference.grid.points import Point
-from reflectune.inference.running.runner import Batch, open_questions, run_sharded
+from reflectune.inference.running.runner import open_questions, processes
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.trace import Trace
 
@@ -74,7 +72,7 @@ class GridResults:
     Attributes:
         results: All outcomes.
         stats: What was asked of the models for them, and done, earlier runs included.
-        answered: How many questions this run took through the points; the others were finished before.
+        answered: How many questions were not finished before this run.
     """
 
     results: Results
@@ -86,7 +84,7 @@ def run_grid(own: GridRun, questions: Sequence[Question], runner: PointRunner) -
     """Take all questions that are not finished through all points, shared out among the processes.
 
     A batch is always run whole and in the same company, so that an interrupted run, or one on another number of
-    processes, ends with the same rows (see `run_sharded`).
+    processes, ends with the same rows (see `run_batches`).
 
     Args:
         own: What is asked.
@@ -97,18 +95,14 @@ def run_grid(own: GridRun, questions: Sequence[Question], runner: PointRunner) -
         UserError: A question is bad (and `on_error` is "stop"), or the log is of other settings.
     """
     ordered = sorted(questions, key=lambda question: question.id)
-    name, folder = own.path.stem, own.path.parent
-
-    def answer(batches: Sequence[Batch], log: RowLog, done: Collection[str], total: int) -> None:
-        left, hidden = sum(map(len, batches)), not PartialState().is_main_process
-        with progress_bar(total=total, initial=total - left, desc=name, unit="question", disable=hidden) as bar:
-            for batch in batches:
-                for question_id, row in _rows(own, batch, runner).items():
-                    if question_id not in done:
-                        log.append(question_id, row)
-                bar.update(len(batch))
-
-    rows, answered = run_sharded(name, ordered, answer, folder, own.fingerprint, own.batch_questions)
+    rows, answered = run_to_file(
+        own.path,
+        ordered,
+        lambda batch: _rows(own, batch, runner).items(),
+        own.fingerprint,
+        own.batch_questions,
+        processes(),
+    )
     counted = [rows[question.id]["passes"] for question in ordered]
     stats = CacheStats(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))
     asked = {question.id: rows[question.id] for question in ordered}

@@ -18,7 +18,7 @@ from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.oracle import GoldRetriever
 from reflectune.inference.pipelines.recipe import Parts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
-from reflectune.inference.reading.collaborators import open_engine, open_model, open_reranker, open_retriever
+from reflectune.inference.reading.collaborators import open_model, open_reranker, open_retriever
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.rerankers.base import Reranker
 
@@ -111,5 +111,5 @@ class GridRunner:
         if role not in self._engines:
             loaded = open_model(self._config, role)
             self._hashes[role] = loaded.fingerprint
-            self._engines[role] = CachingEngine(open_engine(self._config, loaded))
+            self._engines[role] = CachingEngine(loaded, self._config.token_budget, self._config.keep_images)
         return self._engines[role]

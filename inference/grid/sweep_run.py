@@ -17,7 +17,7 @@ from reflectune.inference.grid.runner import GridRunner
 from reflectune.inference.grid.sweep_config import SweepConfig
 from reflectune.inference.grid.sweep_page import write_page
 from reflectune.inference.running.experiment import select
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import Measure, check_scorable
 
 ELSEWHERE = frozenset(
     "dataset index model base_model bem output device dry_run limit on_error splits grid product seed".split()
@@ -35,9 +35,8 @@ def run(config: SweepConfig) -> dict[str, Any]:
     questions = select(dataset, config.splits, config.limit, config.seed)
     points = config.points()
     config.metric = config.scored_by(config.dataset)
-    measure = Measure(config.metric)
-    measure.check(questions)
-    measure.bem = config.open_bem(config.device)
+    check_scorable(questions, config.metric)
+    measure = Measure(config.metric, config.open_bem(config.device))
     runner = GridRunner(config.reading(), dataset, config.pipeline, config.seed)
     made = run_grid(
         GridRun(

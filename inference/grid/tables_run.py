@@ -29,7 +29,7 @@ from reflectune.inference.grid.runner import GridRunner
 from reflectune.inference.grid.stages import Spent
 from reflectune.inference.grid.tables_config import TablesConfig
 from reflectune.inference.running.experiment import select
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import Measure, check_scorable
 
 PATIENCE: Final = timedelta(days=30)
 """How long a process waits for the first one, which trains meanwhile."""
@@ -110,9 +110,9 @@ def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
     reading = config.reading(own.world, own.index, own.checkpoint, own.plain)
     dataset = Dataset(own.world)
     questions = select(dataset, config.splits, config.limit, config.seed)
-    measure = Measure(config.scored_by(str(own.world)))
-    measure.check(questions)
-    measure.bem = config.open_bem(config.device)
+    metric = config.scored_by(str(own.world))
+    check_scorable(questions, metric)
+    measure = Measure(metric, config.open_bem(config.device))
     folder = Path(config.output, "answers", f"{own.model.replace(' ', '_')}-{own.seed}")
     runner = GridRunner(reading, dataset, config.paper, config.seed)
     tuned_plainly: list[ModelRole] = ["plain_model"] if own.plain else []

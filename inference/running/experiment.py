@@ -29,7 +29,7 @@ from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
-from reflectune.inference.scoring.scores import Measure, Traces
+from reflectune.inference.scoring.scores import Measure, Traces, check_scorable
 from reflectune.inference.trace import Trace
 
 Plan = dict[str, list[Question]]
@@ -47,10 +47,9 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     state = PartialState(cpu=not torch.cuda.is_available())
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
-    measure = Measure(config.scored_by(config.dataset))
-    measure.check(questions)
-    if state.is_main_process:
-        measure.bem = config.open_bem(str(state.device) if config.device == "auto" else config.device)
+    metric, device = config.scored_by(config.dataset), str(state.device) if config.device == "auto" else config.device
+    check_scorable(questions, metric)
+    measure = Measure(metric, config.open_bem(device) if state.is_main_process else None)
     planned = plan(config, questions)
     parts = Parts(
         config=config,

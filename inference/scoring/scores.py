@@ -17,7 +17,7 @@ from reflectune.metrics.intervals import paired_bootstrap
 from reflectune.metrics.registry import Metric, has_truth
 from reflectune.metrics.scoring import Answered, score_answers
 
-__all__ = ["Measure", "Score", "Traces", "is_two_hop", "mean", "score_rows"]
+__all__ = ["Measure", "Score", "Traces", "check_scorable", "is_two_hop", "mean", "score_rows"]
 
 Traces = Mapping[str, Mapping[str, Trace]]
 """By pipeline or stage, then by question id."""
@@ -57,16 +57,6 @@ class Measure:
     def forget(self) -> None:
         """Drop what was read."""
         self._known.clear()
-
-    def check(self, questions: Iterable[Question]) -> None:
-        """Score an answer to every question that has a truth, so that one that can't be scored is an error at once.
-
-        Raises:
-            UserError: The question lacks what the metric compares with; the error names it.
-        """
-        metric: Metric = "evqa_exact" if self.metric == "evqa" else self.metric
-        answers = [Answered(q, "?", f"question {q.id} can't be scored") for q in questions if self.has_truth(q)]
-        score_answers(answers, metric, "official", None, too_long="wrong")
 
     def worth(self, answer: str, question: Question) -> float:
         """What an answer is worth, in [0, 1]."""
@@ -178,6 +168,19 @@ class Measure:
         if self.metric == "evqa":
             self._known |= {(q.id, answer): value for (q, answer), value in zip(pairs, found, strict=True)}
         return found
+
+
+def check_scorable(questions: Iterable[Question], metric: Metric) -> None:
+    """Score an answer to every question that has a truth, so that one that can't be scored is an error at once.
+
+    It needs no BEM: a `Measure` of `evqa` may be made afterwards.
+
+    Raises:
+        UserError: The question lacks what the metric compares with; the error names it.
+    """
+    compared: Metric = "evqa_exact" if metric == "evqa" else metric
+    answers = [Answered(q, "?", f"question {q.id} can't be scored") for q in questions if has_truth(q, metric)]
+    score_answers(answers, compared, "official", None, too_long="wrong")
 
 
 def is_two_hop(question: Question) -> bool:

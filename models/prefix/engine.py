@@ -188,7 +188,8 @@ class PrefixEngine:
         """
         if len(branches) != len(prefixes):
             raise ValueError(f"expected branches for {len(prefixes)} questions, found {len(branches)}")
-        state = Branches(self, prefixes, branches, [], {})
+        chunks: list[BranchRows] = []
+        places: dict[tuple[int, int], tuple[int, int]] = {}
         kept = 0
         for number in range(len(prefixes.chunks)):
             rows = [
@@ -196,11 +197,11 @@ class PrefixEngine:
             ]
             for part in _split([len(branches[q][k]) for q, k in rows], self.token_budget):
                 chosen = [rows[i] for i in part]
-                read = self._read_branches(state, chosen)
+                read = self._read_branches(prefixes, branches, chosen)
                 kept += read.own.real.numel()
-                state.places.update({row: (len(state.chunks), i) for i, row in enumerate(chosen)})
-                state.chunks.append(BranchRows(chosen, read if kept <= self._most_kept else _forget(read)))
-        return state
+                places.update({row: (len(chunks), i) for i, row in enumerate(chosen)})
+                chunks.append(BranchRows(chosen, read if kept <= self._most_kept else _forget(read)))
+        return Branches(self, prefixes, branches, chunks, places)
 
     @torch.no_grad()
     def generate(
@@ -267,11 +268,13 @@ class PrefixEngine:
 
     # Branches and answers.
 
-    def _read_branches(self, state: Branches, branches: Sequence[tuple[int, int]]) -> Rows:
-        """Read branches of one prefix chunk."""
-        chunk = state.prefixes.chunks[state.prefixes.places[branches[0][0]][0]]
-        before = chunk.take(self._index([state.prefixes.places[q][1] for q, _ in branches])).compact()
-        ids = [state.ids[q][k] for q, k in branches]
+    def _read_branches(
+        self, prefixes: Prefixes, branches: Sequence[Sequence[Sequence[int]]], rows: Sequence[tuple[int, int]]
+    ) -> Rows:
+        """Read some rows, (question, branch), of the branches; they are all of one prefix chunk."""
+        chunk = prefixes.chunks[prefixes.places[rows[0][0]][0]]
+        before = chunk.take(self._index([prefixes.places[q][1] for q, _ in rows])).compact()
+        ids = [branches[q][k] for q, k in rows]
         for count, own in zip(before.lengths().tolist(), ids, strict=True):
             self._check_length(count + len(own))
         return self._forward.append(before, ids)[1]
@@ -290,7 +293,7 @@ class PrefixEngine:
                 elif state.chunks[chunk].rows.own.cache:
                     read = state.chunks[chunk].rows.take(self._index([places[i][1] for i in chosen]))
                 else:
-                    read = self._read_branches(state, [rows[i] for i in chosen])
+                    read = self._read_branches(state.prefixes, state.ids, [rows[i] for i in chosen])
                 yield read.compact(), chosen
 
     def _decode(self, rows: Rows, forced: Sequence[int], max_new_tokens: int, draw: Draw | None) -> list[Generation]:

@@ -14,12 +14,13 @@ from PIL import Image
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
+from reflectune.core.rows import to_row
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import read_questions, write_questions
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.run import read_rel_scores, run
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
-from reflectune.data_builders.probing.store import ProbeLog, seal
+from reflectune.data_builders.probing.store import begin, seal
 from reflectune.data_builders.reflection_data import Manifest, read_examples, read_manifest, write_manifest
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.mct import read_reply
@@ -74,8 +75,9 @@ def config(tmp_path: Path) -> Callable[..., DeriveConfig]:
         for p in PROBES
     ]
     write_questions(world, "train", asked)
-    with ProbeLog(probes, SETTINGS) as log:
-        log.append_new(PROBES)
+    with begin(probes, SETTINGS).open() as log:
+        for probe in PROBES:
+            log.append(probe.question_id, to_row(probe))
     seal(probes, {"model": "some/model", "dataset": "w"})
 
     def make(output: str = "out", **more: Any) -> DeriveConfig:

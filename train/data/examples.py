@@ -52,6 +52,7 @@ class EncodedExamples(Dataset[EncodedExample]):
         max_tokens: int,
         cache_bytes: int = 0,
     ) -> None:
+        super().__init__()
         self.examples, self._renderer, self._roots = examples, renderer, roots
         self._share_prefix, self._max_tokens = share_prefix, max_tokens
         self.scheme = Scheme.of(renderer)

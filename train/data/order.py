@@ -49,6 +49,7 @@ class TrainingOrder(Sampler[int]):
         parts: Sequence[tuple[int, float]] | None = None,
         multiple_of: int = 1,
     ) -> None:
+        super().__init__()
         self.lengths, self.kinds = lengths, kinds
         self.parts = [(len(lengths), 1.0)] if parts is None else parts
         self.examples = sum(epoch_reads(count, weight) for count, weight in self.parts)

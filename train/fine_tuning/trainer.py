@@ -268,6 +268,7 @@ class _FollowEpochs(TrainerCallback):
     """Tells the order which epoch begins, in a resumed run too."""
 
     def __init__(self, order: TrainingOrder) -> None:
+        super().__init__()
         self._order = order
 
     def on_epoch_begin(

@@ -166,6 +166,7 @@ class _Refresh(TrainerCallback):
     """Has the rewards measured anew every so many steps. A step's round is a function of its number alone."""
 
     def __init__(self, trainer: GateTrainer, steps: int) -> None:
+        super().__init__()
         self._trainer, self._steps = trainer, steps
 
     def on_train_begin(

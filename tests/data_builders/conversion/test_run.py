@@ -93,7 +93,8 @@ def test_what_was_read_is_what_can_be_read(source: Path) -> None:
     assert new
     dataset = Dataset(source.parent / "out")
     images = Images(source)
-    direct = list(own_questions.questions(source / "questions.jsonl", split="train", images=images))
+    read = own_questions.questions(source / "questions.jsonl", split="train", images=images)
+    direct = [question for question, _ in read]
     absolute = [dataclasses.replace(q, image=str(source / q.image)) for q in direct]
     for split in ("train", "val"):
         assert dataset.questions(split) == [q for q in absolute if q.split == split]

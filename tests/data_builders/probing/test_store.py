@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
+from reflectune.core.rows import to_row
 from reflectune.data_builders.probing import store
 from reflectune.data_builders.probing.records import Probe, Reply
-from reflectune.data_builders.probing.store import MANIFEST, ProbeLog, read_settings, seal, stream_probes
+from reflectune.data_builders.probing.store import MANIFEST, answered, begin, read_settings, seal, stream_probes
 
 SETTINGS = {"model": "m", "metric": "infoseek", "documents": 10}
 
@@ -19,8 +20,12 @@ def probe(number: int, text: str = "answer") -> Probe:
 
 
 def fill(folder: Path, numbers: range | list[int], process: int = 0) -> None:
-    with ProbeLog(folder, SETTINGS, process) as log:
-        log.append_new(probe(number) for number in numbers)
+    logs = begin(folder, SETTINGS)
+    done = answered(folder)
+    with logs.open(process) as log:
+        for made in map(probe, numbers):
+            if made.question_id not in done:
+                log.append(made.question_id, to_row(made))
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -39,7 +44,7 @@ def test_order_processes_and_interruptions_leave_the_same_files(
         mine = order[process::processes]
         for cut in cuts:
             fill(other, mine[: len(mine) // 2], process)
-            path = other / f"log-{process:03d}.jsonl"
+            path = other / f"log-{process}.jsonl"
             path.write_bytes(path.read_bytes()[: -cut or None])  # killed in the middle of a row
         fill(other, mine, process)
     assert seal(other, shard_size=4) == 9
@@ -52,8 +57,7 @@ def test_what_is_answered_is_known_from_every_log_and_from_sealed_files(tmp_path
     fill(tmp_path, [1, 2])
     seal(tmp_path)
     fill(tmp_path, [3], process=1)
-    with ProbeLog(tmp_path, SETTINGS, 0) as log:
-        assert log.done == {"q001", "q002", "q003"}
+    assert answered(tmp_path) == {"q001", "q002", "q003"}
 
 
 def test_a_second_seal_changes_nothing_and_more_probes_join(tmp_path: Path) -> None:
@@ -85,9 +89,9 @@ def _interrupt(*_: object) -> None:
 
 def test_a_log_that_outlived_its_sealing_counts_once(tmp_path: Path) -> None:
     fill(tmp_path, [1, 2])
-    log = (tmp_path / "log-000.jsonl").read_bytes()
+    log = (tmp_path / "log-0.jsonl").read_bytes()
     seal(tmp_path)
-    (tmp_path / "log-000.jsonl").write_bytes(log)  # killed before it was deleted
+    (tmp_path / "log-0.jsonl").write_bytes(log)  # killed before it was deleted
     assert seal(tmp_path) == 2
     assert not list(tmp_path.glob("log-*"))
 
@@ -99,7 +103,7 @@ def test_a_log_that_outlived_its_sealing_counts_once(tmp_path: Path) -> None:
 def test_other_settings_are_refused_and_named(tmp_path: Path, changes: dict[str, object], said: str) -> None:
     fill(tmp_path, [1])
     with pytest.raises(UserError, match="begun with other settings") as caught:
-        ProbeLog(tmp_path, {**SETTINGS, **changes})
+        begin(tmp_path, {**SETTINGS, **changes})
     assert said in str(caught.value)
     assert "model" not in str(caught.value)
 
@@ -108,7 +112,7 @@ def test_without_its_settings_a_folder_is_refused(tmp_path: Path) -> None:
     fill(tmp_path, [1])
     (tmp_path / "settings.json").unlink()
     with pytest.raises(UserError, match=r"settings\.json is missing"):
-        ProbeLog(tmp_path, SETTINGS)
+        begin(tmp_path, SETTINGS)
 
 
 def test_unfinished_probes_are_not_read(tmp_path: Path) -> None:
@@ -125,7 +129,7 @@ def test_a_missing_or_damaged_part_is_named(tmp_path: Path) -> None:
     (part,) = tmp_path.glob("part-*.parquet")
     part.write_bytes(b"no")
     with pytest.raises(UserError, match="no readable file of probes"):
-        ProbeLog(tmp_path, SETTINGS)
+        answered(tmp_path)
     part.unlink()
     with pytest.raises(UserError, match="is missing"):
         list(stream_probes(tmp_path))

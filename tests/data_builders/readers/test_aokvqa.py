@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 def read(folder: Path, *rows: object) -> list[Question]:
     path = folder / "aokvqa_v1p0_val.json"
     path.write_text(json.dumps(rows))
-    return list(questions(path, split="val", images=Images(folder)))
+    return [question for question, _ in questions(path, split="val", images=Images(folder))]
 
 
 def test_a_question_with_its_ten_answers_and_its_choices(folder: Path) -> None:

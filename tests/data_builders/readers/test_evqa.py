@@ -101,7 +101,7 @@ def write(path: Path, *rows: dict[str, str]) -> Path:
 
 def read(folder: Path, *rows: dict[str, str], **options: object) -> list[Question]:
     source = {"questions": write(folder / "test.csv", *rows), "inaturalist": folder / "val.json"}
-    return list(questions(source, split="test", images=Images(folder / "images"), **options))  # type: ignore[arg-type]
+    return [question for question, _ in questions(source, split="test", images=Images(folder / "images"), **options)]  # type: ignore[arg-type]
 
 
 def test_the_four_types_of_question(folder: Path) -> None:
@@ -135,7 +135,9 @@ def test_a_record_that_is_cut_off_has_a_number_too(folder: Path) -> None:
     path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]))
     bad: list[BadRow] = []
     source = {"questions": path, "inaturalist": folder / "val.json"}
-    found = list(questions(source, split="test", images=Images(folder / "images"), reject=bad.append))
+    found = [
+        question for question, _ in questions(source, split="test", images=Images(folder / "images"), reject=bad.append)
+    ]
     assert found == EXPECTED[1:]
     assert [str(error) for error in bad] == [f"{path}:2: has 2 values for 14 columns; mend the line"]
 
@@ -153,11 +155,11 @@ def test_entities_and_sections_are_those_of_the_knowledge_base(folder: Path) -> 
 
 def test_no_images_no_json(folder: Path) -> None:
     path = write(folder / "test.csv", *ROWS)
-    assert {q.image for q in questions(path, split="test", images=Images(None))} == {""}
+    assert {q.image for q, _ in questions(path, split="test", images=Images(None))} == {""}
     with pytest.raises(UserError, match="give their file names as the role `inaturalist`"):
         list(questions(path, split="test", images=Images(folder / "images")))
     path = write(folder / "test.csv", *ROWS[1:3])
-    found = list(questions(path, split="test", images=Images(folder / "images")))
+    found = [question for question, _ in questions(path, split="test", images=Images(folder / "images"))]
     assert [q.image for q in found] == [EXPECTED[1].image, EXPECTED[2].image]
 
 

@@ -45,7 +45,7 @@ def write(path: Path, *rows: dict[str, object]) -> Path:
 
 def read(path: Path, tmp_path: Path, **options: object) -> list[Question]:
     images = Images(tmp_path / "out", tmp_path / "out" / "images")
-    return list(questions(path, split="train", images=images, **options))  # type: ignore[arg-type]
+    return [question for question, _ in questions(path, split="train", images=images, **options)]  # type: ignore[arg-type]
 
 
 def test_the_training_file(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def hub(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path, **options: Any) -> list[Question]:
-    return list(questions(path, split="dev", images=Images(), **options))
+    return [question for question, _ in questions(path, split="dev", images=Images(), **options)]
 
 
 def test_questions_with_the_articles_that_support_them(tmp_path: Path) -> None:

@@ -70,7 +70,9 @@ def roles(folder: Path, rows: list[dict[str, object]], withkb: object = WITHKB, 
 
 
 def read(source: object, folder: Path, **options: object) -> list[Question]:
-    return list(questions(source, split="val", images=Images(folder / "oven_images"), **options))  # type: ignore
+    return [
+        question for question, _ in questions(source, split="val", images=Images(folder / "oven_images"), **options)
+    ]
 
 
 def test_the_three_files_are_joined_by_id(folder: Path) -> None:
@@ -104,7 +106,7 @@ def test_what_reads_as_a_time(answer: str, kind: str) -> None:
 def test_annotations_alone_packed(folder: Path) -> None:
     path = folder / "infoseek_train.jsonl.gz"
     path.write_bytes(gzip.compress((json.dumps({**ROWS[0], "data_split": "train"}) + "\n").encode()))
-    (found,) = questions(path, split="train", images=Images(None))
+    ((found, _),) = questions(path, split="train", images=Images(None))
     assert (found.split, found.entity_ids, found.image, dict(found.meta)) == ("train", (), "", {})
 
 
@@ -186,7 +188,10 @@ def test_roles_are_checked(folder: Path) -> None:
 
 @pytest.mark.skipif(not GALLERY.is_dir(), reason="the gallery is not here")
 def test_the_real_gallery_is_read() -> None:
-    found = list(questions(GALLERY / "questions.jsonl", split="val", images=Images(GALLERY / "images")))
+    found = [
+        question
+        for question, _ in questions(GALLERY / "questions.jsonl", split="val", images=Images(GALLERY / "images"))
+    ]
     assert len(found) == 12
     assert {q.answer_type for q in found} == {"string", "time", "numerical"}
     assert found[0] == Question(

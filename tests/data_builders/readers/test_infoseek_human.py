@@ -47,7 +47,7 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 
 def read(path: Path, folder: Path, **options: object) -> list[Question]:
     images = Images(folder, folder / "saved")
-    return list(questions(path, split="human", images=images, **options))  # type: ignore[arg-type]
+    return [question for question, _ in questions(path, split="human", images=images, **options)]  # type: ignore[arg-type]
 
 
 def test_the_subset_with_answers_and_pictures(tmp_path: Path) -> None:

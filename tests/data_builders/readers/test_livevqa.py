@@ -57,7 +57,7 @@ def write(path: Path, *rows: object) -> Path:
 
 
 def read(source: Path | Mapping[str, object], images: Path, **options: object) -> list[Question]:
-    return list(questions(source, split="test", images=Images(images), **options))  # type: ignore[arg-type]
+    return [question for question, _ in questions(source, split="test", images=Images(images), **options)]  # type: ignore[arg-type]
 
 
 def test_the_preview(tmp_path: Path, images: Path) -> None:

@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 def read(folder: Path, *rows: object, **options: Any) -> list[Question]:
     path = folder / "llava_v1_5_mix665k.json"
     path.write_text(json.dumps(rows))
-    return list(questions(path, split="train", images=Images(folder), **options))
+    return [question for question, _ in questions(path, split="train", images=Images(folder), **options)]
 
 
 def question(name: str, image: str, asked: str, answer: str, *follow_ups: FollowUp) -> Question:

@@ -75,7 +75,7 @@ def write(path: Path, schema: pa.Schema, *rows: dict[str, Any]) -> Path:
 
 
 def read(path: Path, folder: Path, **options: object) -> list[Question]:
-    return list(questions(path, split="test", images=Images(folder / "images"), **options))  # type: ignore[arg-type]
+    return [question for question, _ in questions(path, split="test", images=Images(folder / "images"), **options)]  # type: ignore[arg-type]
 
 
 def test_infoseek_with_ranges_rebuilt(folder: Path) -> None:

@@ -43,7 +43,7 @@ def write(path: Path, *rows: dict[str, object]) -> Path:
 
 def read(path: Path, tmp_path: Path, **options: object) -> list[Question]:
     images = Images(tmp_path / "out", tmp_path / "out" / "images")
-    return list(questions(path, split="end2end", images=images, **options))  # type: ignore[arg-type]
+    return [question for question, _ in questions(path, split="end2end", images=images, **options)]  # type: ignore[arg-type]
 
 
 def test_rows_with_a_picture_and_on_request_all(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def jsonl(path: Path, *rows: object) -> Path:
 
 
 def read(path: Path, **options: Any) -> list[Question]:
-    return list(questions(path, split="train", images=Images(), **options))
+    return [question for question, _ in questions(path, split="train", images=Images(), **options)]
 
 
 def original(row: dict[str, Any]) -> dict[str, Any]:

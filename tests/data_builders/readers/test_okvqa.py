@@ -70,7 +70,7 @@ def write(folder: Path, asked: object = QUESTIONS, given: object = ANNOTATIONS) 
 
 
 def read(source: Any, folder: Path, **options: Any) -> list[Question]:
-    return list(questions(source, split="val", images=Images(folder), **options))
+    return [question for question, _ in questions(source, split="val", images=Images(folder), **options)]
 
 
 def test_all_ten_answers_with_the_most_frequent_first(folder: Path) -> None:
@@ -94,7 +94,7 @@ def test_answers_as_they_were_written(folder: Path) -> None:
 
 
 def test_no_image_is_looked_for_without_a_folder(tmp_path: Path) -> None:
-    assert [q.image for q in questions(write(tmp_path), split="val", images=Images())] == ["", ""]
+    assert [q.image for q, _ in questions(write(tmp_path), split="val", images=Images())] == ["", ""]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def jsonl(path: Path, *rows: object) -> Path:
 
 
 def read(path: Path, folder: Path, **options: object) -> list[Question]:
-    return list(questions(path, split="train", images=Images(folder), **options))  # type: ignore[arg-type]
+    return [question for question, _ in questions(path, split="train", images=Images(folder), **options)]  # type: ignore[arg-type]
 
 
 def test_the_three_kinds_of_file_say_the_same(folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_set_that_datasets_loads_with_images_as_bytes(folder: Path) -> None:
     (folder / "set").mkdir()
     pq.write_table(pa.Table.from_pylist(rows), folder / "set" / "train.parquet")
     images = Images(folder / "out", folder / "out" / "images")
-    (found,) = questions({"load_dataset": str(folder / "set")}, split="train", images=images)
+    ((found, _),) = questions({"load_dataset": str(folder / "set")}, split="train", images=images)
     assert (folder / "out" / found.image).read_bytes() == buffer.getvalue()
     with pytest.raises(UserError, match="can't load"):
         list(questions({"load_dataset": str(folder / "none")}, split="train", images=images))

@@ -14,10 +14,10 @@ from reflectune.data_builders.readers.base import (
     each,
     flag,
     integer,
-    latest_row,
     mapping,
     number,
     one_of,
+    placed,
     rows,
     stop,
     text,
@@ -56,12 +56,9 @@ def test_a_rejected_row_is_left_out_and_the_next_is_read() -> None:
     assert [error.field for error in rejected] == ["a"]
 
 
-def test_the_latest_row_is_the_one_that_was_just_made() -> None:
+def test_what_is_made_of_a_row_comes_with_its_place() -> None:
     given = [(n, Row({"id": str(n)}, "f", n)) for n in (1, 2, 3)]
-    for made, (line, _) in zip(each(given, lambda r: r["id"], stop), given, strict=True):
-        latest = latest_row()
-        assert latest is not None
-        assert (latest.line, latest["id"]) == (line, made)
+    assert list(placed(given, lambda r: r["id"], stop)) == [("1", ("f", 1)), ("2", ("f", 2)), ("3", ("f", 3))]
 
 
 GOOD = [

@@ -62,7 +62,7 @@ def jsonl(path: Path, *rows: object) -> Path:
 
 
 def read(path: Path, folder: Path, **options: object) -> list[Question]:
-    return list(questions(path, split="test", images=Images(folder), **options))  # type: ignore[arg-type]
+    return [question for question, _ in questions(path, split="test", images=Images(folder), **options)]  # type: ignore[arg-type]
 
 
 def test_jsonl_and_the_hubs_parquet_say_the_same(folder: Path) -> None:

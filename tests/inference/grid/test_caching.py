@@ -16,9 +16,9 @@ QUESTIONS = ("What is it made of?", "It is made of oak?")
 
 @pytest.fixture
 def engines(checkpoints):
-    """A plain engine, and a remembering one over another."""
+    """A plain engine, and a remembering one over the same model."""
     loaded = load(checkpoints.tuned)
-    return PrefixEngine(loaded), CachingEngine(PrefixEngine(loaded))
+    return PrefixEngine(loaded), CachingEngine(loaded)
 
 
 @pytest.fixture

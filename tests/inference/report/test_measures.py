@@ -13,7 +13,7 @@ from reflectune.inference.evaluate import summary
 from reflectune.inference.report import tables as report_tables
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import notices
-from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.scores import Measure, check_scorable
 from reflectune.metrics.registry import Metric
 
 
@@ -158,5 +158,5 @@ def test_the_papers_rankings_stand_beside_infoseeks_alone(make, evqa: list[Quest
 
 def test_a_question_that_cannot_be_scored_is_an_error_before_anything_is_answered(make) -> None:
     with pytest.raises(UserError, match="question q000 can't be scored: Reference answer is empty"):
-        Measure("evqa").check([make.question(0, answer="the")])
-    Measure("vqa").check([make.question(0, answer="the")])
+        check_scorable([make.question(0, answer="the")], "evqa")
+    check_scorable([make.question(0, answer="the")], "vqa")
