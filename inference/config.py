@@ -12,7 +12,7 @@ from reflectune.models.schemes.registry import reflecting_schemes
 from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
-Fallback = Literal["best_product", "closed_book", "abstain"]
+Fallback = Literal["best_product", "random", "closed_book", "abstain"]
 ModelRole = Literal["model", "plain_model", "base_model"]
 """The keys that name a model: tuned to reflect, tuned without reflection, not tuned."""
 

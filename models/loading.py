@@ -20,7 +20,7 @@ from reflectune.models.processing.image_fitting import fit_images, images_finger
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import SCHEME_FILE, Scheme
 from reflectune.models.schemes.registry import find_scheme, load_scheme
-from reflectune.models.schemes.tokens import add_reflection_tokens, has_tokens
+from reflectune.models.schemes.tokens import add_reflection_tokens, known_tokens
 from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor
 from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes
 
@@ -69,8 +69,9 @@ def load(
 
     Args:
         model: `miniature/llava`, `miniature/qwen2_vl`, a hub id, or a folder (a full checkpoint or an adapter).
-        scheme: A base model gets this scheme's tokens, untrained; a checkpoint must have been trained with it. None
-            takes a base model plainly, and a checkpoint with the scheme it has.
+        scheme: A base model gets this scheme's tokens, untrained; a checkpoint must have been trained with it. One that
+            others released with the scheme's tokens (`Scheme.is_released`) counts as fine-tuned. None takes a base
+            model plainly, and a checkpoint with the scheme it has.
         dtype: `float32`, `bfloat16`, `float16`, or a torch dtype.
         device: `cpu`, `cuda`, …; `auto` takes an accelerator if there is one.
         seed: Of new tokens' rows.
@@ -96,7 +97,9 @@ def load(
     else:
         network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, find_device(device))
         base = ""
-        if own is None and wanted is not None:
+        if own is None and wanted is not None and _is_released(network, processor, wanted):
+            own = wanted
+        elif own is None and wanted is not None:
             _refuse_orphan(network, processor, wanted, source)
             add_reflection_tokens(network, processor, wanted, seed=seed)
     _fit_images(processor, network, images, model, is_tuned=own is not None)
@@ -192,9 +195,16 @@ def _own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
     return found
 
 
+def _is_released(network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme) -> bool:
+    """Whether this is a checkpoint that others trained with the scheme: it has all of its tokens, and not from us."""
+    ours = getattr(network.config, "reflection_scheme", None) is not None
+    every = known_tokens(processor.tokenizer, wanted) == set(wanted.tokens.values())
+    return wanted.is_released and every and not ours
+
+
 def _refuse_orphan(network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme, source: Path | str) -> None:
     """Refuse a checkpoint that has lost its scheme and its record, but still has reflection tokens."""
-    if getattr(network.config, "reflection_scheme", None) is not None or has_tokens(processor.tokenizer, wanted):
+    if getattr(network.config, "reflection_scheme", None) is not None or known_tokens(processor.tokenizer, wanted):
         raise UserError(
             f"{source} has reflection tokens already but no {SCHEME_FILE} that says how they were trained; restore "
             "that file, or start from the base model"

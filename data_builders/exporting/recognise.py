@@ -13,6 +13,7 @@ from reflectune.data_builders.exporting.conversations import Conversation
 from reflectune.models.rendering.turns import Slot, answer_prompt, prompt_parts
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import Branch, PromptedBranch
+from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.schemes.prompts import PromptScheme
 
 _STYLES: tuple[AnswerStyle, ...] = get_args(AnswerStyle)
@@ -57,14 +58,18 @@ def recognise(row: Conversation, scheme: Scheme, question: str = "") -> Piece:
     """
     if not row.turns[0]:
         raise UserError("the question is empty")
-    return _task(row.turns, scheme, question) if isinstance(scheme, PromptScheme) else _reflection(row.turns, scheme)
+    if isinstance(scheme, PromptScheme):
+        return _task(row.turns, scheme, question)
+    if isinstance(scheme, PassageScheme):
+        return _reflection(row.turns, scheme)
+    raise UserError(f"data of the scheme {scheme.name} has no layout of conversations to be read from")
 
 
-def _reflection(turns: Sequence[str], scheme: Scheme) -> Piece:
+def _reflection(turns: Sequence[str], scheme: PassageScheme) -> Piece:
     tokens, first = scheme.tokens, turns[1]
     if len(turns) == 2 and first == tokens["retrieve"]:
         return Piece("gate", turns[0])
-    if answer := _after(first, tokens["no_retrieve"]):
+    if answer := _after(first, tokens["no_retrieve"], scheme):
         return Piece("look", turns[0], answer=answer, follow_ups=_follow_ups(turns[2:], scheme), style="free")
     if len(turns) == 2 and first == tokens["no_retrieve"]:
         return Piece("gate", turns[0], retrieve=False)
@@ -79,7 +84,7 @@ def _reflection(turns: Sequence[str], scheme: Scheme) -> Piece:
     if len(turns) > 4:
         raise UserError(f"a row is about one passage, this has {len(turns) // 2 - 1}; write a row for each of them")
     passage, style = _passage(turns[2], scheme)
-    answer, verdict = _after(turns[3], tokens["relevant"]), turns[3]
+    answer, verdict = _after(turns[3], tokens["relevant"], scheme), turns[3]
     if not answer and verdict != tokens["irrelevant"]:
         raise UserError(
             f"the verdict should be {tokens['irrelevant']}, or {tokens['relevant']} and an answer; found {verdict!r}"
@@ -87,12 +92,12 @@ def _reflection(turns: Sequence[str], scheme: Scheme) -> Piece:
     return Piece("read", turns[0], branch=Branch(passage, bool(answer), answer), style=style)
 
 
-def _follow_ups(turns: Sequence[str], scheme: Scheme) -> tuple[FollowUp, ...]:
+def _follow_ups(turns: Sequence[str], scheme: PassageScheme) -> tuple[FollowUp, ...]:
     """The later rounds of a conversation, whose replies each begin with [No Retrieval]."""
     token = scheme.tokens["no_retrieve"]
     later = []
     for question, said in zip(turns[::2], turns[1::2], strict=True):
-        answer = _after(said, token)
+        answer = _after(said, token, scheme)
         if not question or not answer:
             raise UserError(
                 f"a conversation that begins with {token} and an answer should go on so in each round; found "
@@ -188,6 +193,7 @@ def as_passage(text: str) -> Passage:
     return Passage("", 0, 0, "", "", "", text)
 
 
-def _after(text: str, token: str) -> str:
-    """The words after a token and a space, or ""."""
-    return text.removeprefix(f"{token} ").strip() if text.startswith(f"{token} ") else ""
+def _after(text: str, token: str, scheme: PassageScheme) -> str:
+    """The words after a token and what parts it from an answer, or ""."""
+    beginning = f"{token}{scheme.separator}"
+    return text.removeprefix(beginning).strip() if text.startswith(beginning) else ""

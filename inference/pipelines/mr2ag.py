@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Mapping, Sequence
 
 from PIL import Image
@@ -52,7 +53,8 @@ class MR2AG:
             top_n: Entries to retrieve; 5 in the paper.
             gamma: Retrieve if P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) is at least this.
             fallback: What to do when no passage is judged relevant (the paper is silent): `best_product` answers from
-                the passage with the highest product, `closed_book` from the image alone, `abstain` not at all.
+                the passage with the highest product, `random` from one that is drawn by the question's id,
+                `closed_book` from the image alone, `abstain` not at all.
             lead: What stands before each passage.
         """
         self._reader, self._retriever, self._knowledge = reader, retriever, knowledge
@@ -77,7 +79,7 @@ class MR2AG:
         fallbacks = {i: self._fallback_for(reads[i]) for i in looked_up if not any(p.relevant for p in reads[i])}
         with clock.step("answer"):
             direct = self._answer_directly(opened, looked_up, fallbacks)
-            self._answer_from_passages(judged, reads, fallbacks)
+            self._answer_from_passages(opened, judged, reads, fallbacks)
         return [
             self._trace(
                 Trace(
@@ -105,8 +107,8 @@ class MR2AG:
         return split_passages(self._knowledge.get(hit.entry_id), lead=self._lead)
 
     def _fallback_for(self, reads: Sequence[PassageTrace]) -> Fallback:
-        """The fallback of a question without a relevant passage; with no passage at all there is no best one."""
-        return "closed_book" if self._fallback == "best_product" and not reads else self._fallback
+        """The fallback of a question without a relevant passage; with no passage at all there is none to choose."""
+        return "closed_book" if self._fallback in ("best_product", "random") and not reads else self._fallback
 
     def _answer_directly(
         self, opened: Opened, looked_up: Sequence[int], fallbacks: Mapping[int, Fallback]
@@ -116,15 +118,15 @@ class MR2AG:
         return dict(zip(rows, self._reader.answer_directly(opened, rows), strict=True))
 
     def _answer_from_passages(
-        self, judged: Judged, reads: list[list[PassageTrace]], fallbacks: Mapping[int, Fallback]
+        self, opened: Opened, judged: Judged, reads: list[list[PassageTrace]], fallbacks: Mapping[int, Fallback]
     ) -> None:
-        """Answer from every relevant passage, and from all where the best product is the fallback; in place."""
-        rows = [
-            (i, k)
-            for i, own in enumerate(reads)
-            for k, passage in enumerate(own)
-            if passage.relevant or fallbacks.get(i) == "best_product"
-        ]
+        """Answer from every relevant passage, and from those that the fallback takes; in place."""
+        rows = [(i, k) for i, own in enumerate(reads) for k, passage in enumerate(own) if passage.relevant]
+        for i, fallback in fallbacks.items():
+            places = range(len(reads[i]))
+            drawn = [drawn_place(opened.questions[i], len(reads[i]))] if fallback == "random" else []
+            rows += [(i, k) for k in (places if fallback == "best_product" else drawn)]
+        rows.sort()
         for (i, k), answer in zip(rows, self._reader.answer_from(judged, rows), strict=True):
             reads[i][k] = dataclasses.replace(reads[i][k], answer=answer.text, s_ans=answer.score)
 
@@ -144,6 +146,11 @@ def _read(passage: Passage, relevance: tuple[float, float], hits: Sequence[Hit])
     """A judged passage, with the retrieval score of its entry (equation 3)."""
     score = next(hit.score for hit in hits if hit.entry_id == passage.entry_id)
     return PassageTrace(passage, s_ret=score, s_rel=relevance[0], s_irr=relevance[1])
+
+
+def drawn_place(question: Question, count: int) -> int:
+    """The place of one of so many passages, drawn by the question's id: the same in every run."""
+    return random.Random(question.id).randrange(count)
 
 
 def _make(parts: Parts, retriever: Retriever) -> MR2AG:

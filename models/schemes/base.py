@@ -88,6 +88,8 @@ class Scheme(ABC):
     """The dataclass of a training example: a `TrainingExample` whose fields are the columns of its Parquet file."""
     gates: ClassVar[tuple[Gate, ...]] = ()
     """The gates that validation reads: whether to retrieve comes first, whether a passage is evidence second."""
+    is_released: ClassVar[bool] = False
+    """Whether others released checkpoints with these tokens, so that one without `scheme.json` may be fine-tuned."""
     long_question: ClassVar[int]
     """Branches of a long question, for forecasts of memory."""
 

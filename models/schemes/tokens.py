@@ -85,10 +85,9 @@ def _puts_space_before(processor: Any) -> bool:
     return processor.apply_chat_template([user, said])[len(cue) :].startswith(" ")
 
 
-def has_tokens(tokenizer: PreTrainedTokenizerBase, scheme: Scheme) -> bool:
-    """Whether a tokenizer knows any of a scheme's tokens."""
-    added = tokenizer.get_added_vocab()
-    return any(token in added for token in scheme.tokens.values())
+def known_tokens(tokenizer: PreTrainedTokenizerBase, scheme: Scheme) -> set[str]:
+    """Those of a scheme's tokens that a tokenizer knows."""
+    return set(scheme.tokens.values()) & set(tokenizer.get_added_vocab())
 
 
 @torch.no_grad()

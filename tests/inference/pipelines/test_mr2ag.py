@@ -63,6 +63,20 @@ def test_nothing_relevant_answers_from_the_best_product_and_says_so(make, script
     assert all(passage.answer is not None for passage in trace.passages)
 
 
+def test_nothing_relevant_may_be_answered_from_a_passage_drawn_by_the_questions_id(make, scripted, knowledge) -> None:
+    chosen = set()
+    for number in range(20):
+        reader = scripted.reader(gates={f"q{number:03d}": 1.0})
+        pipeline, _ = build(scripted, knowledge, reader, fallback="random")
+        (trace,) = pipeline.run([make.question(number)], scripted.images(1))
+        (again,) = pipeline.run([make.question(number)], scripted.images(1))
+        read = [place for place, passage in enumerate(trace.passages) if passage.answer is not None]
+        assert trace.fallback == "random"
+        assert read == [trace.chosen] == [again.chosen]
+        chosen.add(trace.chosen)
+    assert chosen == {0, 1, 2, 3}
+
+
 def test_nothing_relevant_may_be_answered_closed_book(make, scripted, knowledge) -> None:
     reader = scripted.reader(gates={"q000": 1.0}, answers={"direct": ("by heart", 0.3)})
     pipeline, _ = build(scripted, knowledge, reader, fallback="closed_book")

@@ -5,7 +5,7 @@ from tokenizers import AddedToken
 from reflectune.core.errors import UserError
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.models.schemes.tokens import NOISE, add_reflection_tokens, has_tokens, token_id_of
+from reflectune.models.schemes.tokens import NOISE, add_reflection_tokens, known_tokens, token_id_of
 
 FAMILIES = ["llava", "qwen2_vl"]
 TABLES = [pytest.param(0, id="unpadded"), pytest.param(64, id="padded")]
@@ -118,6 +118,6 @@ def test_a_token_that_is_not_one_token_is_refused(make, family):
         token_id_of(tokenizer, "[Relevant]")
 
 
-def test_has_tokens_tells_a_tuned_tokenizer(make, family):
-    assert not has_tokens(make.processor(family).tokenizer, MR2AG)
-    assert has_tokens(build(make, family)[1].tokenizer, MR2AG)
+def test_known_tokens_tell_a_tuned_tokenizer(make, family):
+    assert known_tokens(make.processor(family).tokenizer, MR2AG) == set()
+    assert known_tokens(build(make, family)[1].tokenizer, MR2AG) == set(MR2AG.tokens.values())
