@@ -90,6 +90,8 @@ class Scheme(ABC):
     """The gates that validation reads: whether to retrieve comes first, whether a passage is evidence second."""
     is_released: ClassVar[bool] = False
     """Whether others released checkpoints with these tokens, so that one without `scheme.json` may be fine-tuned."""
+    learns_from: ClassVar[tuple[str, ...]] = ()
+    """Other schemes whose training data it can be trained on: of the same type, with labels that mean the same."""
     long_question: ClassVar[int]
     """Branches of a long question, for forecasts of memory."""
 

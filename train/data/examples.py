@@ -154,7 +154,7 @@ def load_examples(part: Part, scheme: str) -> tuple[Sequence[TrainingExample], t
     if not part.image_root:
         manifest = read_manifest(part.folder)
         roots = image_roots(part.folder, manifest)
-        if manifest.scheme != scheme:
+        if manifest.scheme not in (scheme, *find_scheme(scheme).learns_from):
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
     known = find_scheme(scheme)
     examples: list[TrainingExample] = read_examples(path, known.example_type)
