@@ -59,7 +59,7 @@ def test_names_stand_for_forms() -> None:
         ({"k": -1}, "`k` is auto or a number of documents"),
         ({"k": [3]}, "`k` is auto or a number of documents"),
         ({"k": 11}, "`k` can be at most `documents`, 10, found 11"),
-        ({"scheme": "m2rag"}, "`scheme` is one of mmkb_rag, mr2ag"),
+        ({"scheme": "m2rag"}, "`scheme` is one of mmkb_rag, mr2ag, reflectiva"),
         ({"scheme": "mmkb_rag"}, "mr2ag needs a checkpoint of scheme mr2ag"),
         ({"pipelines": ["mr2ag", "mmkb_rag"]}, "run them one by one"),
         ({"pipelines": ["mmkb_rag"], "base_model": ""}, "`base_model` is needed by mmkb_rag"),

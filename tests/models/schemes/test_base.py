@@ -95,7 +95,7 @@ def test_a_missing_scheme_file_is_refused(tmp_path):
 
 
 def test_an_unknown_scheme_is_refused():
-    with pytest.raises(UserError, match="choose one of mmkb_rag, mr2ag, plain"):
+    with pytest.raises(UserError, match="choose one of mmkb_rag, mr2ag, plain, reflectiva"):
         find_scheme("mr3ag")
 
 

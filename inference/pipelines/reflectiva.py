@@ -1,0 +1,185 @@
+"""ReflectiVA (arXiv 2411.16863): retrieve or not, keep the relevant passages, and answer from all of them at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from PIL import Image
+
+from reflectune.core.types import Passage, Question
+from reflectune.inference.config import Fallback
+from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.mr2ag import drawn_place
+from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed
+from reflectune.inference.reading.passage_reader import PassageReader
+from reflectune.inference.reading.reader import Answer, Opened
+from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.schemes.reflectiva import Reflectiva
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.passages import Lead, split_passages
+from reflectune.retrieval.retriever import Retriever
+
+
+class ReflectivaReader(PassageReader):
+    """One loaded model of scheme `reflectiva` with its engine."""
+
+    def __init__(self, engine: PrefixEngine, max_new_tokens: int) -> None:
+        """Bind the engine, and the longest answer in tokens."""
+        super().__init__(engine, max_new_tokens)
+        self._prompts = Reflectiva.of(engine.renderer)
+
+    def answer_together(self, opened: Opened, passages: Mapping[int, Sequence[Passage]]) -> dict[int, Answer]:
+        """Answers of some questions, by position, each from its passages as one paragraph.
+
+        The leading passages are read, as many as the model's context holds whole.
+        """
+        fitted = {i: self._fit_branch(opened, i, given) for i, given in passages.items()}
+        branches = [[fitted[i][1]] if i in fitted else [] for i in range(len(opened.questions))]
+        state = self._engine.branch(opened.prefixes, branches)
+        answers = self._generate(state, [(i, 0) for i in fitted], [])
+        return {
+            i: dataclasses.replace(answer, passages_read=fitted[i][0])
+            for i, answer in zip(fitted, answers, strict=True)
+        }
+
+    def _fit_branch(self, opened: Opened, row: int, passages: Sequence[Passage]) -> tuple[int, list[int]]:
+        """How many leading passages leave room for an answer, and what is read of them. One was judged, so fits."""
+        room = self._engine.max_length - opened.lengths[row] - self._max_new_tokens
+        for count in range(len(passages), 1, -1):
+            ids = self._prompts.answer_branch(self._renderer, passages[:count])
+            if len(ids) <= room:
+                return count, ids
+        return 1, self._prompts.answer_branch(self._renderer, passages[:1])
+
+
+class ReflectiVA:
+    """The two stages: the gate, and the relevance of every passage of the top entries; then one answer.
+
+    The released procedure takes the first token of each reply, one `generate` call a passage. Here both are
+    probabilities read at one position: of the two tokens of a gate the likelier one counts, where `gamma` is 0.5.
+    """
+
+    name = "reflectiva"
+
+    def __init__(
+        self,
+        reader: ReflectivaReader,
+        retriever: Retriever,
+        knowledge: KnowledgeBase,
+        *,
+        top_n: int = 5,
+        gamma: float = 0.5,
+        fallback: Fallback = "random",
+        lead: Lead = "none",
+    ) -> None:
+        """Bind the collaborators.
+
+        Args:
+            reader: The fine-tuned model, with its scheme.
+            retriever: Finds entries for an image.
+            knowledge: The entries.
+            top_n: Entries to retrieve; 5 in the paper.
+            gamma: Retrieve if P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) is at least this.
+            fallback: What to do when no passage is judged relevant: `random` answers from one that is drawn by the
+                question's id, as released but repeatable; `best_product` from the likeliest; `closed_book` from the
+                image alone; `abstain` not at all.
+            lead: What stands before each passage.
+        """
+        self._reader, self._retriever, self._knowledge = reader, retriever, knowledge
+        self._top_n, self._gamma, self._fallback, self._lead = top_n, gamma, fallback, lead
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace per question, in order; each step works on the questions that still need it."""
+        clock = Clock()
+        with clock.step("gate"):
+            opened = self._reader.open(questions, images)
+            gates = self._reader.gates(opened)
+        rows = [i for i, gate in enumerate(gates) if gate >= self._gamma]
+        with clock.step("retrieve"):
+            found = self._retriever.search([images[i] for i in rows], self._top_n) if rows else []
+            hits = dict(zip(rows, found, strict=True))
+        with clock.step("judge"):
+            given = [
+                [
+                    p
+                    for hit in hits.get(i, ())
+                    for p in split_passages(self._knowledge.get(hit.entry_id), lead=self._lead)
+                ]
+                for i in range(len(questions))
+            ]
+            judged = self._reader.judge(opened, given)
+        traces = []
+        for i, question in enumerate(questions):
+            s_ret = {hit.entry_id: hit.score for hit in hits.get(i, ())}
+            passages = tuple(
+                PassageTrace(passage, s_ret=s_ret[passage.entry_id], s_rel=yes, s_irr=no)
+                for passage, (yes, no) in zip(judged.passages[i], judged.relevance[i], strict=True)
+            )
+            counts = {"passages_read": len(passages), "passages_left_out": len(given[i]) - len(passages)}
+            trace = Trace(question.id, self.name, gate=gates[i], retrieved=i in hits, passages=passages, tokens=counts)
+            traces.append(self._chosen(question, dataclasses.replace(trace, hits=tuple(hits.get(i, ())))))
+        with clock.step("answer"):
+            answers = self._answer(opened, traces)
+        seconds = clock.share(len(questions))
+        return [
+            dataclasses.replace(_answered(trace, answers.get(i)), seconds=seconds) for i, trace in enumerate(traces)
+        ]
+
+    def _chosen(self, question: Question, trace: Trace) -> Trace:
+        """The trace with the passages to answer from: the relevant ones, or what the fallback takes."""
+        kept = tuple(place for place, passage in enumerate(trace.passages) if passage.relevant)
+        if kept or not trace.retrieved:
+            return dataclasses.replace(trace, kept=kept, used=kept)
+        fallback, places = self._fallback, range(len(trace.passages))
+        if fallback in ("best_product", "random") and not places:
+            fallback = "closed_book"
+        used: tuple[int, ...] = ()
+        if fallback == "random":
+            used = (drawn_place(question, len(places)),)
+        if fallback == "best_product":
+            used = (max(places, key=lambda place: trace.passages[place].s_rel or 0.0),)
+        return dataclasses.replace(trace, used=used, fallback=fallback)
+
+    def _answer(self, opened: Opened, traces: Sequence[Trace]) -> dict[int, Answer]:
+        """The answers by position; none where the fallback is to abstain."""
+        contexts = {i: [t.passages[place].passage for place in t.used] for i, t in enumerate(traces) if t.used}
+        alone = [i for i, t in enumerate(traces) if not t.used and t.fallback != "abstain"]
+        direct = dict(zip(alone, self._reader.answer_directly(opened, alone), strict=True))
+        return {**direct, **self._reader.answer_together(opened, contexts)}
+
+
+def _answered(trace: Trace, answer: Answer | None) -> Trace:
+    if answer is None:
+        return trace
+    counts = {**trace.tokens, "generated": answer.tokens}
+    used = trace.used[: answer.passages_read]
+    return dataclasses.replace(trace, answer=answer.text, confidence=answer.score, used=used, tokens=counts)
+
+
+def _make(name: str, parts: Parts) -> ReflectiVA:
+    config = parts.config
+    return ReflectiVA(
+        ReflectivaReader(needed(parts.engine), config.max_new_tokens),
+        needed(parts.retriever),
+        parts.knowledge,
+        top_n=config.top_n,
+        gamma=config.gamma,
+        fallback=config.fallback,
+        lead=config.lead,
+    )
+
+
+RECIPES = {
+    "reflectiva": Recipe(
+        _make,
+        "model",
+        True,
+        every,
+        ("top_n", "gamma", "fallback"),
+        form="reflectiva",
+        scheme="reflectiva",
+        measured_by="relevance",
+    )
+}
