@@ -3,4 +3,6 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare "[dev]"
-exec .venv/bin/python -m pytest "$@"
+# one process a core, each with one thread; tests stand in order, so that most of those that share fixtures stay together
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+exec .venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal "$@"
