@@ -13,7 +13,7 @@ Statistic = Callable[[np.ndarray], float]
 RESAMPLES = 1000
 LEVEL = 0.95
 
-_INDICES_AT_ONCE = 4_000_000
+INDICES_AT_ONCE = 4_000_000
 """Bounds memory at 32 MB of indices; part of what a seed means, so a constant."""
 
 _ROUNDING = 1e-12
@@ -114,7 +114,7 @@ def permutation_test(
     found = abs(measure(a) - measure(b))
     generator = np.random.default_rng(seed)
     as_much = 0
-    for start in range(0, n, block := max(1, _INDICES_AT_ONCE // len(a))):
+    for start in range(0, n, block := max(1, INDICES_AT_ONCE // len(a))):
         swapped = generator.random((min(block, n - start), len(a))) < 0.5
         if statistic is None:
             differences = np.where(swapped, b - a, a - b).mean(axis=1)
@@ -150,7 +150,7 @@ def _draws(labels: np.ndarray, seed: int, n: int) -> Iterator[np.ndarray]:
     """Indices of resampled questions, in blocks of shape (resamples, questions)."""
     generator = np.random.default_rng(seed)
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    block = max(1, _INDICES_AT_ONCE // len(labels))
+    block = max(1, INDICES_AT_ONCE // len(labels))
     for start in range(0, n, block):
         count = min(block, n - start)
         yield np.concatenate([rows[generator.integers(len(rows), size=(count, len(rows)))] for rows in members], axis=1)

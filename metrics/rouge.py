@@ -26,11 +26,16 @@ def rouge_l(prediction: str, references: Sequence[str], stem: bool = False) -> f
     """
     if not references:
         raise ValueError("expected at least one reference, found none")
-    return float(_scorer(stem).score_multi(references, prediction)["rougeL"].fmeasure)
+    return float(scorer(stem).score_multi(references, prediction)["rougeL"].fmeasure)
 
 
 @functools.cache
-def _scorer(stem: bool) -> Any:
+def scorer(stem: bool) -> Any:
+    """The library's scorer, made once.
+
+    Raises:
+        UserError: The library is not installed.
+    """
     try:
         from rouge_score.rouge_scorer import RougeScorer  # slow to import, and an extra
     except ImportError as error:

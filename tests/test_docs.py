@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import runpy
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
+from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.md"))
 PATH = re.compile(r"`((?:core|models|metrics|retrieval|data_builders|train|inference|tests|benchmarks)/[\w/]+\.\w+)`")
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+EXTRAS = re.findall(
+    r"^(\w+) = \[", PROJECT.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.MULTILINE
+)
+
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LANGUAGES = {"", "python", "bash", "console", "sh", "yaml", "json", "{toctree}", "{eval-rst}"}
+INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+COMMAND = re.compile(r"(?:\$launch|accelerate launch|bash|pip install|(?:\.venv/bin/)?python)\s+\S")
+OTHERS = {"cd", "export", "vllm"}
+"""Programs that are not ours; any other word where a command stands is taken for a slip."""
+
+
+class Block(NamedTuple):
+    """A fenced block: its page, the line where it begins, its language and its text."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
 
 
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
+
+
+def place(block: Block) -> str:
+    return f"{name(block.page)}:{block.line}"
+
+
+def blocks(*languages: str) -> list[Block]:
+    """All fenced blocks of these languages."""
+    return [
+        Block(page, text.count("\n", 0, fence.start()) + 1, *fence.groups())
+        for page in (*PAGES, *BENCHMARKS)
+        for text in [page.read_text(encoding="utf-8")]
+        for fence in FENCE.finditer(text)
+        if fence.group(1) in languages
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -42,15 +85,289 @@ def test_the_readme_is_a_page() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_the_readmes_python_is_right_up_to_the_run_that_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="runs/quickstart"):
-        exec(compile(code, "README.md", "exec"), {})
-
-
 def test_the_picture_is_what_its_source_draws() -> None:
     drawn = runpy.run_path(str(ROOT / "docs/pipeline.py"))["draw"]()
     assert (ROOT / "docs/pipeline.svg").read_text(encoding="utf-8") == drawn
+
+
+@pytest.mark.parametrize("page", [*PAGES, *BENCHMARKS], ids=name)
+def test_every_fence_is_read_here(page: Path) -> None:
+    """One that is indented, or of another language, would be left out of what follows."""
+    text = page.read_text(encoding="utf-8")
+    fences = FENCE.findall(text)
+    assert {language for language, _ in fences} <= LANGUAGES
+    assert text.count("```") == 2 * len(fences)
+
+
+# Python.
+
+
+def run_python(text: str) -> None:
+    """Run a block. It may end with the error that a run's folder, which the block names, is not there yet."""
+    constants = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+    runs = [value for value in constants if isinstance(value, str) and value.startswith("runs/")]
+    try:
+        exec(compile(text, "block", "exec"), {"__name__": "block"})
+    except UserError as error:
+        if not any(run in str(error) for run in runs):
+            raise
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=place)
+def test_python_runs_as_far_as_there_are_files(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_python(block.text)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("from reflectune.core.types import Questoin", ImportError),
+        ("from reflectune.core.types import Passage\nPassage(entry='x')", TypeError),
+        ("from reflectune.models.remote.endpoint import Endpoint\nEndpoint('runs', 'm')", UserError),
+        ("assert 1 + 1 == 3", AssertionError),
+    ],
+)
+def test_wrong_python_is_noticed(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        run_python(text)
+
+
+# Commands.
+
+
+class Parsed(BaseException):
+    """What a command was about to parse: its config classes, and the command line."""
+
+    def __init__(self, kinds: tuple[Any, ...], argv: list[str]) -> None:
+        super().__init__()
+        self.kinds, self.argv = kinds, argv
+
+
+def parse(module: str, words: list[str]) -> list[str]:
+    """What is wrong with the keys of a command, those in its YAML file too, and with their values' types.
+
+    The command's own `main` runs up to its config. Whether folders are there is not looked at.
+    """
+
+    def capture(*kinds: Any, argv: list[str] | None = None) -> None:
+        raise Parsed(kinds, sys.argv[1:] if argv is None else argv)
+
+    command = importlib.import_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "parse_config", capture)
+        patch.setattr(sys, "argv", [module, *words])
+        with pytest.raises(Parsed) as parsed:
+            command.main()
+    kinds = [type(kind.__name__, (kind,), {"problems": lambda self: []}) for kind in parsed.value.kinds]
+    try:
+        parse_config(*kinds, argv=parsed.value.argv)
+    except UserError as error:
+        return [str(error)]
+    return []
+
+
+def options_of_script(path: Path) -> set[str]:
+    """The options of an argparse script: its own, and those of `running.parser` where it starts from that."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    options = {
+        str(argument.value)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"
+        for argument in call.args
+        if isinstance(argument, ast.Constant)
+    }
+    if path.name != "running.py" and any(isinstance(c.func, ast.Name) and c.func.id == "parser" for c in calls):
+        options |= options_of_script(path.with_name("running.py"))
+    return options
+
+
+def unknown_options(known: set[str], words: list[str]) -> list[str]:
+    return [f"takes no {word}" for word in words if word.startswith("--") and word.split("=")[0] not in known]
+
+
+def module_problems(module: str, words: list[str], files: Mapping[str, Path]) -> list[str]:
+    """What is wrong with the words behind `python -m MODULE`."""
+    path = ROOT / f"{module.removeprefix('reflectune.').replace('.', '/')}.py"
+    if not module.startswith("reflectune.") or not path.is_file():
+        return [f"{module} does not exist"]
+    text = path.read_text(encoding="utf-8")
+    if "__main__" not in text:
+        return [f"{module} is no command"]
+    if "parse_config(" not in text:
+        return unknown_options(options_of_script(path), words)
+    given = [
+        str(files.get(word, ROOT / word)) if before == "--config" else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
+    return parse(module, given)
+
+
+def script_problems(path: str, words: list[str], files: Mapping[str, Path]) -> list[str]:
+    """What is wrong with a script and its words: our entry scripts, benchmarks, and what bash runs."""
+    script = ROOT / path
+    if not script.is_file():
+        return [f"{path} does not exist"]
+    if script.suffix == ".py" and path.startswith(("benchmarks/", "docs/", "tests/")):
+        return unknown_options(options_of_script(script), words)
+    if script.suffix == ".py":
+        return module_problems(f"reflectune.{path.removesuffix('.py').replace('/', '.')}", words, files)
+    text = script.read_text(encoding="utf-8")
+    if 'pytest "$@"' in text:
+        return []
+    passed = re.search(r'(benchmarks/\w+\.py) "\$@"', text)
+    return unknown_options(options_of_script(ROOT / passed[1]) if passed else set(), words)
+
+
+def launch_problems(words: list[str], files: Mapping[str, Path]) -> list[str]:
+    """What is wrong with the words behind `accelerate launch`."""
+    if words[0] != "--config_file":
+        return ["a launch names its --config_file"]
+    options = re.fullmatch(r"(.*)\{(.*)\}(.*)", words[1])
+    settings = [options[1] + one + options[3] for one in options[2].split(",")] if options else [words[1]]
+    issues = [f"{file} does not exist" for file in settings if not (ROOT / file).is_file()]
+    return issues + (script_problems(words[2], words[3:], files) if words[2:] else [])
+
+
+def command_problems(line: str, files: Mapping[str, Path] | None = None) -> list[str]:
+    """What is wrong with one command.
+
+    Args:
+        line: As a person types it.
+        files: YAML files that the page shows, by the name that it gives them.
+    """
+    words, files = shlex.split(line, comments=True), files or {}
+    variables = []
+    while words and (assigned := re.fullmatch(r"(\w+)=(.*)", words[0])):
+        variables.append(assigned[1])
+        words = words[1:]
+        if not words:  # `launch="accelerate launch …"`
+            return command_problems(assigned[2], files) if COMMAND.match(assigned[2].removeprefix(".venv/bin/")) else []
+    if not words:
+        return []
+    if words[-1] == "…" and not words[-2].startswith("--"):
+        words = words[:-1]
+    program, rest = words[0].removeprefix(".venv/bin/"), words[1:]
+    if program == "python":
+        return module_problems(rest[1], rest[2:], files) if rest[0] == "-m" else script_problems(*split(rest), files)
+    if program == "bash":
+        text = (ROOT / rest[0]).read_text(encoding="utf-8") if (ROOT / rest[0]).is_file() else ""
+        unread = [f"{rest[0]} reads no {key}" for key in variables if text and f"${{{key}:-" not in text]
+        return unread + script_problems(*split(rest), files)
+    if program == "$launch":
+        return script_problems(*split(rest), files)
+    if program == "accelerate":
+        return launch_problems(rest[1:], files)
+    if program == "pip":
+        asked = re.findall(r"reflectune\[([\w,]+)\]", " ".join(rest))
+        return [f"there is no extra {one}" for group in asked for one in group.split(",") if one not in EXTRAS]
+    return [] if program in OTHERS else [f"{program} is not known"]
+
+
+def split(words: list[str]) -> tuple[str, list[str]]:
+    return words[0], words[1:]
+
+
+def commands(page: Path) -> Iterator[str]:
+    """The commands of a page, those of its shell blocks and those between backticks."""
+    for block in blocks("bash", "console", "sh"):
+        if block.page == page:
+            lines = block.text.replace("\\\n", " ").splitlines()
+            shown = [line[2:] for line in lines if line.startswith("$ ")] if block.language == "console" else lines
+            yield from (part for line in shown for part in re.split(r"\s+(?:&&|;|\|)\s+", line))
+    for span in INLINE.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        one = " ".join(span.split())
+        if COMMAND.match(re.sub(r"^(?:\w+=\S+ )+", "", one)) and not one.endswith("python -m"):
+            yield one
+
+
+@pytest.fixture
+def shown_files(tmp_path: Path) -> Mapping[Path, dict[str, Path]]:
+    """The YAML files that each page shows, written down."""
+    files: dict[Path, dict[str, Path]] = {page: {} for page in (*PAGES, *BENCHMARKS)}
+    for number, block in enumerate(blocks("yaml")):
+        if found := re.search(r"--config (\S+)", block.text.splitlines()[0]):
+            path = tmp_path / f"{number}.yaml"
+            path.write_text(block.text, encoding="utf-8")
+            files[block.page][found[1]] = path
+    return files
+
+
+@pytest.mark.parametrize("page", [*PAGES, *BENCHMARKS], ids=name)
+def test_commands_are_there_and_take_what_they_are_given(
+    page: Path, shown_files: Mapping[Path, dict[str, Path]]
+) -> None:
+    wrong = {line: issues for line in commands(page) if (issues := command_problems(line, shown_files[page]))}
+    assert wrong == {}
+
+
+def test_commands_are_found() -> None:
+    counts = {page.name: len(list(commands(page))) for page in (*PAGES, *BENCHMARKS)}
+    assert counts["README.md"] > 20
+    assert counts["self_labelling.md"] >= 6
+    assert all(counts[page.name] for page in BENCHMARKS)
+
+
+@pytest.mark.parametrize(
+    ("line", "issue"),
+    [
+        ("python benchmarks/marks.py --seed 0", "takes no --seed"),
+        ("python benchmarks/none.py", "does not exist"),
+        ("python -m reflectune.inference.tables --config configs/none.yaml", "configs/none.yaml"),
+        ("python -m reflectune.inference.tables --sedes 0", "unknown key `sedes`; did you mean `seeds`?"),
+        ("python -m reflectune.inference.nothing --seed 0", "does not exist"),
+        ("python -m reflectune.inference.config", "is no command"),
+        ("python -m reflectune.data_builders.export --to excel", "invalid choice"),
+        ("python -m reflectune.train.estimate --processes many", "invalid int value"),
+        ("python benchmarks/probe.py --size small --dtipe float32", "takes no --dtipe"),
+        ("bash scripts/none.sh", "does not exist"),
+        ("bash scripts/quickstart.sh --family llava", "takes no --family"),
+        ("bash scripts/gpu_check.sh --stepps 4", "takes no --stepps"),
+        ("COLOUR=1 bash scripts/quickstart.sh", "reads no COLOUR"),
+        ("$launch train/stf.py", "does not exist"),
+        ("$launch train/sft.py --config configs/miniature/mr2ag_full.yaml --epoch 3", "unknown key `epoch`"),
+        ("accelerate launch train/sft.py", "names its --config_file"),
+        ("accelerate launch --config_file configs/accelerate/{zero2,zero9}.yaml train/sft.py …", "zero9.yaml"),
+        ('launch=".venv/bin/accelerate launch --config_file configs/accelerate/tpu.yaml"', "tpu.yaml does not exist"),
+        ("pip install 'reflectune[rogue]'", "no extra rogue"),
+        ("pyhton train/sft.py", "pyhton is not known"),
+    ],
+)
+def test_a_wrong_command_is_noticed(line: str, issue: str) -> None:
+    (found,) = command_problems(line)
+    assert issue in found
+
+
+# YAML.
+
+
+def yaml_problems(text: str, file: Path) -> list[str]:
+    """What is wrong with a YAML block, whose first line names its command: `# python -m … --config NAME.yaml`."""
+    command = text.splitlines()[0].removeprefix("# ")
+    if not COMMAND.match(command) or " --config " not in command:
+        return ["the first line is no comment with a command and its --config"]
+    file.write_text(text, encoding="utf-8")
+    return command_problems(command, {command.split(" --config ")[1].split()[0]: file})
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=place)
+def test_yaml_is_what_its_command_reads(block: Block, tmp_path: Path) -> None:
+    assert yaml_problems(block.text, tmp_path / "block.yaml") == []
+
+
+CONVERT = "# python -m reflectune.data_builders.convert --config mine.yaml\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "issue"),
+    [
+        ("questions: own\n", "no comment with a command"),
+        (f"{CONVERT}qestions: own\n", "unknown key `qestions`; did you mean `questions`?"),
+        (f"{CONVERT}limit: few\n", "`limit` should be a whole number, found 'few'"),
+        (f"{CONVERT}splits: [train\n", "is not valid YAML"),
+        (CONVERT.replace("convert", "covert") + "questions: own\n", "does not exist"),
+    ],
+)
+def test_wrong_yaml_is_noticed(text: str, issue: str, tmp_path: Path) -> None:
+    (found,) = yaml_problems(text, tmp_path / "block.yaml")
+    assert issue in found

@@ -22,10 +22,14 @@ def hash_ids(ids: Iterable[str], seed: int | None = None) -> Hashes:
 
 
 class SeenIds:
-    """A growing set of hashes: sorted arrays of doubling sizes, so that memory is eight bytes an id."""
+    """A growing set of hashes: sorted arrays of doubling sizes, so that memory is eight bytes an id.
+
+    Attributes:
+        runs: The arrays, each more than twice as long as the next: a look-up goes through them all.
+    """
 
     def __init__(self) -> None:
-        self._runs: list[Hashes] = []
+        self.runs: list[Hashes] = []
 
     def add(self, hashes: Hashes) -> npt.NDArray[np.int64]:
         """Add a batch.
@@ -37,17 +41,17 @@ class SeenIds:
         ordered = hashes[order]
         old = np.zeros(len(hashes), dtype=bool)
         old[1:] = ordered[1:] == ordered[:-1]
-        for run in self._runs:
+        for run in self.runs:
             old |= is_among(ordered, run)
-        self._runs.append(ordered[~old])
-        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
-            merged = np.concatenate(self._runs[-2:])
+        self.runs.append(ordered[~old])
+        while len(self.runs) > 1 and len(self.runs[-2]) <= 2 * len(self.runs[-1]):
+            merged = np.concatenate(self.runs[-2:])
             merged.sort()
-            self._runs[-2:] = [merged]
+            self.runs[-2:] = [merged]
         return np.sort(order[old])
 
     def __len__(self) -> int:
-        return sum(map(len, self._runs))
+        return sum(map(len, self.runs))
 
 
 def is_among(hashes: Hashes, ordered: Hashes) -> npt.NDArray[np.bool_]:

@@ -36,7 +36,7 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.retrieval.retriever import Retriever, open_retriever
 
-_CHUNK = 64
+CHUNK = 64
 """Questions that are retrieved for, annotated and written to the log together."""
 
 _LETTERS_A_TOKEN = 4
@@ -145,7 +145,7 @@ def is_built(output: Path, dataset: Dataset, split: str, key: str) -> bool:
 def _build_logged(builder: ExampleBuilder, questions: Sequence[Question], log_path: Path, key: str) -> Batch:
     """Build in chunks, each one row of a log: what is in the log is not built again."""
     whole = Batch()
-    for row in run_chunks(questions, _CHUNK, lambda chunk: dataclasses.asdict(builder.knowledge(chunk)), log_path, key):
+    for row in run_chunks(questions, CHUNK, lambda chunk: dataclasses.asdict(builder.knowledge(chunk)), log_path, key):
         whole.add(row)
     return whole
 
@@ -159,7 +159,7 @@ def _described(annotate: Annotator, config: BuildConfig) -> dict[str, Any]:
 
 def _estimate(builder: ExampleBuilder, questions: Sequence[Question], config: BuildConfig) -> str:
     """What the `llm` annotator would be asked, estimated from the first questions; nothing is sent."""
-    some = questions[:_CHUNK]
+    some = questions[:CHUNK]
     prompts = [conversation((question, p)) for question in some for p in builder.candidates(question)]
     scale = len(questions) / max(1, len(some))
     letters = sum(len(prompt[0]["content"]) for prompt in prompts)

@@ -13,7 +13,7 @@ from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.mr2ag.config import BuildConfig
 
-_SPARE = 1000
+SPARE = 1000
 """Visual-dependent questions beyond those that the ratio can ask for: some of them may be bad rows."""
 
 
@@ -63,7 +63,7 @@ def _visual(dataset: Dataset, config: BuildConfig, beside: int | None, rng: rand
         )
     order = list(range(total))
     rng.shuffle(order)
-    order = order[: config.limit if beside is None else visual_beside(beside, config) + _SPARE]
+    order = order[: config.limit if beside is None else visual_beside(beside, config) + SPARE]
     taken = _take(other, split, _is_visual, set(order))
     return [_seen_from(dataset, other, taken[position]) for position in order]
 

@@ -92,6 +92,11 @@ class CachingEngine(PrefixEngine):
         self._prefixes: dict[str, Node] = {}
         self._told: dict[Hashable, Any] = {}
 
+    @property
+    def prefixes_kept(self) -> int:
+        """How many prefixes are in memory."""
+        return len(self._prefixes)
+
     def forget(self) -> None:
         """Drop everything that was read, said and rendered; the counts go on."""
         self._prefixes.clear()

@@ -58,7 +58,7 @@ class GridRunner:
         traces = self._pipelines[point.run_key].run(own, pictures)
         role = self._recipe(point).model
         if not find_recipe(self._pipeline).base_answers and role not in (None, "model"):
-            self._engine(role).forget()  # a baseline's context, which may be long, is read at no other point
+            self.engine(role).forget()  # a baseline's context, which may be long, is read at no other point
         return {trace.question_id: trace for trace in traces}
 
     def stats(self) -> CacheStats:
@@ -69,7 +69,7 @@ class GridRunner:
     def fingerprints(self, roles: Sequence[ModelRole], points: Sequence[Point] = ()) -> dict[str, str]:
         """What the models of these roles hash to; if a point has passages picked, the reranker too."""
         for role in roles:
-            self._engine(role)
+            self.engine(role)
         reranker = (
             {"reranker": self._reranker.fingerprint} if any(self._recipe(point).reranks for point in points) else {}
         )
@@ -80,6 +80,14 @@ class GridRunner:
         self._retriever.forget()
         for engine in self._engines.values():
             engine.forget()
+
+    def engine(self, role: ModelRole) -> CachingEngine:
+        """The engine of a role's model, which is loaded when it is first asked for."""
+        if role not in self._engines:
+            loaded = open_model(self._config, role)
+            self._hashes[role] = loaded.fingerprint
+            self._engines[role] = CachingEngine(loaded, self._config.token_budget, self._config.keep_images)
+        return self._engines[role]
 
     def _name(self, point: Point) -> str:
         return str(point.settings.get("pipeline", self._pipeline))
@@ -95,8 +103,8 @@ class GridRunner:
             probes=DiagnosticPassages(
                 self._dataset.root, self._dataset.manifest, self._dataset.knowledge, config.lead, self._seed
             ),
-            engine=self._engine(recipe.model) if recipe.model else None,
-            base=self._engine("base_model") if recipe.answered_by_base(config) else None,
+            engine=self.engine(recipe.model) if recipe.model else None,
+            base=self.engine("base_model") if recipe.answered_by_base(config) else None,
             retriever=self._gold if point.settings.get("entries") == "gold" else self._retriever,
             reranker=self._reranker if recipe.reranks else None,
             judging=bool(point.settings.get("relevance", True)),
@@ -106,10 +114,3 @@ class GridRunner:
     @functools.cached_property
     def _reranker(self) -> Reranker:
         return open_reranker(self._config)
-
-    def _engine(self, role: ModelRole) -> CachingEngine:
-        if role not in self._engines:
-            loaded = open_model(self._config, role)
-            self._hashes[role] = loaded.fingerprint
-            self._engines[role] = CachingEngine(loaded, self._config.token_budget, self._config.keep_images)
-        return self._engines[role]

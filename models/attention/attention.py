@@ -137,7 +137,7 @@ def kernel_for(device: str, dtype: torch.dtype, size: int) -> Kernel:
     On an accelerator it is printed which one that is. Most of PyTorch's kernels that return denominators have no public
     interface; one that has changed, or that this machine can't run, is not used, and a warning says so.
     """
-    for name, kernel in _kernels(device, dtype):
+    for name, kernel in kernels_of(device, dtype):
         try:
             with _as_written(device):
                 right = _is_right(kernel, device, dtype, size)
@@ -153,30 +153,30 @@ def kernel_for(device: str, dtype: torch.dtype, size: int) -> Kernel:
             "shared prefixes are read more slowly",
             stacklevel=2,
         )
-    return _attend_plainly
+    return attend_plainly
 
 
-def _kernels(device: str, dtype: torch.dtype) -> list[tuple[str, Kernel]]:
+def kernels_of(device: str, dtype: torch.dtype) -> list[tuple[str, Kernel]]:
     """What may be used on a kind of device, the fastest first."""
     if device == "cpu":
-        return [("the CPU's flash attention", _attend_on_cpu)]
+        return [("the CPU's flash attention", attend_on_cpu)]
     if device != "cuda":
         return []
-    flash = [("FlashAttention, varlen", _attend_by_flash)] if dtype in (torch.float16, torch.bfloat16) else []
+    flash = [("FlashAttention, varlen", attend_by_flash)] if dtype in (torch.float16, torch.bfloat16) else []
     return [*flash, ("memory-efficient attention", _attend_efficiently)]
 
 
 @functools.cache
 def has_backward(device: str, dtype: torch.dtype, size: int) -> bool:
     """Whether `attend_backward` is there for a kind of device, and right, as a small trial shows."""
-    if device != "cpu" or kernel_for(device, dtype, size) is _attend_plainly:
+    if device != "cpu" or kernel_for(device, dtype, size) is attend_plainly:
         return False
     generator = torch.Generator().manual_seed(0)
     query, keys, values, grad = (torch.randn(2, 4, 9, size, generator=generator).to(dtype) for _ in range(4))
     exact = [tensor.float().requires_grad_() for tensor in (query, keys, values)]
     with _as_written(device):
         with torch.enable_grad():
-            whole, _ = _attend_plainly(exact[0], exact[1], exact[2], size**-0.5, None, True)
+            whole, _ = attend_plainly(exact[0], exact[1], exact[2], size**-0.5, None, True)
             wanted = torch.autograd.grad(whole, exact, grad.float())
         output, lse = attend(query, keys, values, scale=size**-0.5, causal=True)
         try:
@@ -199,22 +199,23 @@ def _is_right(kernel: Kernel, device: str, dtype: torch.dtype, size: int) -> boo
         bias = torch.zeros(3, 1, 1, seen, device=device, dtype=dtype)
         bias[1, :, :, seen // 2 :] = -torch.inf
         how = (size**-0.5, None if causal else bias, causal)
-        both = zip(kernel(query, keys, values, *how), _attend_plainly(query, keys, values, *how), strict=True)
+        both = zip(kernel(query, keys, values, *how), attend_plainly(query, keys, values, *how), strict=True)
         for found, expected in both:
             if found.shape != expected.shape or not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
                 return False
     return True
 
 
-def _attend_on_cpu(
+def attend_on_cpu(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
+    """FlashAttention of PyTorch's own for CPUs."""
     mask = None if bias is None else bias.expand(query.shape[0], 1, query.shape[2], keys.shape[2])
     output, lse = _CPU_KERNEL(query, keys, values, 0.0, causal, attn_mask=mask, scale=scale)
     return output, lse.float()
 
 
-def _attend_by_flash(
+def attend_by_flash(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """FlashAttention of PyTorch's own: rows one after the other, of as many keys as each has, heads grouped."""
@@ -253,7 +254,7 @@ def _attend_efficiently(
     return output, lse[:, :, :new].float()  # its rows are padded to multiples of 32
 
 
-def _attend_plainly(
+def attend_plainly(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """The equation itself; scores are kept in float32."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -39,7 +39,7 @@ def share_prefixes(model: nn.Module) -> None:
     """
     whole = inner_model(model)
     config = whole.config.get_text_config()
-    found = config._attn_implementation
+    found = attention_of(config)
     if found not in ("sdpa", IMPLEMENTATION):
         reason = _WHY_NOT.get(found.split("|")[0], "it has not been shown to be replaced exactly")
         raise UserError(
@@ -54,6 +54,11 @@ def share_prefixes(model: nn.Module) -> None:
     AttentionInterface.register(IMPLEMENTATION, shared_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
     config._attn_implementation = IMPLEMENTATION
+
+
+def attention_of(config: PretrainedConfig) -> str:
+    """The attention that a model's config asks for: `sdpa`, `eager`, … (transformers has no public name for it)."""
+    return str(config._attn_implementation)
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ _END_WEIGHT = 0.2
 """What an answer's end token counts beside its words: it is soon learned, and would drown a one-word answer."""
 
 GROUNDING_WEIGHT = 1.0
-"""What the grounding loss counts, see `Pretrainer._forward`."""
+"""What the grounding loss counts, see `Pretrainer.forward`."""
 
 _LONG = 2000
 """Characters from which a lesson is read in another pass than the short ones of its step."""
@@ -201,6 +201,11 @@ class Pretrainer:
         processor: Its processor.
         pictures: Vision inputs of the pool's pictures, one dict of tensors each (as the processor returns them).
         log: Called with a line of progress.
+
+    Attributes:
+        model: As it is by now.
+        encoder: Makes ids of lessons.
+        log: As it was given; may be replaced.
     """
 
     def __init__(
@@ -210,10 +215,10 @@ class Pretrainer:
         pictures: Sequence[dict[str, Tensor]],
         log: Callable[[str], None],
     ) -> None:
-        self.model, self._pictures, self._log = model, pictures, log
+        self.model, self._pictures, self.log = model, pictures, log
         self._is_qwen = model.config.model_type == "qwen2_vl"
         self._image_token_id = model.config.image_token_id
-        self._encoder = LessonEncoder(processor, image_tokens=16)
+        self.encoder = LessonEncoder(processor, image_tokens=16)
         self._grounding = nn.Linear(model.config.get_text_config().hidden_size, 1)  # thrown away with the trainer
         self._image_shift = self._find_image_shift()
 
@@ -221,7 +226,7 @@ class Pretrainer:
         """M-RoPE: positions (3, n) of a prefix up to the picture's end, and what later indices are shifted by."""
         if not self._is_qwen:
             return torch.empty(3, 0, dtype=torch.long), 0
-        ids = torch.tensor([self._encoder._ids(self._encoder._heads[True])])
+        ids = torch.tensor([self.encoder._ids(self.encoder._heads[True])])
         place = (ids[0] == self._image_token_id).nonzero().item()
         row = torch.cat([ids[:, :place], ids[:, place : place + 1].expand(-1, 16), ids[:, place + 1 :]], 1)
         kinds = (row == self._image_token_id).int()
@@ -253,13 +258,13 @@ class Pretrainer:
             hits = torch.stack([x.argmax(1) == labels[:, i] for i, x in enumerate(logits)], 1)
             right.append(hits.all(1).float().mean().item())
             if (step + 1) % 200 == 0:
-                self._log(f"{stage.name} step {step + 1}: all attributes right {sum(right[-50:]) / 50:.3f}")
+                self.log(f"{stage.name} step {step + 1}: all attributes right {sum(right[-50:]) / 50:.3f}")
 
     @torch.no_grad()
     def _word_embeddings(self, words: Sequence[str]) -> Tensor:
         """The mean input embedding of each word's tokens, of shape (words, hidden)."""
         table: Any = self.model.get_input_embeddings().weight
-        return torch.stack([table[self._encoder._ids(f" {word}")].mean(0) for word in words])
+        return torch.stack([table[self.encoder._ids(f" {word}")].mean(0) for word in words])
 
     def _vision_parameters(self) -> list[nn.Parameter]:
         marks = ("vision_tower", "visual", "multi_modal_projector")
@@ -294,7 +299,7 @@ class Pretrainer:
             optimiser.zero_grad()
             step_loss, step_grounding, watched = 0.0, 0.0, []
             for part in parts:
-                logits, grounding = self._forward(part)
+                logits, grounding = self.forward(part)
                 grounding = grounding * (len(part.word) / max(1, words))
                 loss = _weighted_loss(logits, part) * (part.weight.sum() / weight) + GROUNDING_WEIGHT * grounding
                 loss.backward()
@@ -313,7 +318,7 @@ class Pretrainer:
                 share = f", {stage.watch} {_mean(right[-30:]):.3f} right" if right else ""
                 share += f", grounding loss {_mean(grounded[-100:]):.3f}" if grounded else ""
                 line = f"{stage.name} step {step + 1}/{stage.steps}: loss {_mean(losses[-100:]):.3f}{share}"
-                self._log(f"{line}, {speed:.0f} tokens/s")
+                self.log(f"{line}, {speed:.0f} tokens/s")
             if learned:
                 break
         self.model.eval()
@@ -327,7 +332,7 @@ class Pretrainer:
             cut = next((i for i, each in enumerate(lessons) if each.characters() > _LONG), 0)
             yield [self.collate(part) for part in (lessons[:cut], lessons[cut:]) if part]
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits of the targets, and the grounding loss: does the picture show this word, read from a middle layer.
 
         One bit per word, early in the network, teaches to compare words with pictures; from yes and no at the end of
@@ -348,7 +353,7 @@ class Pretrainer:
         training, _ = self.model.training, self.model.eval()
         for start in range(0, len(lessons), batch):
             rows = self.collate(lessons[start : start + batch])
-            hits = (self._forward(rows)[0].argmax(-1) == rows.target).float()
+            hits = (self.forward(rows)[0].argmax(-1) == rows.target).float()
             for skill, value in zip(rows.skills, _whole_answers(rows, hits), strict=True):
                 right[skill].append(value)
         self.model.train(training)
@@ -365,10 +370,10 @@ class Pretrainer:
         words: list[tuple[int, int]] = []
         is_shown: list[float] = []
         for number, (row, lesson) in enumerate(zip(rows, lessons, strict=True)):
-            row.extend(self._encoder.prefix(lesson), segment=0, start=0)
+            row.extend(self.encoder.prefix(lesson), segment=0, start=0)
             prefix = len(row.ids)
             for branch, turn in enumerate(lesson.turns, start=1):
-                encoded = self._encoder.turn(lesson, turn)
+                encoded = self.encoder.turn(lesson, turn)
                 row.extend(encoded.ids, segment=branch, start=prefix)
                 start, end = len(row.ids) - len(encoded.ids), len(row.ids)
                 sources += [(number, place - 1) for place in range(end - encoded.answer, end)]

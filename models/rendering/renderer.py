@@ -129,7 +129,17 @@ class Renderer:
 
     def prefix(self, question: str, image: Image.Image) -> Rendered:
         """Image and question up to the assistant's cue, where the assistant's first token comes next."""
-        return self._read(self._chunks(question_turns(), cue=True), {"question": question}, image)
+        return self.conversation(question_turns(), {"question": question}, image)
+
+    def conversation(self, turns: Turns, texts: Texts, image: Image.Image) -> Rendered:
+        """A whole conversation about an image; behind the user's turn stands the assistant's cue.
+
+        Args:
+            turns: It, from its first turn on.
+            texts: What stands in its slots.
+            image: The picture of its first turn.
+        """
+        return self._read(self._chunks(turns, cue=turns[-1].role == "user"), texts, image)
 
     def question_prefix(self, question: str, image: Image.Image) -> Rendered:
         """Image and question, inside the user's turn: what all prompts behind a question share."""
@@ -142,7 +152,7 @@ class Renderer:
         """One user's turn without reflection: image, question, any passages, how to answer, the assistant's cue."""
         turns = answer_turns(self._prompts, style, documents=bool(passages))
         texts = {"question": question, "passage": documents_text(passages)}
-        return self._read(self._chunks(turns, cue=True), texts, image)
+        return self.conversation(turns, texts, image)
 
     # What goes on from there.
 

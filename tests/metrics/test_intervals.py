@@ -37,8 +37,14 @@ def test_constant_values_have_no_width() -> None:
 
 def test_a_stratum_keeps_its_size_in_each_resample() -> None:
     labels = np.array(["b", "a", "a", "b", "c"])
-    sizes = {tuple(np.unique(labels[row], return_counts=True)[1]) for row in next(intervals._draws(labels, 0, 50))}
-    assert sizes == {(2, 2, 1)}
+    sizes = []
+
+    def note_sizes(rows: np.ndarray) -> float:
+        sizes.append(tuple(np.unique(rows, return_counts=True)[1]))
+        return 0.0
+
+    bootstrap_interval(labels, note_sizes, seed=0, n=50, strata=labels)
+    assert sizes == 50 * [(2, 2, 1)]
     assert bootstrap_interval([1.0, 5.0, 5.0, 1.0], seed=0, strata=[0, 1, 1, 0]) == (3.0, 3.0)
 
 
@@ -50,7 +56,7 @@ def test_the_harmonic_mean_of_two_splits_over_stratified_resamples() -> None:
 
 def test_blocks_bound_memory_and_do_not_change_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = bootstrap_interval(VALUES, seed=0, n=100)
-    monkeypatch.setattr(intervals, "_INDICES_AT_ONCE", 7 * len(VALUES))
+    monkeypatch.setattr(intervals, "INDICES_AT_ONCE", 7 * len(VALUES))
     assert bootstrap_interval(VALUES, seed=0, n=100) == whole
 
 

@@ -31,7 +31,7 @@ def test_no_reference_is_refused() -> None:
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    rouge._scorer.cache_clear()
+    rouge.scorer.cache_clear()
     with pytest.raises(UserError, match=r"reflectune\[rouge\]"):
         rouge.rouge_l("a", ["a"])
-    rouge._scorer.cache_clear()
+    rouge.scorer.cache_clear()

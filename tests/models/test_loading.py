@@ -6,6 +6,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from reflectune.core.errors import UserError
+from reflectune.models.attention.shared import attention_of
 from reflectune.models.attention.tree import collate
 from reflectune.models.loading import INFO_FILE, Loaded, load, read_info, save_checkpoint
 from reflectune.models.processing.processors import ImageOnlyQwen2VLProcessor
@@ -58,7 +59,7 @@ def test_a_base_model_loads_plainly(base):
     loaded = load(str(base))
     assert loaded.scheme is None
     assert not loaded.is_tuned
-    assert loaded.model.config._attn_implementation == "sdpa"
+    assert attention_of(loaded.model.config) == "sdpa"
     assert not loaded.model.training
     assert "[Relevant]" not in loaded.processor.tokenizer.get_vocab()
 

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoModelForImageTextToText,
     CLIPVisionConfig,
     LlamaConfig,
     LlavaConfig,
-    LlavaForConditionalGeneration,
     PreTrainedModel,
     Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
 )
 
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, TreeCollator
@@ -39,7 +38,7 @@ def llava() -> tuple[PreTrainedModel, Rendered]:
     text = LlamaConfig(vocab_size=512, num_hidden_layers=1, max_position_embeddings=4096, rms_norm_eps=1e-5)
     assert (text.hidden_size, text.intermediate_size, text.num_attention_heads) == (4096, 11_008, 32)
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=IMAGE, vision_feature_layer=-1)
-    model = LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
     ids = [1, *[IMAGE] * 576, *range(20, 44)]
     return model.eval(), Rendered(ids, ids, {"pixel_values": torch.rand(1, 3, 336, 336)})
 
@@ -67,7 +66,7 @@ def qwen() -> tuple[PreTrainedModel, Rendered]:
         vision_start_token_id=5,
         vision_end_token_id=6,
     )
-    model = Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
     ids = [1, 5, *[IMAGE] * 576, 6, *range(20, 41)]
     vision_inputs = {"pixel_values": torch.rand(48 * 48, 1176), "image_grid_thw": torch.tensor([[1, 48, 48]])}
     return model.eval(), Rendered(ids, ids, vision_inputs)

@@ -10,6 +10,7 @@ from reflectune.core.types import FollowUp, Passage
 from reflectune.models.rendering import turns as layouts
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.rendering.turns import answer_prompt, passage_text
+from reflectune.models.rendering.untrusted import SafeTokenizer
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
@@ -50,13 +51,23 @@ def special_ids(renderer: Renderer) -> set[int]:
     return {*renderer.tokenizer.all_special_ids, *renderer.token_ids.values(), renderer.image_token_id}
 
 
+def missing_end(renderer: Renderer) -> str:
+    """What has to be written behind the assistant's words: the end token, where the chat template has none there."""
+    image, words = {"type": "image"}, {"type": "text", "text": "WORDS"}
+    messages = [{"role": "user", "content": [image, words]}, {"role": "assistant", "content": [words]}]
+    behind = renderer.processor.apply_chat_template(messages).rpartition("WORDS")[2]
+    return (
+        "" if any(token in behind for token in renderer.tokenizer.all_special_tokens) else renderer.tokenizer.eos_token
+    )
+
+
 def ordinary(renderer: Renderer, turns, image, fill) -> list[int]:
     """What transformers itself makes of a conversation: apply_chat_template, then the processor on text and image."""
     messages = []
     for turn in turns:
         text = "".join(part if isinstance(part, str) else fill[part.name] for part in turn.parts)
-        if turn.role == "assistant" and renderer._closing:
-            text += renderer._closing
+        if turn.role == "assistant":
+            text += missing_end(renderer)
         content = [{"type": "text", "text": text}]
         messages.append({"role": turn.role, "content": [{"type": "image"}, *content] if turn.image else content})
     text = renderer.processor.apply_chat_template(messages, add_generation_prompt=turns[-1].role == "user")
@@ -138,14 +149,20 @@ def test_no_text_can_forge_a_token_where_an_answer_is_asked_for(prompted, image,
         assert [i for i in part.labels if i in special] == [i for i in other.labels if i in special]
 
 
-@pytest.mark.parametrize("kind", ["llava", "qwen2_vl"])
+@pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
+def safe(request, make):
+    """A tokenizer of secret names, beside the tokenizer itself."""
+    tokenizer = make.renderer(request.param, None).tokenizer
+    return SafeTokenizer(tokenizer, owned=[make.renderer(request.param, None).processor.image_token]), tokenizer
+
+
 @slow_inputs
 @given(text=untrusted)
-def test_untrusted_text_survives_as_text(kind, make, text):
-    renderer = make.renderer(kind, None)
-    clean = renderer._safe.clean(text)
-    found = renderer._safe.encode_continuation(f" {clean}")
-    assert renderer.tokenizer.decode(found, clean_up_tokenization_spaces=False) == f" {clean}"
+def test_untrusted_text_survives_as_text(safe, text):
+    safe_tokenizer, tokenizer = safe
+    clean = safe_tokenizer.clean(text)
+    found = safe_tokenizer.encode_continuation(f" {clean}")
+    assert tokenizer.decode(found, clean_up_tokenization_spaces=False) == f" {clean}"
 
 
 # Benign text becomes what it always becomes.
@@ -168,12 +185,7 @@ def test_ids_are_those_of_the_ordinary_tokenisation(renderer, image, question, p
         read,
         (*read, scheme.reply("relevant", answer=True)),
     ):
-        chunks = renderer._chunks(turns, cue=turns[-1].role == "user")
-        text = "".join(fill[c.name] if not isinstance(c, str) else c for c in chunks)
-        found = renderer._safe.encode_from_start(text)
-        place = found.index(renderer.image_token_id)
-        expansion, _ = renderer._see(image)
-        assert [*found[:place], *expansion, *found[place + 1 :]] == ordinary(renderer, turns, image, fill)
+        assert renderer.conversation(turns, fill, image).ids == ordinary(renderer, turns, image, fill)
 
 
 @slow_inputs
@@ -251,7 +263,7 @@ def test_a_reply_in_words_is_what_the_chat_template_makes_of_it(kind, scheme, ma
 @slow_inputs
 @given(text=untrusted)
 def test_a_reply_is_read_back_as_it_was_written(renderer, text):
-    clean = renderer._safe.clean(text)
+    clean = SafeTokenizer.clean(text)
     ids = renderer.reply_ids(text)
     shown = renderer.tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False)
     assert shown.removeprefix(" ") == clean

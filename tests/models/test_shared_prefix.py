@@ -13,21 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
+    AutoModelForImageTextToText,
     CLIPVisionConfig,
     InternVLConfig,
-    InternVLForConditionalGeneration,
     LlamaConfig,
     LlavaConfig,
-    LlavaForConditionalGeneration,
     LlavaNextConfig,
-    LlavaNextForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
 )
 
 from reflectune.core.errors import UserError
@@ -437,7 +432,7 @@ def _llava(tied: bool) -> PreTrainedModel:
     config = LlavaConfig(
         vision_config=_clip(), text_config=_text(LlamaConfig, tied), image_token_id=IMAGE, tie_word_embeddings=tied
     )
-    return LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
 
 
 def _llava_next(tied: bool) -> PreTrainedModel:
@@ -448,7 +443,7 @@ def _llava_next(tied: bool) -> PreTrainedModel:
         image_grid_pinpoints=[[16, 32], [32, 16], [32, 32]],
         tie_word_embeddings=tied,
     )
-    return LlavaNextForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
 
 
 _QWEN_TEXT = {
@@ -474,7 +469,7 @@ def _qwen2(tied: bool) -> PreTrainedModel:
         tie_word_embeddings=tied,
         **_QWEN_IDS,
     )
-    return Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
 
 
 def _qwen25(tied: bool) -> PreTrainedModel:
@@ -486,7 +481,7 @@ def _qwen25(tied: bool) -> PreTrainedModel:
         tie_word_embeddings=tied,
         **_QWEN_IDS,
     )
-    return Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
 
 
 def _qwen3(tied: bool) -> PreTrainedModel:
@@ -498,7 +493,7 @@ def _qwen3(tied: bool) -> PreTrainedModel:
         tie_word_embeddings=tied,
         **_QWEN_IDS,
     )
-    return Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
 
 
 def _internvl(tied: bool) -> PreTrainedModel:
@@ -514,7 +509,7 @@ def _internvl(tied: bool) -> PreTrainedModel:
         image_seq_length=4,
         tie_word_embeddings=tied,
     )
-    return InternVLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
 
 
 _BUILDERS = {

@@ -26,7 +26,7 @@ def test_the_runs_stay_few() -> None:
     seen = SeenIds()
     for n in range(300):
         seen.add(hash_ids([f"{n}-{i}" for i in range(10)]))
-    assert len(seen._runs) <= 12
+    assert len(seen.runs) <= 12
 
 
 @given(NAMES, NAMES)

@@ -145,7 +145,7 @@ def test_every_label_is_the_annotators(config: Callable[..., BuildConfig], folde
 def test_an_interrupted_build_ends_with_the_same_file(
     config: Callable[..., BuildConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reflection_run, "_CHUNK", 7)
+    monkeypatch.setattr(reflection_run, "CHUNK", 7)
     straight, resumed = config(), config(output=str(tmp_path / "resumed"))
     build(straight)
     original = reflection_run.ExampleBuilder.knowledge

@@ -45,7 +45,7 @@ def test_a_limit_keeps_the_order_of_the_file_and_draws_by_seed(tmp_path: Path) -
 def test_no_more_visual_questions_are_held_than_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = write(tmp_path, "k" * 10 + "v" * 200)
     _, everything = select_questions(dataset, BuildConfig(visual_ratio=0.5))
-    monkeypatch.setattr(selection, "_SPARE", 5)
+    monkeypatch.setattr(selection, "SPARE", 5)
 
     _, visual = select_questions(dataset, BuildConfig(visual_ratio=0.5))
 

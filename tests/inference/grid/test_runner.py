@@ -193,9 +193,10 @@ def test_a_baselines_contexts_are_not_kept(setting, checkpoints) -> None:
     own = setting("mr2ag", checkpoints)
     runner = GridRunner(own.config, own.dataset, "mr2ag")
     runner.run(Point("naive", {"pipeline": "naive_rag_articles"}), own.questions, own.images)
-    assert not runner._engines["base_model"]._prefixes
+    assert runner.engine("base_model").stats.done > 0
+    assert runner.engine("base_model").prefixes_kept == 0
     runner.run(Point("start", {"gamma": 0.0}), own.questions, own.images)
-    assert runner._engines["model"]._prefixes
+    assert runner.engine("model").prefixes_kept > 0
 
 
 def test_oracle_passages_are_of_the_questions_own_entry(setting, checkpoints) -> None:

@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from reflectune.models.attention import attention
 from reflectune.models.attention.attention import (
-    _attend_plainly,
     attend,
     attend_backward,
+    attend_plainly,
     has_backward,
     kernel_for,
     merge,
@@ -35,7 +35,7 @@ def by_hand(query, keys, values, bias=None):
     return scores.softmax(-1) @ values.repeat_interleave(groups, 1), scores.logsumexp(-1)
 
 
-@pytest.mark.parametrize("how", [attend, lambda *a, **k: _attend_plainly(*a, k["scale"], k.get("bias"), False)])
+@pytest.mark.parametrize("how", [attend, lambda *a, **k: attend_plainly(*a, k["scale"], k.get("bias"), False)])
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_attention_and_its_denominator_are_the_equation(how, key_heads):
     query, keys, values = made(key_heads=key_heads)
@@ -47,7 +47,7 @@ def test_attention_and_its_denominator_are_the_equation(how, key_heads):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("how", [attend, lambda *a, **k: _attend_plainly(*a, k["scale"], None, k["causal"])])
+@pytest.mark.parametrize("how", [attend, lambda *a, **k: attend_plainly(*a, k["scale"], None, k["causal"])])
 def test_causal_attention_hides_what_follows(how):
     query, keys, values = made(seen=5)
     bias = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
@@ -72,7 +72,7 @@ def test_flash_attention_is_given_what_it_takes(monkeypatch, key_heads, causal):
             assert (b - a, d - c) == (new, seen)
             d = d if used is None else c + int(used[row])
             own = [tensor.transpose(0, 1)[None] for tensor in (query[a:b], keys[c:d], values[c:d])]
-            found.append(_attend_plainly(*own, scale, None, window_size == (-1, 0)))
+            found.append(attend_plainly(*own, scale, None, window_size == (-1, 0)))
         return torch.cat([out[0].transpose(0, 1) for out, _ in found]), torch.cat([lse[0] for _, lse in found], 1)
 
     monkeypatch.setattr(attention, "varlen_attn", by_row)
@@ -81,14 +81,14 @@ def test_flash_attention_is_given_what_it_takes(monkeypatch, key_heads, causal):
     if not causal:
         bias = torch.zeros(2, 1, 1, 7)
         bias[1, :, :, 4:] = -torch.inf
-    found = attention._attend_by_flash(query, keys, values, SCALE, bias, causal)
-    for own, expected in zip(found, _attend_plainly(query, keys, values, SCALE, bias, causal), strict=True):
+    found = attention.attend_by_flash(query, keys, values, SCALE, bias, causal)
+    for own, expected in zip(found, attend_plainly(query, keys, values, SCALE, bias, causal), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_only_half_precision_on_a_gpu_is_offered_flash_attention():
     def offered(*kind):
-        return [name.split(",")[0] for name, _ in attention._kernels(*kind)]
+        return [name.split(",")[0] for name, _ in attention.kernels_of(*kind)]
 
     assert offered("cuda", torch.bfloat16) == ["FlashAttention", "memory-efficient attention"]
     assert offered("cuda", torch.float32) == ["memory-efficient attention"]
@@ -166,17 +166,17 @@ def test_low_precision_keeps_its_denominator_in_float32():
 
 def test_a_kernel_that_gives_other_numbers_or_fails_is_not_used(monkeypatch):
     def wrong(*given):
-        output, lse = _attend_plainly(*given)
+        output, lse = attend_plainly(*given)
         return output, lse + 0.5
 
     def failing(*given):
         raise RuntimeError("no such kernel")
 
     for kernel, reason in ((wrong, "other numbers"), (failing, "no such kernel")):
-        monkeypatch.setattr(attention, "_attend_on_cpu", kernel)
+        monkeypatch.setattr(attention, "attend_on_cpu", kernel)
         kernel_for.cache_clear()
         with pytest.warns(UserWarning, match=reason):
-            assert kernel_for("cpu", torch.float32, 8) is _attend_plainly
+            assert kernel_for("cpu", torch.float32, 8) is attend_plainly
         has_backward.cache_clear()
         assert not has_backward("cpu", torch.float32, 8)
     kernel_for.cache_clear()

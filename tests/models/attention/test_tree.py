@@ -128,6 +128,7 @@ def test_a_row_written_out(make):
 @pytest.mark.parametrize(("found", "why"), [("eager", "silently"), ("flash_attention_2", "see one another")])
 def test_other_attention_is_refused_with_a_reason(make, found, why):
     model = make.model("llava")
-    model.config.get_text_config()._attn_implementation = found
+    text = model.config.text_config
+    model.config.text_config = type(text)(**text.to_dict(), attn_implementation=found)
     with pytest.raises(UserError, match=f"needs attn_implementation=sdpa, found {found}.*{why}"):
         TreeCollator(model)

@@ -36,11 +36,11 @@ def test_a_tree_predicts_what_separate_rows_predict(school: tuple[Pretrainer, Te
     trainer, teacher, _ = school
     for lesson in lessons_of(teacher):
         whole = trainer.collate([lesson])
-        logits = trainer._forward(whole)[0]
+        logits = trainer.forward(whole)[0]
         for number, turn in enumerate(lesson.turns):
             alone = trainer.collate([Lesson(lesson.picture, lesson.question, (turn,))])
             mine = logits[_targets_of(whole, number, lesson)]
-            assert torch.allclose(mine, trainer._forward(alone)[0], atol=1e-5)
+            assert torch.allclose(mine, trainer.forward(alone)[0], atol=1e-5)
 
 
 def _targets_of(batch: Any, number: int, lesson: Lesson) -> torch.Tensor:
@@ -59,8 +59,8 @@ def _targets_of(batch: Any, number: int, lesson: Lesson) -> torch.Tensor:
 def test_a_batch_predicts_what_its_lessons_predict_alone(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, teacher, _ = school
     lessons = lessons_of(teacher)
-    together = trainer._forward(trainer.collate(lessons))[0]
-    apart = torch.cat([trainer._forward(trainer.collate([lesson]))[0] for lesson in lessons])
+    together = trainer.forward(trainer.collate(lessons))[0]
+    apart = torch.cat([trainer.forward(trainer.collate([lesson]))[0] for lesson in lessons])
     assert torch.allclose(together, apart, atol=1e-5)
 
 
@@ -73,7 +73,7 @@ def test_a_lesson_is_tokenised_as_its_conversation_is(school: tuple[Pretrainer, 
     messages = [{"role": "user", "content": user}, {"role": "assistant", "content": reply}]
     text = processor.apply_chat_template(messages).replace(processor.image_token, processor.image_token * 16)
     whole = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = [*trainer._encoder.prefix(lesson), *trainer._encoder.turn(lesson, turn).ids]
+    ids = [*trainer.encoder.prefix(lesson), *trainer.encoder.turn(lesson, turn).ids]
     assert whole[: len(ids)] == ids
     assert processor.tokenizer.decode(whole[len(ids) :]).strip() == ""
 
@@ -94,15 +94,15 @@ def test_the_grounding_loss_teaches_which_words_a_picture_shows(school: tuple[Pr
     trainer, _, _ = school
     turn = Turn("a red tower", "no", "match", shown=((5, True), (11, False)))
     batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
-    before = trainer._forward(batch)[1].item()
+    before = trainer.forward(batch)[1].item()
     stage = Stage("test", 40, 2, 5e-3, [(1.0, lambda: Lesson(0, "Is it?", (turn,)))], warmup=1)
     trainer.train(stage, random.Random(0))
-    assert trainer._forward(batch)[1].item() < before / 3
+    assert trainer.forward(batch)[1].item() < before / 3
 
 
 def test_the_vision_stage_names_what_is_shown(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, _, _ = school
-    trainer._log = (lines := []).append  # type: ignore[method-assign,var-annotated]
+    trainer.log = (lines := []).append  # type: ignore[var-annotated]
     labels = torch.tensor([[row % 2] for row in range(7)])
     trainer.train_vision(VisionStage("vision", 200, 7, 3e-3, labels, [["red", "blue"]]))
     assert float(lines[-1].split()[-1]) > 0.9
@@ -120,7 +120,7 @@ def test_a_few_steps_lower_the_loss(school: tuple[Pretrainer, Teacher, Any]) -> 
 def test_a_stage_ends_once_its_skill_is_learned(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, _, _ = school
     lines: list[str] = []
-    trainer._log = lines.append  # type: ignore[method-assign]
+    trainer.log = lines.append
     lesson = Lesson(0, "", (Turn("What is it?", "owl", "visual_kind"),))
     stage = Stage("test", 400, 2, 5e-3, [(1.0, lambda: lesson)], warmup=1, until=("visual", 0.9))
     trainer.train(stage, random.Random(0))

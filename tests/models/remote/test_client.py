@@ -19,6 +19,7 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint
+from reflectune.models.remote.replies import ReplyFile
 
 Start = Callable[..., Any]
 
@@ -214,11 +215,12 @@ def test_another_password_does_not_pay_for_a_reply_again(stub_server: Start, tmp
 
 def test_replies_that_were_kept_before_are_found(stub_server: Start, tmp_path: Path) -> None:
     """Their keys are hashes of the address and the request; what an address without secrets gives is settled."""
-    with RemoteModel(endpoint("http://127.0.0.1:8000/v1"), tmp_path / "replies.jsonl") as model:
-        model._replies.put(
+    with ReplyFile(tmp_path / "replies.jsonl") as replies:
+        replies.put(
             "958b8455f1f16a55",
             {"text": "yes", "prompt_tokens": 1, "completion_tokens": 1, "finish": "", "first_token": {}},
         )
+    with RemoteModel(endpoint("http://127.0.0.1:8000/v1"), tmp_path / "replies.jsonl") as model:
         assert model.complete(ask("hello")) == "yes"
 
 
