@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import parse_config, setting
 from reflectune.core.errors import entry_point
 
 
@@ -14,16 +14,13 @@ from reflectune.core.errors import entry_point
 class WorldConfig:
     """Settings of a world."""
 
-    output: str = field(default="", metadata={"help": "data set folder to write"})
-    size: Literal["tiny", "default", "large"] = field(
-        default="default", metadata={"help": "tiny (tests), default (quick start) or large (about 20,000 entities)"}
+    output: str = setting("", "data set folder to write")
+    size: Literal["tiny", "default", "large"] = setting(
+        "default", "tiny (tests), default (quick start) or large (about 20,000 entities)"
     )
-    seed: int = field(default=0, metadata={"help": "seed of everything in the world but the famous entities"})
-    traffic: int = field(
-        default=0,
-        metadata={"help": "questions of a further split, traffic, two in five about famous entities; 0: none"},
-    )
-    dry_run: bool = field(default=False, metadata={"help": "say what would be built, and stop"})
+    seed: int = setting(0, "seed of everything in the world but the famous entities")
+    traffic: int = setting(0, "questions of a further split, traffic, two in five about famous entities; 0: none")
+    dry_run: bool = setting(False, "say what would be built, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final, Literal
 
+from reflectune.core.config import setting
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.weights.quantization import missing_bitsandbytes
@@ -20,110 +21,83 @@ ANSWERS: Final = "answer_exact_match"
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
 class SftConfig(ImageKeys):
     """Fine-tune a model on reflection data: fully, by LoRA, or by QLoRA."""
 
-    model: str = field(default="miniature/llava", metadata=_help("base model: a miniature, a hub id or a folder"))
-    scheme: str = field(default="mr2ag", metadata=_help("whose tokens and prompts to train"))
-    train_data: Mixture = field(
-        default_factory=Mixture,
-        metadata=_help(
-            "reflection data: a folder, one Parquet file, or several of them, each with how often an epoch reads its "
-            "examples (0.5: half of them)"
-        ),
+    model: str = setting("miniature/llava", "base model: a miniature, a hub id or a folder")
+    scheme: str = setting("mr2ag", "whose tokens and prompts to train")
+    train_data: Mixture = setting(
+        Mixture(),
+        "reflection data: a folder, one Parquet file, or several of them, each with how often an epoch reads its "
+        "examples (0.5: half of them)",
     )
-    train_split: str = field(default="train", metadata=_help("split to train on, of a folder that names no other"))
-    image_root: str = field(default="", metadata=_help("folder of the images; the one in the data's manifest if unset"))
-    output_dir: str = field(default="", metadata=_help("folder for the checkpoint"))
+    train_split: str = setting("train", "split to train on, of a folder that names no other")
+    image_root: str = setting("", "folder of the images; the one in the data's manifest if unset")
+    output_dir: str = setting("", "folder for the checkpoint")
 
-    method: Literal["full", "lora", "qlora"] = field(
-        default="full", metadata=_help("train all weights, adapters, or adapters on a 4-bit language model")
+    method: Literal["full", "lora", "qlora"] = setting(
+        "full", "train all weights, adapters, or adapters on a 4-bit language model"
     )
-    freeze_vision: bool = field(
-        default=False, metadata=_help("keep the vision tower as it is (full; LoRA always does)")
+    freeze_vision: bool = setting(False, "keep the vision tower as it is (full; LoRA always does)")
+    double_quantization: bool = setting(
+        True, "qlora: quantise the scales of the 4-bit weights too, 0.37 bits less a weight"
     )
-    double_quantization: bool = field(
-        default=True, metadata=_help("qlora: quantise the scales of the 4-bit weights too, 0.37 bits less a weight")
-    )
-    lora_r: int = field(default=16, metadata=_help("rank of the adapters"))
-    lora_alpha: int = field(default=32, metadata=_help("scale of the adapters, times 1/lora_r"))
-    lora_dropout: float = field(default=0.0, metadata=_help("dropout before the adapters"))
-    lora_targets: str = field(
-        default=r".*language_model.*\.(q|k|v|o|gate|up|down)_proj",
-        metadata=_help("regular expression that a module's whole name must match to get an adapter"),
+    lora_r: int = setting(16, "rank of the adapters")
+    lora_alpha: int = setting(32, "scale of the adapters, times 1/lora_r")
+    lora_dropout: float = setting(0.0, "dropout before the adapters")
+    lora_targets: str = setting(
+        r".*language_model.*\.(q|k|v|o|gate|up|down)_proj",
+        "regular expression that a module's whole name must match to get an adapter",
     )
 
-    learning_rate: float = field(default=2e-5, metadata=_help("peak learning rate"))
-    lr_scheduler: Literal["cosine", "linear", "constant_with_warmup"] = field(
-        default="cosine", metadata=_help("how the learning rate falls after the warm-up")
+    learning_rate: float = setting(2e-5, "peak learning rate")
+    lr_scheduler: Literal["cosine", "linear", "constant_with_warmup"] = setting(
+        "cosine", "how the learning rate falls after the warm-up"
     )
-    warmup: float = field(default=0.03, metadata=_help("warm-up: a share of all steps if below 1, else steps"))
-    weight_decay: float = field(default=0.0, metadata=_help("AdamW's weight decay"))
-    adam_beta2: float = field(default=0.999, metadata=_help("AdamW's second beta"))
-    max_grad_norm: float = field(default=1.0, metadata=_help("clip gradients to this norm; 0 for no clipping"))
-    epochs: float = field(default=1.0, metadata=_help("passes over the data, if max_steps is unset"))
-    max_steps: int | None = field(default=None, metadata=_help("optimiser steps, instead of epochs"))
-    per_device_train_batch_size: int = field(default=8, metadata=_help("questions, each with all its passages"))
-    gradient_accumulation_steps: int = field(default=1, metadata=_help("batches per optimiser step"))
-    tree: bool = field(
-        default=True, metadata=_help("read a question's prefix once for all its passages, or once per passage")
-    )
-    group_by_length: bool = field(default=True, metadata=_help("batch questions of similar length"))
-    max_tokens: int | None = field(
-        default=None, metadata=_help("most tokens from image to answer; what the model can take if unset")
-    )
-    seed: int = field(default=0, metadata=_help("seed of new token rows, data order and dropout"))
+    warmup: float = setting(0.03, "warm-up: a share of all steps if below 1, else steps")
+    weight_decay: float = setting(0.0, "AdamW's weight decay")
+    adam_beta2: float = setting(0.999, "AdamW's second beta")
+    max_grad_norm: float = setting(1.0, "clip gradients to this norm; 0 for no clipping")
+    epochs: float = setting(1.0, "passes over the data, if max_steps is unset")
+    max_steps: int | None = setting(None, "optimiser steps, instead of epochs")
+    per_device_train_batch_size: int = setting(8, "questions, each with all its passages")
+    gradient_accumulation_steps: int = setting(1, "batches per optimiser step")
+    tree: bool = setting(True, "read a question's prefix once for all its passages, or once per passage")
+    group_by_length: bool = setting(True, "batch questions of similar length")
+    max_tokens: int | None = setting(None, "most tokens from image to answer; what the model can take if unset")
+    seed: int = setting(0, "seed of new token rows, data order and dropout")
 
-    dtype: Literal["float32", "bfloat16"] = field(
-        default="float32", metadata=_help("precision of the forward pass; trained weights are kept in float32")
+    dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "precision of the forward pass; trained weights are kept in float32"
     )
-    matmul_precision: Literal["highest", "high", "medium"] = field(
-        default="highest",
-        metadata=_help(
-            "float32 products: `medium` is 1.5 times as fast on many CPUs (oneDNN; bfloat16 where there is AMX), "
-            "`high` is TF32 on a GPU"
-        ),
+    matmul_precision: Literal["highest", "high", "medium"] = setting(
+        "highest",
+        "float32 products: `medium` is 1.5 times as fast on many CPUs (oneDNN; bfloat16 where there is AMX), "
+        "`high` is TF32 on a GPU",
     )
-    device: Literal["auto", "cpu"] = field(default="auto", metadata=_help("cpu, or an accelerator if there is one"))
-    gradient_checkpointing: bool = field(default=False, metadata=_help("recompute activations to save memory"))
+    device: Literal["auto", "cpu"] = setting("auto", "cpu, or an accelerator if there is one")
+    gradient_checkpointing: bool = setting(False, "recompute activations to save memory")
 
-    resume: bool = field(default=True, metadata=_help("go on from the last checkpoint in output_dir"))
-    save_steps: int = field(default=500, metadata=_help("steps between checkpoints"))
-    save_total_limit: int = field(default=1, metadata=_help("checkpoints to keep"))
-    logging_steps: int = field(default=10, metadata=_help("steps between log lines"))
-    report_to: list[str] = field(
-        default_factory=list,
-        metadata=_help("trackers, e.g. tensorboard, wandb, trackio; none by default. log.jsonl is always written"),
+    resume: bool = setting(True, "go on from the last checkpoint in output_dir")
+    save_steps: int = setting(500, "steps between checkpoints")
+    save_total_limit: int = setting(1, "checkpoints to keep")
+    logging_steps: int = setting(10, "steps between log lines")
+    report_to: list[str] = setting(
+        [], "trackers, e.g. tensorboard, wandb, trackio; none by default. log.jsonl is always written"
     )
-    cache_mib: int = field(default=512, metadata=_help("memory for encoded examples, per process, in MiB"))
-    dataloader_workers: int = field(
-        default=0, metadata=_help("processes that encode examples; 0 encodes in the main one")
-    )
-    eval_data: str = field(
-        default="", metadata=_help("validation data, like train_data: its gates are read every eval_steps")
-    )
-    eval_split: str = field(default="val", metadata=_help("split to validate on, if eval_data is a folder"))
-    eval_answers: int = field(
-        default=0, metadata=_help("also answer this many questions of eval_data, drawn by seed, greedily; 0 for none")
-    )
-    eval_steps: int = field(default=500, metadata=_help("steps between validations"))
-    best_metric: str = field(
-        default="", metadata=_help("end with the weights that were best by it, e.g. relevance_auroc; the last if unset")
-    )
-    early_stopping_patience: int | None = field(
-        default=None, metadata=_help("stop after this many validations without a better best_metric")
-    )
-    push_to_hub: str = field(
-        default="", metadata=_help("upload the finished checkpoint to this repository, owner/name")
-    )
-    hub_private: bool = field(default=True, metadata=_help("make that repository private, if it is new"))
-    licence: str = field(default="", metadata=_help("of the checkpoint, for its card, e.g. apache-2.0"))
-    dry_run: bool = field(default=False, metadata=_help("say what would be trained, and stop"))
+    cache_mib: int = setting(512, "memory for encoded examples, per process, in MiB")
+    dataloader_workers: int = setting(0, "processes that encode examples; 0 encodes in the main one")
+    eval_data: str = setting("", "validation data, like train_data: its gates are read every eval_steps")
+    eval_split: str = setting("val", "split to validate on, if eval_data is a folder")
+    eval_answers: int = setting(0, "also answer this many questions of eval_data, drawn by seed, greedily; 0 for none")
+    eval_steps: int = setting(500, "steps between validations")
+    best_metric: str = setting("", "end with the weights that were best by it, e.g. relevance_auroc; the last if unset")
+    early_stopping_patience: int | None = setting(None, "stop after this many validations without a better best_metric")
+    push_to_hub: str = setting("", "upload the finished checkpoint to this repository, owner/name")
+    hub_private: bool = setting(True, "make that repository private, if it is new")
+    licence: str = setting("", "of the checkpoint, for its card, e.g. apache-2.0")
+    dry_run: bool = setting(False, "say what would be trained, and stop")
 
     def __post_init__(self) -> None:
         """Read the data sets, which may be a path, a mapping or JSON."""

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from reflectune.core.config import setting
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.recipe import Recipe
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
 class EvaluateConfig(MetricConfig, ReadingConfig):
     """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
 
-    splits: list[str] = field(
-        default_factory=lambda: ["val_unseen_question", "val_unseen_entity"], metadata=_help("splits to answer")
+    splits: list[str] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
+    pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
+    output: str = setting("", "folder for traces/, metrics.json and report.html")
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset")
+    batch_questions: int = setting(8, "questions answered together")
+    report_questions: int = setting(1000, "questions to list in the report")
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "a question with a bad image or no text: stop, or count it as wrong and list it"
     )
-    pipelines: list[str] = field(
-        default_factory=lambda: ["closed_book", "naive_rag", "oracle", "mr2ag"],
-        metadata=_help(f"of {', '.join(all_forms())}"),
-    )
-    output: str = field(default="", metadata=_help("folder for traces/, metrics.json and report.html"))
-    limit: int | None = field(default=None, metadata=_help("questions per split, drawn by seed; all if unset"))
-    batch_questions: int = field(default=8, metadata=_help("questions answered together"))
-    report_questions: int = field(default=1000, metadata=_help("questions to list in the report"))
-    on_error: Literal["stop", "skip"] = field(
-        default="stop", metadata=_help("a question with a bad image or no text: stop, or count it as wrong and list it")
-    )
-    seed: int = field(default=0, metadata=_help("seed of sampling and of bootstrap intervals"))
+    seed: int = setting(0, "seed of sampling and of bootstrap intervals")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
@@ -98,9 +90,9 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
 class AnswerConfig(ReadingConfig):
     """Answer one question about one image, and show how: with the pipeline of the checkpoint's own scheme."""
 
-    image: str = field(default="", metadata=_help("the image, a path"))
-    question: str = field(default="", metadata=_help("the question"))
-    json: bool = field(default=False, metadata=_help("print the whole trace as JSON"))
+    image: str = setting("", "the image, a path")
+    question: str = setting("", "the question")
+    json: bool = setting(False, "print the whole trace as JSON")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""

@@ -7,8 +7,10 @@ at its own size, up to a number of pixels: 16,384 tokens as published.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
+
+from reflectune.core.config import setting
 
 ImageFit = Literal["processor", "pad", "crop"]
 
@@ -36,22 +38,16 @@ AS_IN_PROCESSOR: Final = ImageSettings()
 class ImageKeys:
     """The keys of a config that loads a model."""
 
-    image_fit: ImageFit = field(
-        default="processor",
-        metadata={
-            "help": "LLaVA-1.5: pad pictures to a square with the mean colour, as it was tuned, or crop their middle "
-            "out; processor: as the model's own. A checkpoint keeps what it was trained with"
-        },
+    image_fit: ImageFit = setting(
+        "processor",
+        "LLaVA-1.5: pad pictures to a square with the mean colour, as it was tuned, or crop their middle "
+        "out; processor: as the model's own. A checkpoint keeps what it was trained with",
     )
-    min_pixels: int = field(
-        default=0, metadata={"help": "Qwen: scale smaller pictures up to this many pixels; 0: as the model's processor"}
-    )
-    max_pixels: int = field(
-        default=0,
-        metadata={
-            "help": "Qwen: scale larger pictures down to this many pixels (a token is 28 x 28 of them in Qwen2-VL and "
-            "Qwen2.5-VL, 32 x 32 in Qwen3-VL); 0: as the model's processor, up to 16,384 tokens"
-        },
+    min_pixels: int = setting(0, "Qwen: scale smaller pictures up to this many pixels; 0: as the model's processor")
+    max_pixels: int = setting(
+        0,
+        "Qwen: scale larger pictures down to this many pixels (a token is 28 x 28 of them in Qwen2-VL and "
+        "Qwen2.5-VL, 32 x 32 in Qwen3-VL); 0: as the model's processor, up to 16,384 tokens",
     )
 
     def image_settings(self) -> ImageSettings:

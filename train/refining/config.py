@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from reflectune.core.config import setting
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.train.config import SftConfig
 from reflectune.train.data.mixture import Mixture
@@ -14,52 +15,33 @@ from reflectune.train.refining.gate_policy import PolicyLoss
 GATES = ("retrieve", "relevance")
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
 class GateConfig(MetricConfig, SftConfig):
     """Refine the gates of a fine-tuned checkpoint by the reward of what follows from them."""
 
-    model: str = field(default="", metadata=_help("fine-tuned checkpoint to start from: a full one or an adapter"))
-    split: str = field(default="train", metadata=_help("split of the data set whose questions to learn from"))
-    limit: int | None = field(default=None, metadata=_help("most questions, drawn by seed; all if unset"))
-    visual_limit: int | None = field(
-        default=None, metadata=_help("most of them that are visual-dependent, drawn by seed; all if unset")
+    model: str = setting("", "fine-tuned checkpoint to start from: a full one or an adapter")
+    split: str = setting("train", "split of the data set whose questions to learn from")
+    limit: int | None = setting(None, "most questions, drawn by seed; all if unset")
+    visual_limit: int | None = setting(None, "most of them that are visual-dependent, drawn by seed; all if unset")
+    gates: list[str] = setting(["retrieve"], "gates to refine: retrieve, or retrieve and relevance")
+    retrieval_cost: float = setting(0.01, "λ: taken off the reward of retrieving for each passage that is read")
+    keeping_cost: float = setting(0.1, "gates with relevance: taken off the reward of keeping a passage")
+    beta: float = setting(0.01, "weight of the divergence from the checkpoint's own gates")
+    policy_loss: PolicyLoss = setting(
+        "regression",
+        "expected: the expected reward; grpo: rewards over their standard deviation; regression: outcomes' "
+        "log-probabilities weighted by their rewards, which moves gates that are sure, too",
     )
-    gates: list[str] = field(
-        default_factory=lambda: ["retrieve"], metadata=_help("gates to refine: retrieve, or retrieve and relevance")
+    hold: float = setting(
+        1.0, "weight of what else the checkpoint says staying as it is: relevance gates, answers, MCT"
     )
-    retrieval_cost: float = field(
-        default=0.01, metadata=_help("λ: taken off the reward of retrieving for each passage that is read")
+    refresh_steps: int = setting(0, "steps after which rewards are measured anew; 0: once, before the first step")
+    rewards: str = setting(
+        "",
+        "folder of the answers that rewards are taken from, output_dir/rewards if unset; runs that differ in their "
+        "costs alone can share one",
     )
-    keeping_cost: float = field(
-        default=0.1, metadata=_help("gates with relevance: taken off the reward of keeping a passage")
-    )
-    beta: float = field(default=0.01, metadata=_help("weight of the divergence from the checkpoint's own gates"))
-    policy_loss: PolicyLoss = field(
-        default="regression",
-        metadata=_help(
-            "expected: the expected reward; grpo: rewards over their standard deviation; regression: outcomes' "
-            "log-probabilities weighted by their rewards, which moves gates that are sure, too"
-        ),
-    )
-    hold: float = field(
-        default=1.0,
-        metadata=_help("weight of what else the checkpoint says staying as it is: relevance gates, answers, MCT"),
-    )
-    refresh_steps: int = field(
-        default=0, metadata=_help("steps after which rewards are measured anew; 0: once, before the first step")
-    )
-    rewards: str = field(
-        default="",
-        metadata=_help(
-            "folder of the answers that rewards are taken from, output_dir/rewards if unset; runs that differ in their "
-            "costs alone can share one"
-        ),
-    )
-    batch_questions: int = field(default=8, metadata=_help("questions answered together when rewards are measured"))
+    batch_questions: int = setting(8, "questions answered together when rewards are measured")
 
     # Keys of fine-tuning that have no meaning here, and so are none.
     train_data: Mixture = field(default_factory=Mixture, init=False)
