@@ -57,15 +57,19 @@ def setting(
 
 
 def bound_problems(config: Any, kind: type) -> list[str]:
-    """The values of a config that are out of bounds, one sentence each; None, for unset, never is.
+    """The values of a config that are out of bounds, one sentence each. A key that is unset by None may be None.
 
     Args:
         config: An instance of `kind`, or of a class that inherits it.
         kind: A config class. Fields that it declares itself are checked, those that it inherits are not.
     """
-    own = [field for field in dataclasses.fields(config) if field.name in vars(kind).get("__annotations__", {})]
-    values = [(field, getattr(config, field.name)) for field in own if "bounds" in field.metadata]
-    problems = [field.metadata["bounds"].problem(field.name, value) for field, value in values if value is not None]
+    own = vars(kind).get("__annotations__", {})
+    problems = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        is_unset = value is None and field.default is None
+        if field.name in own and "bounds" in field.metadata and not is_unset:
+            problems.append(field.metadata["bounds"].problem(field.name, value))
     return [problem for problem in problems if problem]
 
 

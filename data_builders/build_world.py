@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core.config import parse_config, setting
+from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import entry_point
 
 
@@ -19,15 +19,15 @@ class WorldConfig:
         "default", "tiny (tests), default (quick start) or large (about 20,000 entities)"
     )
     seed: int = setting(0, "seed of everything in the world but the famous entities")
-    traffic: int = setting(0, "questions of a further split, traffic, two in five about famous entities; 0: none")
+    traffic: int = setting(
+        0, "questions of a further split, traffic, two in five about famous entities; 0: none", low=0
+    )
     dry_run: bool = setting(False, "say what would be built, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         issues = [] if self.output else ["`output` is needed: the folder to write the world into"]
-        if self.traffic < 0:
-            issues.append(f"`traffic` must be at least 0, found {self.traffic}")
-        return issues
+        return issues + bound_problems(self, WorldConfig)
 
 
 @entry_point

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core.config import setting
+from reflectune.core.config import DTYPES, bound_problems, setting
 from reflectune.inference.selection.document_choice import Mct
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.models.schemes.registry import reflecting_schemes
@@ -50,29 +50,41 @@ class ReadingConfig(RerankerConfig, ImageKeys):
     base_model: str = setting("", "plain model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer")
     plain_model: str = setting("", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)")
     scheme: str = setting("", "the scheme that the checkpoint must have been tuned with")
-    top_n: int = setting(5, "entries to retrieve for a question")
-    passages: int = setting(5, "naive_rag: how many the reranker picks")
-    gamma: float = setting(0.5, "retrieve if the gate's probability is at least this (MMKB-RAG: above it)")
+    top_n: int = setting(5, "entries to retrieve for a question", low=1)
+    passages: int = setting(5, "naive_rag: how many the reranker picks", low=1)
+    gamma: float = setting(
+        0.5,
+        "retrieve if the gate's probability is at least this (MMKB-RAG: above it)",
+        low=0,
+        high=1,
+        says="is a probability in [0, 1]",
+    )
     fallback: Fallback = setting("best_product", "what if no passage is judged relevant")
-    documents: int = setting(10, "MMKB-RAG: passages of the entries to take, the best by words")
+    documents: int = setting(10, "MMKB-RAG: passages of the entries to take, the best by words", low=1)
     ret: bool = setting(True, "MMKB-RAG: let RET decide whether to retrieve; else always")
     srt: bool = setting(True, "MMKB-RAG: let SRT order the documents; else as retrieved")
     k: Count = setting(
         AUTO, "MMKB-RAG: documents to keep; auto: those that reach threshold, and at least 1 (5 without SRT)"
     )
-    threshold: float = setting(0.5, "MMKB-RAG: what `k: auto` keeps has at least this [Rel] score")
+    threshold: float = setting(
+        0.5,
+        "MMKB-RAG: what `k: auto` keeps has at least this [Rel] score",
+        low=0,
+        high=1,
+        says="is a probability in [0, 1]",
+    )
     mct: Mct = setting("filter", "MMKB-RAG: what MCT does with two documents or more")
     answer_model: Literal["base", "tuned"] = setting(
         "base", "MMKB-RAG: who answers: base_model, or the checkpoint itself"
     )
-    max_reply_tokens: int = setting(128, "MMKB-RAG: longest reply of MCT, in tokens")
+    max_reply_tokens: int = setting(128, "MMKB-RAG: longest reply of MCT, in tokens", low=1)
     lead: Lead = setting("first_sentence", "what stands before each passage: nothing, or what the entry is")
-    max_new_tokens: int = setting(32, "longest answer, in tokens")
+    max_new_tokens: int = setting(32, "longest answer, in tokens", low=1)
     token_budget: int | None = setting(
-        None, "most tokens in one forward pass; splits work, not text; what the memory has room for if unset"
+        None, "most tokens in one forward pass; splits work, not text; what the memory has room for if unset", low=1
     )
     keep_images: int = setting(0, "pictures whose reading is kept for later questions about them, those used last")
-    dtype: str = setting("float32", "float32, bfloat16 or float16")
+    dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
     device: str = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own")
     dry_run: bool = setting(False, "say what would be done, and stop")
 
@@ -83,25 +95,13 @@ class ReadingConfig(RerankerConfig, ImageKeys):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = self.image_problems()
-        issues += [
-            f"`{name}` must be at least 1, found {getattr(self, name)}"
-            for name in ("top_n", "passages", "max_new_tokens", "token_budget", "documents", "max_reply_tokens")
-            if (value := getattr(self, name)) is not None and value < 1
-        ]
-        issues += [
-            f"`{name}` is a probability in [0, 1], found {getattr(self, name)}"
-            for name in ("gamma", "threshold")
-            if not 0.0 <= getattr(self, name) <= 1.0
-        ]
+        issues = self.image_problems() + bound_problems(self, ReadingConfig)
         if not isinstance(self.k, int) or self.k < 0:
             issues.append(f"`k` is auto or a number of documents, at least 1; found {self.k}")
         elif self.k > self.documents:
             issues.append(f"`k` can be at most `documents`, {self.documents}, found {self.k}")
         if self.scheme and self.scheme not in reflecting_schemes():
             issues.append(f"`scheme` is one of {', '.join(reflecting_schemes())}; found `{self.scheme}`")
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            issues.append(f"`dtype` is one of float32, bfloat16, float16; found `{self.dtype}`")
         if not self.dataset:
             issues.append("`dataset` is needed: a data set folder, e.g. the output of build_world")
         elif not Path(self.dataset, "dataset.json").is_file():

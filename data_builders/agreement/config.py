@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from reflectune.core.config import setting
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.annotators.choice import NAMES
 from reflectune.models.remote.endpoint import RemoteConfig
 
@@ -21,7 +21,7 @@ class CompareConfig(RemoteConfig):
     truth: Literal["gold", "none"] = setting(
         "gold", "gold: the data set's evidence sections are the truth; none: compare only"
     )
-    limit: int = setting(200, "knowledge-based questions, drawn by seed")
+    limit: int = setting(200, "knowledge-based questions, drawn by seed", low=1)
     seed: int = setting(0, "seed of that draw")
     dry_run: bool = setting(False, "say how much would be labelled, and stop")
 
@@ -33,6 +33,5 @@ class CompareConfig(RemoteConfig):
             issues.append(f"`annotators` are among {', '.join(NAMES)}; found {', '.join(unknown) or 'none'}")
         if len(set(self.annotators)) < len(self.annotators):
             issues.append("`annotators` names one twice")
-        if self.limit < 1:
-            issues.append(f"`limit` must be at least 1, found {self.limit}")
+        issues += bound_problems(self, CompareConfig)
         return issues + (self.llm_problems() if "llm" in self.annotators else [])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from reflectune.core.config import setting
+from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
 from reflectune.data_builders.mmkb.mct import Mixing, Noise
 from reflectune.data_builders.mmkb.sampling import Choice
@@ -52,7 +52,7 @@ class DeriveConfig(RemoteConfig):
     answer_model: Literal["separate", "shared"] = setting(
         "separate", "shared: train to answer too, from no or from the relevant documents"
     )
-    proofread: int = setting(50, "random questions in the page for proof-reading; 0: no page")
+    proofread: int = setting(50, "random questions in the page for proof-reading; 0: no page", low=0)
     seed: int = setting(0, "seed of every draw")
 
     def problems(self) -> list[str]:
@@ -70,8 +70,7 @@ class DeriveConfig(RemoteConfig):
             issues += metric_problems(self.metric, self.bem)
         elif self.bem:
             issues.append("`bem` is read by `metric: evqa` alone: set it, or leave `bem` out")
-        if self.proofread < 0:
-            issues.append(f"`proofread` must be at least 0, found {self.proofread}")
+        issues += bound_problems(self, DeriveConfig)
         for make in (self.how, self.mixing, self.choices):
             try:
                 make()

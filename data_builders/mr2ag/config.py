@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from reflectune.core.config import setting
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.annotators.choice import NAMES
 from reflectune.data_builders.mr2ag.examples import Recipe, StringFilter
 from reflectune.models.remote.address import shown_url
@@ -26,7 +26,7 @@ class BuildConfig(RemoteConfig):
     encoder: str = setting("miniature/clip", "the encoder that the index was built with")
     device: str = setting("auto", "where the encoder runs: cpu, cuda, or auto")
     annotator: str = setting(
-        "string", "what tells evidence: string (the answer occurs), gold (the data set says so), or llm"
+        "string", "what tells evidence: string (the answer occurs), gold (the data set says so), or llm", choices=NAMES
     )
     string_filter: StringFilter = setting(
         "strict", "what string search takes out: strict, strict_parts, negatives or off; see mr2ag.Recipe"
@@ -34,12 +34,12 @@ class BuildConfig(RemoteConfig):
     known_sections: bool = setting(
         True, "look for evidence only in the sections that the data set names, if it names some"
     )
-    positives: int = setting(1, "most evidence passages of a question")
-    negatives_same_article: int = setting(2, "other passages of the question's article")
-    negatives_retrieved: int = setting(2, "passages of look-alikes that the index ranks high")
-    negatives_random: int = setting(1, "passages of random entries")
-    retrieval_depth: int = setting(10, "best entries to draw hard negatives from")
-    visual_ratio: float = setting(0.2, "share of visual-dependent questions in the data; 1: they alone")
+    positives: int = setting(1, "most evidence passages of a question", low=1)
+    negatives_same_article: int = setting(2, "other passages of the question's article", low=0)
+    negatives_retrieved: int = setting(2, "passages of look-alikes that the index ranks high", low=0)
+    negatives_random: int = setting(1, "passages of random entries", low=0)
+    retrieval_depth: int = setting(10, "best entries to draw hard negatives from", low=1)
+    visual_ratio: float = setting(0.2, "share of visual-dependent questions in the data; 1: they alone", low=0, high=1)
     visual_dataset: str = setting(
         "", "data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same"
     )
@@ -50,18 +50,22 @@ class BuildConfig(RemoteConfig):
     lead: Literal["none", "first_sentence"] = setting(
         "first_sentence", "what stands before each passage: nothing, or what the entry is"
     )
-    limit: int | None = setting(None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed")
+    limit: int | None = setting(
+        None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", low=1
+    )
     seed: int = setting(0, "seed of every draw")
-    proofread: int = setting(50, "random examples in the page for proof-reading; 0: no page")
+    proofread: int = setting(50, "random examples in the page for proof-reading; 0: no page", low=0)
     on_error: Literal["stop", "skip"] = setting("stop", "a bad row: stop, or list it in statistics.json and go on")
     dry_run: bool = setting(False, "say what would be built, show one example, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = [f"`{name}` is needed" for name in ("dataset", "output", "split") if not getattr(self, name)]
-        issues += self._number_problems()
-        if self.annotator not in NAMES:
-            issues.append(f"`annotator` is one of {', '.join(NAMES)}; found `{self.annotator}`")
+        issues += bound_problems(self, BuildConfig)
+        if self.visual_ratio == 1 and self.visual_dataset:
+            issues.append(
+                "`visual_ratio: 1` takes the visual-dependent questions of `dataset`; leave out `visual_dataset`"
+            )
         for name in ("dataset", "visual_dataset"):
             folder = getattr(self, name)
             if folder and not Path(folder, "dataset.json").is_file():
@@ -97,23 +101,6 @@ class BuildConfig(RemoteConfig):
             if (name in asked if name.startswith("llm_") else name not in _ELSEWHERE)
             and not (name in _LATER and value == _LATER[name])
         }
-
-    def _number_problems(self) -> list[str]:
-        counts = ("negatives_same_article", "negatives_retrieved", "negatives_random", "proofread")
-        issues = [
-            f"`{name}` must be at least 0, found {getattr(self, name)}" for name in counts if getattr(self, name) < 0
-        ]
-        for name in ("positives", "retrieval_depth", "limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                issues.append(f"`{name}` must be at least 1, found {value}")
-        if not 0 <= self.visual_ratio <= 1:
-            issues.append(f"`visual_ratio` must be between 0 and 1, found {self.visual_ratio}")
-        if self.visual_ratio == 1 and self.visual_dataset:
-            issues.append(
-                "`visual_ratio: 1` takes the visual-dependent questions of `dataset`; leave out `visual_dataset`"
-            )
-        return issues
 
 
 _ELSEWHERE: Final = frozenset(

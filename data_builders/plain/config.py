@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from reflectune.core.config import setting
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.reflection_data import MANIFEST
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 from reflectune.retrieval.rerankers.config import RerankerConfig
@@ -30,9 +30,11 @@ class PlainConfig(RerankerConfig):
     evidence: list[str] = setting(
         ["articles", "passages"], "what a knowledge-based question is answered from, once each: " + ", ".join(EVIDENCE)
     )
-    top_n: int = setting(5, "entries to retrieve for a question")
-    passages: int = setting(5, "of their passages, those that the reranker picks")
-    context_words: int = setting(0, "leading passages of a context up to so many words, as the model's holds; 0: all")
+    top_n: int = setting(5, "entries to retrieve for a question", low=1)
+    passages: int = setting(5, "of their passages, those that the reranker picks", low=1)
+    context_words: int = setting(
+        0, "leading passages of a context up to so many words, as the model's holds; 0: all", low=0
+    )
     lead: Literal["none", "first_sentence"] = setting(
         "first_sentence", "what stands before each passage: nothing, or what the entry is"
     )
@@ -54,12 +56,7 @@ class PlainConfig(RerankerConfig):
             issues.append("`index` is needed: build one with retrieval.build_index, or set `evidence: [none]`")
         if self.index and not Path(self.index, "manifest.json").is_file():
             issues.append(f"`index`: {self.index} has no manifest.json; build it with retrieval.build_index")
-        for name in ("top_n", "passages"):
-            if getattr(self, name) < 1:
-                issues.append(f"`{name}` must be at least 1, found {getattr(self, name)}")
-        if self.context_words < 0:
-            issues.append(f"`context_words` must be at least 0, found {self.context_words}")
-        return issues + self.reranker_problems()
+        return issues + bound_problems(self, PlainConfig) + self.reranker_problems()
 
     @property
     def needs_retrieval(self) -> bool:

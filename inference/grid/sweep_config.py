@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from reflectune.core.config import setting
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.grid.points import ELSEWHERE, Point, expand, problems
@@ -42,8 +42,8 @@ class SweepConfig(MetricConfig, ReadingConfig):
     product: bool = setting(False, "take all combinations; else vary one setting at a time from this config's values")
     splits: list[str] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
     output: str = setting("", "folder for sweep.json, sweep.html and the plots")
-    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset")
-    batch_questions: int = setting(8, "questions kept in memory together")
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
+    batch_questions: int = setting(8, "questions kept in memory together", low=1)
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a question with a bad image or no text: stop, or count it as wrong"
     )
@@ -56,7 +56,7 @@ class SweepConfig(MetricConfig, ReadingConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = super().problems() + self.metric_issues(self.dataset)
+        issues = super().problems() + bound_problems(self, SweepConfig) + self.metric_issues(self.dataset)
         if not self.grid:
             issues.append("`grid` is empty; give at least one setting with a list of values, e.g. gamma: [0, 0.5, 1]")
         idle = [name for name in self.grid if name not in VARIED[self.pipeline]]
@@ -68,10 +68,6 @@ class SweepConfig(MetricConfig, ReadingConfig):
         issues += [f"`{name}` is needed" for name in ("output", "model", "index") if not getattr(self, name)]
         if "base_model" in self.roles() and not self.base_model:
             issues.append("`base_model` is needed: RET is measured against what it knows, and it may answer")
-        if self.batch_questions < 1:
-            issues.append(f"`batch_questions` must be at least 1, found {self.batch_questions}")
-        if self.limit is not None and self.limit < 1:
-            issues.append(f"`limit` must be at least 1, or unset for all questions; found {self.limit}")
         return issues
 
     def roles(self) -> list[ModelRole]:

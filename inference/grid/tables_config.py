@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core.config import setting
+from reflectune.core.config import DTYPES, bound_problems, setting
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ReadingConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
@@ -43,10 +43,10 @@ class TablesConfig(MetricConfig, RerankerConfig):
     equal_at: float = setting(1.0, "mmkb_rag: of `sizes`, the one at which the external labeller is compared")
     least_steps: int = setting(150, "mmkb_rag: a training on few labels takes at least so many steps")
     splits: list[str] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
-    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset")
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
     encoder: str = setting("miniature/clip", "the index's encoder")
-    top_n: int = setting(5, "entries to retrieve for a question")
-    passages: int = setting(5, "mr2ag: of their passages, those that the reranker picks")
+    top_n: int = setting(5, "entries to retrieve for a question", low=1)
+    passages: int = setting(5, "mr2ag: of their passages, those that the reranker picks", low=1)
     documents: int = setting(20, "mmkb_rag: passages of the entries to take")
     k: list[int] = setting([1, 5, 10, 15, 20], "mmkb_rag: documents to keep, beside `auto`")
     mct: Literal["filter", "merge", "rerank"] = setting(
@@ -57,8 +57,8 @@ class TablesConfig(MetricConfig, RerankerConfig):
     max_new_tokens: int = setting(16, "longest answer, in tokens")
     max_reply_tokens: int = setting(64, "mmkb_rag: longest reply of MCT, in tokens")
     token_budget: int | None = setting(None, "most tokens in one forward pass; what the memory has room for if unset")
-    batch_questions: int = setting(8, "questions kept in memory together")
-    dtype: str = setting("float32", "of answering and probing: float32, bfloat16 or float16")
+    batch_questions: int = setting(8, "questions kept in memory together", low=1)
+    dtype: str = setting("float32", "of answering and probing: float32, bfloat16 or float16", choices=DTYPES)
     device: str = setting("cpu", "cpu, cuda, or auto: each process's own")
     seed: int = setting(0, "seed of mmkb_rag's world, of drawing questions, and of intervals")
     dry_run: bool = setting(False, "say what would be done, and stop")
@@ -82,14 +82,7 @@ class TablesConfig(MetricConfig, RerankerConfig):
         issues += self.metric_issues(self.world)
         if self.paper == "mmkb_rag":
             issues += self._mmkb_problems()
-        if self.limit is not None and self.limit < 1:
-            issues.append(f"`limit` must be at least 1, or unset for all questions; found {self.limit}")
-        for name in ("top_n", "passages", "batch_questions"):
-            if getattr(self, name) < 1:
-                issues.append(f"`{name}` must be at least 1, found {getattr(self, name)}")
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            issues.append(f"`dtype` is one of float32, bfloat16, float16; found `{self.dtype}`")
-        return issues + self.reranker_problems()
+        return issues + bound_problems(self, TablesConfig) + self.reranker_problems()
 
     def reading(self, world: Path, index: Path, checkpoint: Path, plain: Path | None = None) -> ReadingConfig:
         """The settings that points start from."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from reflectune.core.config import setting
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.recipe import Recipe
@@ -20,9 +20,9 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
     splits: list[str] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
     pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
     output: str = setting("", "folder for traces/, metrics.json and report.html")
-    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset")
-    batch_questions: int = setting(8, "questions answered together")
-    report_questions: int = setting(1000, "questions to list in the report")
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
+    batch_questions: int = setting(8, "questions answered together", low=1)
+    report_questions: int = setting(1000, "questions to list in the report", low=0)
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a question with a bad image or no text: stop, or count it as wrong and list it"
     )
@@ -30,7 +30,7 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = super().problems() + self.metric_issues(self.dataset)
+        issues = super().problems() + bound_problems(self, EvaluateConfig) + self.metric_issues(self.dataset)
         known = {*all_forms(), *(name for names in all_forms().values() for name in names)}
         unknown = [name for name in self.pipelines if name not in known]
         issues += [f"`pipelines`: unknown pipeline `{name}`; one of {', '.join(all_forms())}" for name in unknown]
@@ -41,12 +41,6 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
         if not self.output:
             issues.append("`output` is needed: a folder for traces/, metrics.json and report.html")
         issues += self._missing_parts({name: find_recipe(name) for name in self.forms() if name in known})
-        if self.batch_questions < 1:
-            issues.append(f"`batch_questions` must be at least 1, found {self.batch_questions}")
-        if self.limit is not None and self.limit < 1:
-            issues.append(f"`limit` must be at least 1, or unset for all questions; found {self.limit}")
-        if self.report_questions < 0:
-            issues.append(f"`report_questions` must be at least 0, found {self.report_questions}")
         return issues
 
     def _missing_parts(self, asked: Mapping[str, Recipe]) -> list[str]:

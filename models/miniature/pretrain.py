@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from reflectune.core.config import parse_config, setting
+from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import entry_point
 from reflectune.data_builders.world.curriculum import corpus_for, draw_exam, draw_pool, stages_for
@@ -55,12 +55,12 @@ class PretrainConfig:
     family: Literal["llava", "qwen2_vl", "clip", "text"] = setting("llava", "Which miniature.")
     seed: int = setting(11, "Of everything that is drawn at random.")
     threads: int = setting(1, "CPU threads; one run per core is the fastest use of a machine.")
-    scale: float = setting(1.0, "Multiplies every stage's steps; below 1 for a quick try.")
+    scale: float = setting(1.0, "Multiplies every stage's steps; below 1 for a quick try.", above=0)
     dry_run: bool = setting(False, "Print the stages and stop.")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        return [f"`scale` must be above 0, found {self.scale}"] if self.scale <= 0 else []
+        return bound_problems(self, PretrainConfig)
 
 
 def pretrain(config: PretrainConfig) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from reflectune.core.config import setting
+from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
 from reflectune.models.remote.address import is_address, secrets_in, shown_url
 
@@ -99,11 +99,13 @@ class RemoteConfig:
     llm_key_variable: str = setting(
         "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself"
     )
-    llm_concurrency: int = setting(8, "requests under way at a time")
-    llm_max_tokens: int = setting(256, "most tokens of a reply")
-    llm_timeout: float = setting(120.0, "seconds that one request may take")
-    llm_retries: int = setting(6, "how often a request is sent again after a passing failure")
-    llm_backoff: float = setting(1.0, "seconds before the first retry, doubled for each further")
+    llm_concurrency: int = setting(8, "requests under way at a time", low=1)
+    llm_max_tokens: int = setting(256, "most tokens of a reply", low=1)
+    llm_timeout: float = setting(120.0, "seconds that one request may take", above=0, says="must be more than 0")
+    llm_retries: int = setting(6, "how often a request is sent again after a passing failure", low=0)
+    llm_backoff: float = setting(
+        1.0, "seconds before the first retry, doubled for each further", above=0, says="must be more than 0"
+    )
     llm_options: str = setting("", 'JSON merged into every request, e.g. {"seed": 0}; null takes a field out')
     llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost")
     llm_output_price: float = setting(0.0, "price of a million tokens received")
@@ -121,12 +123,7 @@ class RemoteConfig:
             issues.append(problem)
         elif not (self._is_local() or key_issues or self._key() or secrets_in(self.llm_url)):
             issues.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
-        for name, least in (("llm_concurrency", 1), ("llm_max_tokens", 1), ("llm_retries", 0)):
-            if getattr(self, name) < least:
-                issues.append(f"`{name}` must be at least {least}, found {getattr(self, name)}")
-        for name in ("llm_timeout", "llm_backoff"):
-            if getattr(self, name) <= 0:
-                issues.append(f"`{name}` must be more than 0, found {getattr(self, name)}")
+        issues += bound_problems(self, RemoteConfig)
         try:
             self._options()
         except UserError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from reflectune.core.config import setting
+from reflectune.core.config import DTYPES, bound_problems, setting
 
 Kind = Literal["words", "embedding", "cross_encoder"]
 Pooling = Literal["auto", "mean", "last", "cls"]
@@ -49,9 +49,9 @@ class RerankerConfig:
     reranker_similarity: Similarity = setting("cosine", "embedding: cosine or dot")
     reranker_query_prefix: str = setting("", "put before each question, as the model card says")
     reranker_passage_prefix: str = setting("", "put before each passage, as the model card says")
-    reranker_max_length: int = setting(512, "tokens beyond which a passage is cut for scoring")
-    reranker_token_budget: int = setting(16_384, "most tokens in one forward pass")
-    reranker_dtype: str = setting("float32", "float32, bfloat16 or float16")
+    reranker_max_length: int = setting(512, "tokens beyond which a passage is cut for scoring", low=1)
+    reranker_token_budget: int = setting(16_384, "most tokens in one forward pass", low=1)
+    reranker_dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
 
     def reranker_settings(self) -> RerankerSettings:
         """The settings that these keys stand for."""
@@ -67,16 +67,10 @@ class RerankerConfig:
 
     def reranker_problems(self) -> list[str]:
         """What is wrong with these keys, one sentence each."""
-        issues = [
-            f"`{name}` must be at least 1, found {getattr(self, name)}"
-            for name in ("reranker_max_length", "reranker_token_budget")
-            if getattr(self, name) < 1
-        ]
+        issues = bound_problems(self, RerankerConfig)
         if self.reranker == "words":
             if self.reranker_model:
                 issues.append(f"`reranker: words` uses no model, `reranker_model` is {self.reranker_model}; drop one")
         elif not self.reranker_model:
             issues.append(f"`reranker: {self.reranker}` needs `reranker_model`")
-        if self.reranker_dtype not in ("float32", "bfloat16", "float16"):
-            issues.append(f"`reranker_dtype` must be float32, bfloat16 or float16, found {self.reranker_dtype}")
         return issues
