@@ -40,8 +40,8 @@ AUTO = Count("auto")
 
 
 @dataclass
-class ReadingConfig(RerankerConfig, ImageKeys):
-    """What every pipeline needs: the models, the knowledge base, and how to read."""
+class PipelineConfig(RerankerConfig, ImageKeys):
+    """What every pipeline needs but whether to retrieve: the models, the knowledge base, and how to read."""
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
     index: str = setting("", "index folder; needed by what retrieves")
@@ -52,16 +52,8 @@ class ReadingConfig(RerankerConfig, ImageKeys):
     scheme: str = setting("", "the scheme that the checkpoint must have been tuned with")
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
     passages: int = setting(5, "naive_rag: how many the reranker picks", low=1)
-    gamma: float = setting(
-        0.5,
-        "retrieve if the gate's probability is at least this (MMKB-RAG: above it)",
-        low=0,
-        high=1,
-        says="is a probability in [0, 1]",
-    )
     fallback: Fallback = setting("best_product", "what if no passage is judged relevant")
     documents: int = setting(10, "MMKB-RAG: passages of the entries to take, the best by words", low=1)
-    ret: bool = setting(True, "MMKB-RAG: let RET decide whether to retrieve; else always")
     srt: bool = setting(True, "MMKB-RAG: let SRT order the documents; else as retrieved")
     k: Count = setting(
         AUTO, "MMKB-RAG: documents to keep; auto: those that reach threshold, and at least 1 (5 without SRT)"
@@ -95,7 +87,7 @@ class ReadingConfig(RerankerConfig, ImageKeys):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = self.image_problems() + bound_problems(self, ReadingConfig)
+        issues = self.image_problems() + bound_problems(self, PipelineConfig)
         if not isinstance(self.k, int) or self.k < 0:
             issues.append(f"`k` is auto or a number of documents, at least 1; found {self.k}")
         elif self.k > self.documents:
@@ -109,3 +101,21 @@ class ReadingConfig(RerankerConfig, ImageKeys):
         if self.index and not Path(self.index, "manifest.json").is_file():
             issues.append(f"`index`: {self.index} has no manifest.json; build it with reflectune.retrieval.build_index")
         return issues + self.reranker_problems()
+
+
+@dataclass
+class ReadingConfig(PipelineConfig):
+    """What every pipeline needs."""
+
+    gamma: float = setting(
+        0.5,
+        "retrieve if the gate's probability is at least this (MMKB-RAG: above it)",
+        low=0,
+        high=1,
+        says="is a probability in [0, 1]",
+    )
+    ret: bool = setting(True, "MMKB-RAG: let RET decide whether to retrieve; else always")
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        return super().problems() + bound_problems(self, ReadingConfig)

@@ -26,7 +26,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.tree import IGNORE, loss_terms
-from reflectune.train.config import ANSWERS
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.answers import AnswerReader
 from reflectune.train.fine_tuning.failures import Reading, naming, plain_worker_errors
@@ -35,6 +34,7 @@ from reflectune.train.fine_tuning.validation import GateReader, Sums, gate_metri
 from reflectune.train.forecasting.memory import GIB
 from reflectune.train.saving.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.saving.checkpoints import keep_newest, mark_whole, refuse_full_disk
+from reflectune.train.settings.validation import ANSWERS
 from reflectune.train.setup.parameters import parameter_count
 
 
