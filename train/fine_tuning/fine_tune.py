@@ -31,7 +31,7 @@ from reflectune.train.data.order import training_order
 from reflectune.train.fine_tuning.answers import AnswerReader
 from reflectune.train.fine_tuning.failures import advising
 from reflectune.train.fine_tuning.logs import write_log
-from reflectune.train.fine_tuning.trainer import ReflectionTrainer
+from reflectune.train.fine_tuning.trainer import ReflectionTrainer, TrainingRun
 from reflectune.train.fine_tuning.validation import GateReader, load_validation
 from reflectune.train.forecasting.preview import describe, parameter_table
 from reflectune.train.publishing.hub import publish
@@ -84,15 +84,13 @@ def fine_tune(config: SftConfig) -> None:
         count, seed = config.eval_answers, config.seed
         answers = AnswerReader(loaded, *validation, count=count, seed=seed, batch_size=batch_size)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
+    run = TrainingRun(model, args, dataset, collator, reading_order, save, settings)
     patience = config.early_stopping_patience
     card = functools.partial(
         write_card, config=config, loaded=loaded, data=data_in_words(data.examples, data.scheme), settings=settings
     )
     with advising(config, model, args):
-        trainer = ReflectionTrainer(
-            model, args, dataset, collator, reading_order, save, settings, reader, patience, answers
-        )
-        train(trainer, card)
+        train(ReflectionTrainer(run, reader, patience, answers), card)
     publish(config, args)
 
 
