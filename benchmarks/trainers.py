@@ -41,7 +41,7 @@ from reflectune.train.fine_tuning.fine_tune import (
     save_model,
     training_arguments,
 )
-from reflectune.train.fine_tuning.trainer import ReflectionTrainer
+from reflectune.train.fine_tuning.trainer import ReflectionTrainer, TrainingRun
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs/miniature"
 
@@ -124,7 +124,7 @@ def ours(config: SftConfig) -> ReflectionTrainer:
     dataset = encoded_examples(data.examples, data.image_roots, loaded, config)
     order = training_order(data, global_batch(args), seed=config.seed, group_by_length=config.group_by_length)
     save = functools.partial(save_model, loaded=loaded, settings={})
-    return ReflectionTrainer(model, args, dataset, Collator(loaded.model), order, save, {})
+    return ReflectionTrainer(TrainingRun(model, args, dataset, Collator(loaded.model), order, save, {}))
 
 
 def exported(config: SftConfig) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import sys
@@ -9,11 +10,95 @@ import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import yaml
 
 from reflectune.core.errors import UserError
+
+DTYPES: Final = ("float32", "bfloat16", "float16")
+"""Precisions that a model is loaded in."""
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: Sequence[str] = (),
+    says: str = "",
+    repr: bool = True,
+) -> Any:
+    """A field of a config class, with the help that `--help` prints and the bounds that `bound_problems` checks.
+
+    Args:
+        default: The value if none is given. Of a list or mapping each instance gets its own copy.
+        text: The help.
+        low: The least value.
+        high: The greatest one.
+        above: The value must be greater than this.
+        choices: The names that are valid, in the order that an error lists them.
+        says: What an error says of a wrong value before it shows it; by the bounds if unset.
+        repr: Whether the value is shown; False for one that may hold a secret.
+
+    Example:
+        >>> @dataclasses.dataclass
+        ... class Settings:
+        ...     steps: int = setting(10, "steps between checkpoints", low=1)
+        >>> bound_problems(Settings(steps=0), Settings)
+        ['`steps` must be at least 1, found 0']
+    """
+    metadata = {"help": text, "bounds": _Bounds(low, high, above, tuple(choices), says)}
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata, repr=repr)
+    return dataclasses.field(default=default, metadata=metadata, repr=repr)
+
+
+def bound_problems(config: Any, kind: type) -> list[str]:
+    """The values of a config that are out of bounds, one sentence each. A key that is unset by None may be None.
+
+    Args:
+        config: An instance of `kind`, or of a class that inherits it.
+        kind: A config class. Fields that it declares itself are checked, those that it inherits are not.
+    """
+    own = vars(kind).get("__annotations__", {})
+    problems = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        is_unset = value is None and field.default is None
+        if field.name in own and "bounds" in field.metadata and not is_unset:
+            problems.append(field.metadata["bounds"].problem(field.name, value))
+    return [problem for problem in problems if problem]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bounds:
+    low: float | None
+    high: float | None
+    above: float | None
+    choices: tuple[str, ...]
+    says: str
+
+    def problem(self, name: str, value: Any) -> str:
+        """What is wrong with a value; "" if it is within the bounds."""
+        if self.choices and value not in self.choices:
+            return f"`{name}` is one of {', '.join(self.choices)}; found `{value}`"
+        is_low = self.low is not None and not value >= self.low  # so that NaN is out of bounds
+        is_high = self.high is not None and not value <= self.high
+        if is_low or is_high or (self.above is not None and not value > self.above):
+            return f"`{name}` {self.says or self._in_words()}, found {value}"
+        return ""
+
+    def _in_words(self) -> str:
+        if self.above is not None:
+            return f"must be above {self.above:g}"
+        if self.low is None:
+            return f"must be at most {self.high:g}"
+        return (
+            f"must be at least {self.low:g}" if self.high is None else f"must be between {self.low:g} and {self.high:g}"
+        )
 
 
 def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
@@ -38,6 +123,13 @@ def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, .
     from trl import TrlParser  # slow to import, so only once the config's keys are known to be right
 
     class Parser(TrlParser):
+        @staticmethod
+        def _parse_dataclass_field(parser: Any, field: dataclasses.Field) -> None:
+            # transformers (5) hands all of a field's metadata to argparse, which knows no bounds
+            told = copy.copy(field)
+            told.metadata = types.MappingProxyType({k: v for k, v in field.metadata.items() if k != "bounds"})
+            TrlParser._parse_dataclass_field(parser, told)
+
         def error(self, message: str) -> NoReturn:  # argparse would print the usage of every key around it
             raise UserError(f"the config has problems:\n  command line: {message}; --help lists the keys")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import entry_point
 
 
@@ -14,23 +14,20 @@ from reflectune.core.errors import entry_point
 class WorldConfig:
     """Settings of a world."""
 
-    output: str = field(default="", metadata={"help": "data set folder to write"})
-    size: Literal["tiny", "default", "large"] = field(
-        default="default", metadata={"help": "tiny (tests), default (quick start) or large (about 20,000 entities)"}
+    output: str = setting("", "data set folder to write")
+    size: Literal["tiny", "default", "large"] = setting(
+        "default", "tiny (tests), default (quick start) or large (about 20,000 entities)"
     )
-    seed: int = field(default=0, metadata={"help": "seed of everything in the world but the famous entities"})
-    traffic: int = field(
-        default=0,
-        metadata={"help": "questions of a further split, traffic, two in five about famous entities; 0: none"},
+    seed: int = setting(0, "seed of everything in the world but the famous entities")
+    traffic: int = setting(
+        0, "questions of a further split, traffic, two in five about famous entities; 0: none", low=0
     )
-    dry_run: bool = field(default=False, metadata={"help": "say what would be built, and stop"})
+    dry_run: bool = setting(False, "say what would be built, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         issues = [] if self.output else ["`output` is needed: the folder to write the world into"]
-        if self.traffic < 0:
-            issues.append(f"`traffic` must be at least 0, found {self.traffic}")
-        return issues
+        return issues + bound_problems(self, WorldConfig)
 
 
 @entry_point

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from reflectune.core.config import setting
 from reflectune.core.errors import UserError
 from reflectune.data_builders.dataset import MANIFEST, load_manifest, metric_of
 from reflectune.metrics.bem import Bem, load_bem
@@ -15,14 +16,12 @@ from reflectune.metrics.registry import METRICS, Metric, find_metric_name, metri
 class MetricConfig:
     """By which metric answers are scored."""
 
-    metric: str = field(
-        default="",
-        metadata={
-            "help": "what an answer is worth; the data set's own (dataset.json) if unset. evqa needs `bem`; evqa_exact "
-            "is the part of it without a model. One of " + ", ".join(METRICS)
-        },
+    metric: str = setting(
+        "",
+        "what an answer is worth; the data set's own (dataset.json) if unset. evqa needs `bem`; evqa_exact "
+        "is the part of it without a model. One of " + ", ".join(METRICS),
     )
-    bem: str = field(default="", metadata={"help": "folder or hub id of a converted BEM, for `metric: evqa`"})
+    bem: str = setting("", "folder or hub id of a converted BEM, for `metric: evqa`")
 
     def scored_by(self, dataset: str) -> Metric:
         """The metric: the config's, else the one that the data set in this folder says; UserError if neither does."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core.config import DTYPES, bound_problems, setting
 from reflectune.inference.selection.document_choice import Mct
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.models.schemes.registry import reflecting_schemes
@@ -38,61 +39,46 @@ class Count(int):
 AUTO = Count("auto")
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
-class ReadingConfig(RerankerConfig, ImageKeys):
-    """What every pipeline needs: the models, the knowledge base, and how to read."""
+class PipelineConfig(RerankerConfig, ImageKeys):
+    """What every pipeline needs but whether to retrieve: the models, the knowledge base, and how to read."""
 
-    dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
-    index: str = field(default="", metadata=_help("index folder; needed by what retrieves"))
-    encoder: str = field(default="miniature/clip", metadata=_help("the encoder that the index was built with"))
-    model: str = field(default="", metadata=_help("checkpoint that was fine-tuned to reflect"))
-    base_model: str = field(
-        default="", metadata=_help("plain model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer")
+    dataset: str = setting("", "data set folder (questions, images, knowledge base)")
+    index: str = setting("", "index folder; needed by what retrieves")
+    encoder: str = setting("miniature/clip", "the encoder that the index was built with")
+    model: str = setting("", "checkpoint that was fine-tuned to reflect")
+    base_model: str = setting("", "plain model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer")
+    plain_model: str = setting("", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)")
+    scheme: str = setting("", "the scheme that the checkpoint must have been tuned with")
+    top_n: int = setting(5, "entries to retrieve for a question", low=1)
+    passages: int = setting(5, "naive_rag: how many the reranker picks", low=1)
+    fallback: Fallback = setting("best_product", "what if no passage is judged relevant")
+    documents: int = setting(10, "MMKB-RAG: passages of the entries to take, the best by words", low=1)
+    srt: bool = setting(True, "MMKB-RAG: let SRT order the documents; else as retrieved")
+    k: Count = setting(
+        AUTO, "MMKB-RAG: documents to keep; auto: those that reach threshold, and at least 1 (5 without SRT)"
     )
-    plain_model: str = field(
-        default="",
-        metadata=_help("tuned_baselines: the base, fine-tuned without reflection (scheme plain)"),
+    threshold: float = setting(
+        0.5,
+        "MMKB-RAG: what `k: auto` keeps has at least this [Rel] score",
+        low=0,
+        high=1,
+        says="is a probability in [0, 1]",
     )
-    scheme: str = field(default="", metadata=_help("the scheme that the checkpoint must have been tuned with"))
-    top_n: int = field(default=5, metadata=_help("entries to retrieve for a question"))
-    passages: int = field(default=5, metadata=_help("naive_rag: how many the reranker picks"))
-    gamma: float = field(
-        default=0.5, metadata=_help("retrieve if the gate's probability is at least this (MMKB-RAG: above it)")
+    mct: Mct = setting("filter", "MMKB-RAG: what MCT does with two documents or more")
+    answer_model: Literal["base", "tuned"] = setting(
+        "base", "MMKB-RAG: who answers: base_model, or the checkpoint itself"
     )
-    fallback: Fallback = field(default="best_product", metadata=_help("what if no passage is judged relevant"))
-    documents: int = field(default=10, metadata=_help("MMKB-RAG: passages of the entries to take, the best by words"))
-    ret: bool = field(default=True, metadata=_help("MMKB-RAG: let RET decide whether to retrieve; else always"))
-    srt: bool = field(default=True, metadata=_help("MMKB-RAG: let SRT order the documents; else as retrieved"))
-    k: Count = field(
-        default=AUTO,
-        metadata=_help("MMKB-RAG: documents to keep; auto: those that reach threshold, and at least 1 (5 without SRT)"),
+    max_reply_tokens: int = setting(128, "MMKB-RAG: longest reply of MCT, in tokens", low=1)
+    lead: Lead = setting("first_sentence", "what stands before each passage: nothing, or what the entry is")
+    max_new_tokens: int = setting(32, "longest answer, in tokens", low=1)
+    token_budget: int | None = setting(
+        None, "most tokens in one forward pass; splits work, not text; what the memory has room for if unset", low=1
     )
-    threshold: float = field(
-        default=0.5, metadata=_help("MMKB-RAG: what `k: auto` keeps has at least this [Rel] score")
-    )
-    mct: Mct = field(default="filter", metadata=_help("MMKB-RAG: what MCT does with two documents or more"))
-    answer_model: Literal["base", "tuned"] = field(
-        default="base", metadata=_help("MMKB-RAG: who answers: base_model, or the checkpoint itself")
-    )
-    max_reply_tokens: int = field(default=128, metadata=_help("MMKB-RAG: longest reply of MCT, in tokens"))
-    lead: Lead = field(
-        default="first_sentence", metadata=_help("what stands before each passage: nothing, or what the entry is")
-    )
-    max_new_tokens: int = field(default=32, metadata=_help("longest answer, in tokens"))
-    token_budget: int | None = field(
-        default=None,
-        metadata=_help("most tokens in one forward pass; splits work, not text; what the memory has room for if unset"),
-    )
-    keep_images: int = field(
-        default=0, metadata=_help("pictures whose reading is kept for later questions about them, those used last")
-    )
-    dtype: str = field(default="float32", metadata=_help("float32, bfloat16 or float16"))
-    device: str = field(default="auto", metadata=_help("cpu, cuda, cuda:1, or auto: this process's own"))
-    dry_run: bool = field(default=False, metadata=_help("say what would be done, and stop"))
+    keep_images: int = setting(0, "pictures whose reading is kept for later questions about them, those used last")
+    dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
+    device: str = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own")
+    dry_run: bool = setting(False, "say what would be done, and stop")
 
     def __post_init__(self) -> None:
         """Read `k`, which a YAML file may hold as a number or as a word."""
@@ -101,25 +87,13 @@ class ReadingConfig(RerankerConfig, ImageKeys):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = self.image_problems()
-        issues += [
-            f"`{name}` must be at least 1, found {getattr(self, name)}"
-            for name in ("top_n", "passages", "max_new_tokens", "token_budget", "documents", "max_reply_tokens")
-            if (value := getattr(self, name)) is not None and value < 1
-        ]
-        issues += [
-            f"`{name}` is a probability in [0, 1], found {getattr(self, name)}"
-            for name in ("gamma", "threshold")
-            if not 0.0 <= getattr(self, name) <= 1.0
-        ]
+        issues = self.image_problems() + bound_problems(self, PipelineConfig)
         if not isinstance(self.k, int) or self.k < 0:
             issues.append(f"`k` is auto or a number of documents, at least 1; found {self.k}")
         elif self.k > self.documents:
             issues.append(f"`k` can be at most `documents`, {self.documents}, found {self.k}")
         if self.scheme and self.scheme not in reflecting_schemes():
             issues.append(f"`scheme` is one of {', '.join(reflecting_schemes())}; found `{self.scheme}`")
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            issues.append(f"`dtype` is one of float32, bfloat16, float16; found `{self.dtype}`")
         if not self.dataset:
             issues.append("`dataset` is needed: a data set folder, e.g. the output of build_world")
         elif not Path(self.dataset, "dataset.json").is_file():
@@ -127,3 +101,21 @@ class ReadingConfig(RerankerConfig, ImageKeys):
         if self.index and not Path(self.index, "manifest.json").is_file():
             issues.append(f"`index`: {self.index} has no manifest.json; build it with reflectune.retrieval.build_index")
         return issues + self.reranker_problems()
+
+
+@dataclass
+class ReadingConfig(PipelineConfig):
+    """What every pipeline needs."""
+
+    gamma: float = setting(
+        0.5,
+        "retrieve if the gate's probability is at least this (MMKB-RAG: above it)",
+        low=0,
+        high=1,
+        says="is a probability in [0, 1]",
+    )
+    ret: bool = setting(True, "MMKB-RAG: let RET decide whether to retrieve; else always")
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        return super().problems() + bound_problems(self, ReadingConfig)

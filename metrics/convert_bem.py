@@ -5,10 +5,10 @@ How the two files are made, once, with TensorFlow: the docstring of `reflectune/
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import parse_config, setting
 from reflectune.core.durable import read_json
 from reflectune.core.errors import entry_point
 
@@ -17,14 +17,12 @@ from reflectune.core.errors import entry_point
 class ConvertBemConfig:
     """What is converted, and what it is checked against."""
 
-    variables: str = field(default="", metadata={"help": ".npz of the TensorFlow module's variables"})
-    vocabulary: str = field(default="", metadata={"help": "vocab.txt of BERT base uncased"})
-    examples: str = field(default="", metadata={"help": "JSON list of triples with the original's logits"})
-    output: str = field(default="", metadata={"help": "checkpoint folder to write"})
-    names: str = field(
-        default="", metadata={"help": "JSON mapping of TensorFlow names to PyTorch names, where they are not known"}
-    )
-    dry_run: bool = field(default=False, metadata={"help": "say what would be converted, and stop"})
+    variables: str = setting("", ".npz of the TensorFlow module's variables")
+    vocabulary: str = setting("", "vocab.txt of BERT base uncased")
+    examples: str = setting("", "JSON list of triples with the original's logits")
+    output: str = setting("", "checkpoint folder to write")
+    names: str = setting("", "JSON mapping of TensorFlow names to PyTorch names, where they are not known")
+    dry_run: bool = setting(False, "say what would be converted, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""

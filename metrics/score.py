@@ -6,12 +6,12 @@ P is a file of InfoSeek's, EchoSight's, ReflectiVA's or PMSR's layout, or our tr
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import parse_config, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError, entry_point
 from reflectune.metrics.registry import Metric, MetricChoice, metric_problems
@@ -22,27 +22,24 @@ from reflectune.models.remote.endpoint import RemoteConfig
 class ScoreConfig(RemoteConfig):
     """What is scored, against what, and how."""
 
-    predictions: str = field(default="", metadata={"help": "prediction file, or ReflectiVA's folder of split_*.json"})
-    dataset: str = field(default="", metadata={"help": "data set folder"})
-    against: str = field(default="", metadata={"help": "a second prediction file, compared by a paired test"})
-    metric: MetricChoice = field(
-        default="",
-        metadata={"help": "the data set's own if unset; evqa needs `bem`, evqa_exact is what of it needs no model"},
+    predictions: str = setting("", "prediction file, or ReflectiVA's folder of split_*.json")
+    dataset: str = setting("", "data set folder")
+    against: str = setting("", "a second prediction file, compared by a paired test")
+    metric: MetricChoice = setting(
+        "", "the data set's own if unset; evqa needs `bem`, evqa_exact is what of it needs no model"
     )
-    mode: Literal["official", "strict"] = field(
-        default="official", metadata={"help": "strict: a missing answer is wrong, a doubled one an error"}
+    mode: Literal["official", "strict"] = setting(
+        "official", "strict: a missing answer is wrong, a doubled one an error"
     )
-    splits: list[str] = field(
-        default_factory=list, metadata={"help": "splits to score; if none, those with predictions"}
+    splits: list[str] = setting([], "splits to score; if none, those with predictions")
+    bem: str = setting("", "folder or hub id of a converted BEM, for `evqa`")
+    device: str = setting("cpu", "where BEM computes")
+    judge: Literal["", "pmsr", "mrag"] = setting(
+        "", "also ask a judge by this paper's protocol; needs `llm_model` and `llm_url`"
     )
-    bem: str = field(default="", metadata={"help": "folder or hub id of a converted BEM, for `evqa`"})
-    device: str = field(default="cpu", metadata={"help": "where BEM computes"})
-    judge: Literal["", "pmsr", "mrag"] = field(
-        default="", metadata={"help": "also ask a judge by this paper's protocol; needs `llm_model` and `llm_url`"}
-    )
-    seed: int = field(default=0, metadata={"help": "seed of the intervals and the paired test"})
-    output: str = field(default="", metadata={"help": "JSON file to write the scores to"})
-    dry_run: bool = field(default=False, metadata={"help": "say what would be scored, and stop"})
+    seed: int = setting(0, "seed of the intervals and the paired test")
+    output: str = setting("", "JSON file to write the scores to")
+    dry_run: bool = setting(False, "say what would be scored, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""

@@ -7,46 +7,34 @@ again. Exit status: 0 if every image was good, 3 if some were left out (`on_erro
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.rejected import REJECTED, ROWS_LEFT_OUT
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
 
 
 @dataclass
 class IndexConfig:
     """What to index, with what, and where to."""
 
-    knowledge: str = field(default="", metadata=_help("knowledge base folder, e.g. DATASET/knowledge"))
-    output: str = field(default="", metadata=_help("folder for the index"))
-    encoder: str = field(
-        default="miniature/clip", metadata=_help("miniature/clip, a folder, or a hub id, owner/name[@COMMIT]")
+    knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge")
+    output: str = setting("", "folder for the index")
+    encoder: str = setting("miniature/clip", "miniature/clip, a folder, or a hub id, owner/name[@COMMIT]")
+    batch_size: int = setting(64, "entries encoded together", low=1)
+    shard_rows: int = setting(4096, "entries put on the disk together; what a crash costs at most", low=1)
+    device: str = setting("auto", "cpu, cuda, cuda:1, or auto")
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "what to do about a bad image: stop, or leave it out, list and count it"
     )
-    batch_size: int = field(default=64, metadata=_help("entries encoded together"))
-    shard_rows: int = field(
-        default=4096, metadata=_help("entries put on the disk together; what a crash costs at most")
-    )
-    device: str = field(default="auto", metadata=_help("cpu, cuda, cuda:1, or auto"))
-    on_error: Literal["stop", "skip"] = field(
-        default="stop", metadata=_help("what to do about a bad image: stop, or leave it out, list and count it")
-    )
-    dry_run: bool = field(default=False, metadata=_help("check the encoder and every image's path, and stop"))
+    dry_run: bool = setting(False, "check the encoder and every image's path, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = [f"`{name}` is needed" for name in ("knowledge", "output") if not getattr(self, name)]
-        issues += [
-            f"`{name}` must be at least 1, found {getattr(self, name)}"
-            for name in ("batch_size", "shard_rows")
-            if getattr(self, name) < 1
-        ]
+        issues += bound_problems(self, IndexConfig)
         if self.knowledge and not Path(self.knowledge, "kb.json").is_file():
             inner = Path(self.knowledge, "knowledge")
             advice = f"did you mean {inner}?" if (inner / "kb.json").is_file() else "give a knowledge base's folder"

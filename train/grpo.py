@@ -10,26 +10,24 @@ An entry script stands above all floors: here the pipelines that measure meet th
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.inference.config import ReadingConfig
+from reflectune.inference.config import PipelineConfig
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.train.refining.config import GateConfig
 
 
 @dataclass
-class GrpoConfig(GateConfig, ReadingConfig):  # type: ignore[misc]  # training knows fewer values of two keys
+class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training knows fewer values of two keys
     """Refine the gates of a fine-tuned checkpoint by the reward of what follows from them."""
-
-    gamma: float = field(default=0.5, init=False)  # rewards are of both ways, whatever the gate says
-    ret: bool = field(default=True, init=False)
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = [*GateConfig.problems(self), *ReadingConfig.problems(self), *self.metric_issues(self.dataset)]
+        issues = [*GateConfig.problems(self), *PipelineConfig.problems(self), *self.metric_issues(self.dataset)]
         if not self.index:
             issues.append("`index` is needed: rewards are measured with retrieval")
         if self.scheme not in reflecting():
@@ -40,6 +38,13 @@ class GrpoConfig(GateConfig, ReadingConfig):  # type: ignore[misc]  # training k
         if "relevance" in self.gates and "srt" in recipe.settings and not self.srt:
             issues.append("`gates` with relevance needs `srt: true`: it is SRT's gate that is refined")
         return list(dict.fromkeys(issues))
+
+    def run_settings(self) -> dict[str, Any]:
+        """The settings that determine the weights. Rewards are of both ways, whatever the gate says.
+
+        The gate's keys stand there with the values that they always had, so that runs from before can be resumed.
+        """
+        return {**super().run_settings(), "gamma": 0.5, "ret": True}
 
 
 @entry_point

@@ -6,11 +6,11 @@ of QLoRA is merged into the 4-bit weights written out, which is what it was trai
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import parse_config, setting
 from reflectune.core.errors import entry_point
 from reflectune.models.schemes.base import SCHEME_FILE
 
@@ -19,12 +19,12 @@ from reflectune.models.schemes.base import SCHEME_FILE
 class MergeConfig:
     """What is merged, and where to."""
 
-    checkpoint: str = field(default="", metadata={"help": "folder of an adapter, as train/sft.py wrote it"})
-    output: str = field(default="", metadata={"help": "folder to write, new or empty"})
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
-        default="auto", metadata={"help": "precision of the weights that are written; auto is the base model's own"}
+    checkpoint: str = setting("", "folder of an adapter, as train/sft.py wrote it")
+    output: str = setting("", "folder to write, new or empty")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto", "precision of the weights that are written; auto is the base model's own"
     )
-    dry_run: bool = field(default=False, metadata={"help": "say what would be merged, and stop"})
+    dry_run: bool = setting(False, "say what would be merged, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.annotators.choice import NAMES
 from reflectune.models.remote.endpoint import RemoteConfig
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
 
 
 @dataclass
 class CompareConfig(RemoteConfig):
     """Compare annotators on one split."""
 
-    dataset: str = field(default="", metadata=_help("data set folder"))
-    output: str = field(default="", metadata=_help("folder for agreement.md, labels.jsonl and the LLM's replies"))
-    split: str = field(default="train", metadata=_help("whose questions"))
-    annotators: list[str] = field(
-        default_factory=lambda: ["string", "gold"], metadata=_help(f"which to compare: {', '.join(NAMES)}")
+    dataset: str = setting("", "data set folder")
+    output: str = setting("", "folder for agreement.md, labels.jsonl and the LLM's replies")
+    split: str = setting("train", "whose questions")
+    annotators: list[str] = setting(["string", "gold"], f"which to compare: {', '.join(NAMES)}")
+    truth: Literal["gold", "none"] = setting(
+        "gold", "gold: the data set's evidence sections are the truth; none: compare only"
     )
-    truth: Literal["gold", "none"] = field(
-        default="gold", metadata=_help("gold: the data set's evidence sections are the truth; none: compare only")
-    )
-    limit: int = field(default=200, metadata=_help("knowledge-based questions, drawn by seed"))
-    seed: int = field(default=0, metadata=_help("seed of that draw"))
-    dry_run: bool = field(default=False, metadata=_help("say how much would be labelled, and stop"))
+    limit: int = setting(200, "knowledge-based questions, drawn by seed", low=1)
+    seed: int = setting(0, "seed of that draw")
+    dry_run: bool = setting(False, "say how much would be labelled, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
@@ -38,6 +33,5 @@ class CompareConfig(RemoteConfig):
             issues.append(f"`annotators` are among {', '.join(NAMES)}; found {', '.join(unknown) or 'none'}")
         if len(set(self.annotators)) < len(self.annotators):
             issues.append("`annotators` names one twice")
-        if self.limit < 1:
-            issues.append(f"`limit` must be at least 1, found {self.limit}")
+        issues += bound_problems(self, CompareConfig)
         return issues + (self.llm_problems() if "llm" in self.annotators else [])

@@ -2,55 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from reflectune.core.config import setting
 from reflectune.data_builders.readers.registry import KNOWLEDGE, METRIC_OF, QUESTIONS, option_problems
 from reflectune.metrics.registry import MetricChoice
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
 
 
 @dataclass
 class ConvertConfig:
     """Settings of a conversion. At least one of `questions` and `knowledge` is set."""
 
-    output: str = field(default="", metadata=_help("data set folder to write"))
-    name: str = field(default="", metadata=_help("name of the data set; that of the output folder if unset"))
-    root: str = field(default="", metadata=_help("folder that the paths below start from"))
-    questions: str = field(default="", metadata=_help("reader of the questions, e.g. infoseek, evqa, own"))
-    splits: dict[str, Any] = field(
-        default_factory=dict, metadata=_help("for each split its file, or a mapping of what a file is to the file")
+    output: str = setting("", "data set folder to write")
+    name: str = setting("", "name of the data set; that of the output folder if unset")
+    root: str = setting("", "folder that the paths below start from")
+    questions: str = setting("", "reader of the questions, e.g. infoseek, evqa, own")
+    splits: dict[str, Any] = setting({}, "for each split its file, or a mapping of what a file is to the file")
+    options: dict[str, Any] = setting({}, "the reader's own options")
+    metric: MetricChoice = setting("", "what answers are scored by, for dataset.json; the reader's own if unset")
+    images: str = setting("", "folder of the questions' images; unset: no images are wanted")
+    knowledge: str = setting("", "reader of the knowledge base, e.g. wiki6m, evqa, own")
+    knowledge_source: str = setting("", "the knowledge base's file or folder")
+    knowledge_images: str = setting("", "folder of the knowledge base's images")
+    split: list[str] = setting([], "convert these of `splits` only")
+    limit: int = setting(0, "read that many rows of each source only; 0: all")
+    sample: int = setting(0, "keep that many questions of each of `splits`, drawn by seed; 0: all")
+    sample_knowledge: int = setting(-1, "keep the questions' own articles and that many others, drawn by seed; -1: all")
+    seed: int = setting(0, "seed of what is drawn")
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "stop at a bad row, or leave it out, list it in rejected.jsonl and exit with 3"
     )
-    options: dict[str, Any] = field(default_factory=dict, metadata=_help("the reader's own options"))
-    metric: MetricChoice = field(
-        default="", metadata=_help("what answers are scored by, for dataset.json; the reader's own if unset")
+    verify_images: Literal["none", "header", "decode"] = setting(
+        "header", "trust the files, read their headers, or decode them whole"
     )
-    images: str = field(default="", metadata=_help("folder of the questions' images; unset: no images are wanted"))
-    knowledge: str = field(default="", metadata=_help("reader of the knowledge base, e.g. wiki6m, evqa, own"))
-    knowledge_source: str = field(default="", metadata=_help("the knowledge base's file or folder"))
-    knowledge_images: str = field(default="", metadata=_help("folder of the knowledge base's images"))
-    split: list[str] = field(default_factory=list, metadata=_help("convert these of `splits` only"))
-    limit: int = field(default=0, metadata=_help("read that many rows of each source only; 0: all"))
-    sample: int = field(
-        default=0, metadata=_help("keep that many questions of each of `splits`, drawn by seed; 0: all")
-    )
-    sample_knowledge: int = field(
-        default=-1, metadata=_help("keep the questions' own articles and that many others, drawn by seed; -1: all")
-    )
-    seed: int = field(default=0, metadata=_help("seed of what is drawn"))
-    on_error: Literal["stop", "skip"] = field(
-        default="stop", metadata=_help("stop at a bad row, or leave it out, list it in rejected.jsonl and exit with 3")
-    )
-    verify_images: Literal["none", "header", "decode"] = field(
-        default="header", metadata=_help("trust the files, read their headers, or decode them whole")
-    )
-    workers: int = field(default=0, metadata=_help("processes; 0: one for each core"))
-    check: bool = field(default=False, metadata=_help("read and validate everything, write nothing"))
-    dry_run: bool = field(default=False, metadata=_help("say what would be read and written, and stop"))
+    workers: int = setting(0, "processes; 0: one for each core")
+    check: bool = setting(False, "read and validate everything, write nothing")
+    dry_run: bool = setting(False, "say what would be read and written, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core.config import setting
 from reflectune.data_builders.reflection_data import MANIFEST
 from reflectune.models.schemes.registry import all_schemes
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
 
 
 @dataclass
 class ExportConfig:
     """Write reflection data in another tool's layout (`--to`), or read TRL's chat data as ours (`--from`)."""
 
-    data: str = field(default="", metadata=_help("with `to`: reflection data; with `from`: chat data; folder or file"))
-    output: str = field(default="", metadata=_help("folder to write into"))
-    to: Literal["", "trl", "llamafactory", "ms-swift", "llava"] = field(
-        default="", metadata=_help("whose layout to write")
+    data: str = setting("", "with `to`: reflection data; with `from`: chat data; folder or file")
+    output: str = setting("", "folder to write into")
+    to: Literal["", "trl", "llamafactory", "ms-swift", "llava"] = setting("", "whose layout to write")
+    from_format: Literal["", "trl"] = setting("", "whose layout to read; written as `--from`")
+    split: str = setting("train", "which split; it names the files")
+    scheme: str = setting("", "a scheme's name; the one in the data's manifest if unset, and mr2ag with `from`")
+    image_root: str = setting("", "folder of the images; the manifest's, or the data's own folder, if unset")
+    images: Literal["absolute", "copy"] = setting(
+        "absolute", "name images by absolute path, or copy them into `output`"
     )
-    from_format: Literal["", "trl"] = field(default="", metadata=_help("whose layout to read; written as `--from`"))
-    split: str = field(default="train", metadata=_help("which split; it names the files"))
-    scheme: str = field(
-        default="",
-        metadata=_help("a scheme's name; the one in the data's manifest if unset, and mr2ag with `from`"),
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "a bad row: write nothing, or leave it out and list it in rejected.jsonl"
     )
-    image_root: str = field(
-        default="", metadata=_help("folder of the images; the manifest's, or the data's own folder, if unset")
-    )
-    images: Literal["absolute", "copy"] = field(
-        default="absolute", metadata=_help("name images by absolute path, or copy them into `output`")
-    )
-    on_error: Literal["stop", "skip"] = field(
-        default="stop", metadata=_help("a bad row: write nothing, or leave it out and list it in rejected.jsonl")
-    )
-    dry_run: bool = field(default=False, metadata=_help("check every row, show one, and write nothing"))
+    dry_run: bool = setting(False, "check every row, show one, and write nothing")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""

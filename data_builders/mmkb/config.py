@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
 from reflectune.data_builders.mmkb.mct import Mixing, Noise
 from reflectune.data_builders.mmkb.sampling import Choice
@@ -15,55 +16,44 @@ from reflectune.metrics.registry import MetricChoice, metric_problems
 from reflectune.models.remote.endpoint import RemoteConfig
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
 class DeriveConfig(RemoteConfig):
     """Derive MMKB-RAG's training data from probes; no model is needed."""
 
-    probes: str = field(default="", metadata=_help("folder that probe.py wrote"))
-    dataset: str = field(default="", metadata=_help("data set folder that was probed"))
-    output: str = field(default="", metadata=_help("folder for the reflection data"))
-    labeller: Literal["probes", "string"] = field(
-        default="probes",
-        metadata=_help("who labels documents: the model's own answers, or whether one states an accepted answer"),
+    probes: str = setting("", "folder that probe.py wrote")
+    dataset: str = setting("", "data set folder that was probed")
+    output: str = setting("", "folder for the reflection data")
+    labeller: Literal["probes", "string"] = setting(
+        "probes", "who labels documents: the model's own answers, or whether one states an accepted answer"
     )
-    metric: Literal[MetricChoice, "judge"] = field(
-        default="",
-        metadata=_help("judge the answers again: evqa needs `bem`, judge a remote model; the probes' own if unset"),
+    metric: Literal[MetricChoice, "judge"] = setting(
+        "", "judge the answers again: evqa needs `bem`, judge a remote model; the probes' own if unset"
     )
-    bem: str = field(default="", metadata=_help("folder or hub id of a converted BEM, for `metric: evqa`"))
-    device: str = field(default="cpu", metadata=_help("where BEM computes"))
-    judge: Literal["pmsr", "mrag"] = field(
-        default="pmsr", metadata=_help("for `metric: judge`: whose protocol; the model is `llm_model` at `llm_url`")
+    bem: str = setting("", "folder or hub id of a converted BEM, for `metric: evqa`")
+    device: str = setting("cpu", "where BEM computes")
+    judge: Literal["pmsr", "mrag"] = setting(
+        "pmsr", "for `metric: judge`: whose protocol; the model is `llm_model` at `llm_url`"
     )
-    rule: RuleName = field(default="paper", metadata=_help("paper, outcome, rate or margin; see labels.py"))
-    right_from: float = field(default=0.5, metadata=_help("an answer worth this much is right"))
-    change: float = field(default=0.5, metadata=_help("for `rate`: least change of the rate of correctness"))
-    margin: float = field(default=1.0, metadata=_help("for `margin`: least change of the log-probability, in nats"))
-    srt_visual: bool = field(
-        default=True, metadata=_help("label the documents of visual-dependent questions too; they are all [NoRel]")
+    rule: RuleName = setting("paper", "paper, outcome, rate or margin; see labels.py")
+    right_from: float = setting(0.5, "an answer worth this much is right")
+    change: float = setting(0.5, "for `rate`: least change of the rate of correctness")
+    margin: float = setting(1.0, "for `margin`: least change of the log-probability, in nats")
+    srt_visual: bool = setting(True, "label the documents of visual-dependent questions too; they are all [NoRel]")
+    tau: float = setting(50.0, "percentage of irrelevant documents in the mixed lists of MCT")
+    noise: Noise = setting("unhelpful", "what is mixed in: no_rel, or unhelpful: all with a wrong answer")
+    ret_balance: float | None = setting(None, "most of the frequent label per rare one; RET")
+    srt_balance: float | None = setting(None, "most of the frequent label per rare one; SRT")
+    ret_limit: int | None = setting(None, "most examples of RET, drawn by seed")
+    srt_limit: int | None = setting(None, "most examples of SRT, drawn by seed")
+    mct_limit: int | None = setting(None, "most examples of MCT, drawn by seed")
+    rel_scores: str = setting(
+        "", "Parquet or JSONL of question_id, passage_id, score: trained [Rel], orders MCT's reply"
     )
-    tau: float = field(default=50.0, metadata=_help("percentage of irrelevant documents in the mixed lists of MCT"))
-    noise: Noise = field(
-        default="unhelpful", metadata=_help("what is mixed in: no_rel, or unhelpful: all with a wrong answer")
+    answer_model: Literal["separate", "shared"] = setting(
+        "separate", "shared: train to answer too, from no or from the relevant documents"
     )
-    ret_balance: float | None = field(default=None, metadata=_help("most of the frequent label per rare one; RET"))
-    srt_balance: float | None = field(default=None, metadata=_help("most of the frequent label per rare one; SRT"))
-    ret_limit: int | None = field(default=None, metadata=_help("most examples of RET, drawn by seed"))
-    srt_limit: int | None = field(default=None, metadata=_help("most examples of SRT, drawn by seed"))
-    mct_limit: int | None = field(default=None, metadata=_help("most examples of MCT, drawn by seed"))
-    rel_scores: str = field(
-        default="",
-        metadata=_help("Parquet or JSONL of question_id, passage_id, score: trained [Rel], orders MCT's reply"),
-    )
-    answer_model: Literal["separate", "shared"] = field(
-        default="separate", metadata=_help("shared: train to answer too, from no or from the relevant documents")
-    )
-    proofread: int = field(default=50, metadata=_help("random questions in the page for proof-reading; 0: no page"))
-    seed: int = field(default=0, metadata=_help("seed of every draw"))
+    proofread: int = setting(50, "random questions in the page for proof-reading; 0: no page", low=0)
+    seed: int = setting(0, "seed of every draw")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
@@ -80,8 +70,7 @@ class DeriveConfig(RemoteConfig):
             issues += metric_problems(self.metric, self.bem)
         elif self.bem:
             issues.append("`bem` is read by `metric: evqa` alone: set it, or leave `bem` out")
-        if self.proofread < 0:
-            issues.append(f"`proofread` must be at least 0, found {self.proofread}")
+        issues += bound_problems(self, DeriveConfig)
         for make in (self.how, self.mixing, self.choices):
             try:
                 make()

@@ -4,77 +4,68 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.annotators.choice import NAMES
 from reflectune.data_builders.mr2ag.examples import Recipe, StringFilter
 from reflectune.models.remote.address import shown_url
 from reflectune.models.remote.endpoint import RemoteConfig
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
 class BuildConfig(RemoteConfig):
     """Build one split of reflection data. The `llm_…` keys say whom the annotator `llm` asks."""
 
-    dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
-    output: str = field(default="", metadata=_help("folder for the reflection data"))
-    split: str = field(default="train", metadata=_help("whose questions"))
-    index: str = field(default="", metadata=_help("index folder, for hard negatives"))
-    encoder: str = field(default="miniature/clip", metadata=_help("the encoder that the index was built with"))
-    device: str = field(default="auto", metadata=_help("where the encoder runs: cpu, cuda, or auto"))
-    annotator: str = field(
-        default="string",
-        metadata=_help("what tells evidence: string (the answer occurs), gold (the data set says so), or llm"),
+    dataset: str = setting("", "data set folder (questions, images, knowledge base)")
+    output: str = setting("", "folder for the reflection data")
+    split: str = setting("train", "whose questions")
+    index: str = setting("", "index folder, for hard negatives")
+    encoder: str = setting("miniature/clip", "the encoder that the index was built with")
+    device: str = setting("auto", "where the encoder runs: cpu, cuda, or auto")
+    annotator: str = setting(
+        "string", "what tells evidence: string (the answer occurs), gold (the data set says so), or llm", choices=NAMES
     )
-    string_filter: StringFilter = field(
-        default="strict",
-        metadata=_help("what string search takes out: strict, strict_parts, negatives or off; see mr2ag.Recipe"),
+    string_filter: StringFilter = setting(
+        "strict", "what string search takes out: strict, strict_parts, negatives or off; see mr2ag.Recipe"
     )
-    known_sections: bool = field(
-        default=True, metadata=_help("look for evidence only in the sections that the data set names, if it names some")
+    known_sections: bool = setting(
+        True, "look for evidence only in the sections that the data set names, if it names some"
     )
-    positives: int = field(default=1, metadata=_help("most evidence passages of a question"))
-    negatives_same_article: int = field(default=2, metadata=_help("other passages of the question's article"))
-    negatives_retrieved: int = field(default=2, metadata=_help("passages of look-alikes that the index ranks high"))
-    negatives_random: int = field(default=1, metadata=_help("passages of random entries"))
-    retrieval_depth: int = field(default=10, metadata=_help("best entries to draw hard negatives from"))
-    visual_ratio: float = field(
-        default=0.2, metadata=_help("share of visual-dependent questions in the data; 1: they alone")
+    positives: int = setting(1, "most evidence passages of a question", low=1)
+    negatives_same_article: int = setting(2, "other passages of the question's article", low=0)
+    negatives_retrieved: int = setting(2, "passages of look-alikes that the index ranks high", low=0)
+    negatives_random: int = setting(1, "passages of random entries", low=0)
+    retrieval_depth: int = setting(10, "best entries to draw hard negatives from", low=1)
+    visual_ratio: float = setting(0.2, "share of visual-dependent questions in the data; 1: they alone", low=0, high=1)
+    visual_dataset: str = setting(
+        "", "data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same"
     )
-    visual_dataset: str = field(
-        default="",
-        metadata=_help("data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same"),
+    visual_split: str = setting("", "split that they are from; default: the same split")
+    without_image: Literal["refuse", "blank"] = setting(
+        "refuse", "a question without an image (Natural Questions): a bad row, or give it a black image"
     )
-    visual_split: str = field(default="", metadata=_help("split that they are from; default: the same split"))
-    without_image: Literal["refuse", "blank"] = field(
-        default="refuse",
-        metadata=_help("a question without an image (Natural Questions): a bad row, or give it a black image"),
+    lead: Literal["none", "first_sentence"] = setting(
+        "first_sentence", "what stands before each passage: nothing, or what the entry is"
     )
-    lead: Literal["none", "first_sentence"] = field(
-        default="first_sentence", metadata=_help("what stands before each passage: nothing, or what the entry is")
+    limit: int | None = setting(
+        None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", low=1
     )
-    limit: int | None = field(
-        default=None, metadata=_help("most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed")
-    )
-    seed: int = field(default=0, metadata=_help("seed of every draw"))
-    proofread: int = field(default=50, metadata=_help("random examples in the page for proof-reading; 0: no page"))
-    on_error: Literal["stop", "skip"] = field(
-        default="stop", metadata=_help("a bad row: stop, or list it in statistics.json and go on")
-    )
-    dry_run: bool = field(default=False, metadata=_help("say what would be built, show one example, and stop"))
+    seed: int = setting(0, "seed of every draw")
+    proofread: int = setting(50, "random examples in the page for proof-reading; 0: no page", low=0)
+    on_error: Literal["stop", "skip"] = setting("stop", "a bad row: stop, or list it in statistics.json and go on")
+    dry_run: bool = setting(False, "say what would be built, show one example, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = [f"`{name}` is needed" for name in ("dataset", "output", "split") if not getattr(self, name)]
-        issues += self._number_problems()
-        if self.annotator not in NAMES:
-            issues.append(f"`annotator` is one of {', '.join(NAMES)}; found `{self.annotator}`")
+        issues += bound_problems(self, BuildConfig)
+        if self.visual_ratio == 1 and self.visual_dataset:
+            issues.append(
+                "`visual_ratio: 1` takes the visual-dependent questions of `dataset`; leave out `visual_dataset`"
+            )
         for name in ("dataset", "visual_dataset"):
             folder = getattr(self, name)
             if folder and not Path(folder, "dataset.json").is_file():
@@ -110,23 +101,6 @@ class BuildConfig(RemoteConfig):
             if (name in asked if name.startswith("llm_") else name not in _ELSEWHERE)
             and not (name in _LATER and value == _LATER[name])
         }
-
-    def _number_problems(self) -> list[str]:
-        counts = ("negatives_same_article", "negatives_retrieved", "negatives_random", "proofread")
-        issues = [
-            f"`{name}` must be at least 0, found {getattr(self, name)}" for name in counts if getattr(self, name) < 0
-        ]
-        for name in ("positives", "retrieval_depth", "limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                issues.append(f"`{name}` must be at least 1, found {value}")
-        if not 0 <= self.visual_ratio <= 1:
-            issues.append(f"`visual_ratio` must be between 0 and 1, found {self.visual_ratio}")
-        if self.visual_ratio == 1 and self.visual_dataset:
-            issues.append(
-                "`visual_ratio: 1` takes the visual-dependent questions of `dataset`; leave out `visual_dataset`"
-            )
-        return issues
 
 
 _ELSEWHERE: Final = frozenset(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.reflection_data import MANIFEST
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 from reflectune.retrieval.rerankers.config import RerankerConfig
@@ -15,34 +16,29 @@ EVIDENCE: Final[tuple[str, ...]] = ("none", *CONTEXT_FORMS)
 """What an answer is to be read from: nothing, or a context of naive RAG (`ContextBuilder.build`)."""
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
 class PlainConfig(RerankerConfig):
     """Build one split of plain fine-tuning data from the questions of mR²AG-IT that is built already."""
 
-    dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
-    reflection: str = field(default="", metadata=_help("mR²AG-IT folder: its questions, and no others, are taken"))
-    output: str = field(default="", metadata=_help("folder for the data"))
-    split: str = field(default="train", metadata=_help("whose questions"))
-    index: str = field(default="", metadata=_help("index folder"))
-    encoder: str = field(default="miniature/clip", metadata=_help("the encoder that the index was built with"))
-    device: str = field(default="auto", metadata=_help("where encoder and reranker run: cpu, cuda, or auto"))
-    evidence: list[str] = field(
-        default_factory=lambda: ["articles", "passages"],
-        metadata=_help("what a knowledge-based question is answered from, once each: " + ", ".join(EVIDENCE)),
+    dataset: str = setting("", "data set folder (questions, images, knowledge base)")
+    reflection: str = setting("", "mR²AG-IT folder: its questions, and no others, are taken")
+    output: str = setting("", "folder for the data")
+    split: str = setting("train", "whose questions")
+    index: str = setting("", "index folder")
+    encoder: str = setting("miniature/clip", "the encoder that the index was built with")
+    device: str = setting("auto", "where encoder and reranker run: cpu, cuda, or auto")
+    evidence: list[str] = setting(
+        ["articles", "passages"], "what a knowledge-based question is answered from, once each: " + ", ".join(EVIDENCE)
     )
-    top_n: int = field(default=5, metadata=_help("entries to retrieve for a question"))
-    passages: int = field(default=5, metadata=_help("of their passages, those that the reranker picks"))
-    context_words: int = field(
-        default=0, metadata=_help("leading passages of a context up to so many words, as the model's holds; 0: all")
+    top_n: int = setting(5, "entries to retrieve for a question", low=1)
+    passages: int = setting(5, "of their passages, those that the reranker picks", low=1)
+    context_words: int = setting(
+        0, "leading passages of a context up to so many words, as the model's holds; 0: all", low=0
     )
-    lead: Literal["none", "first_sentence"] = field(
-        default="first_sentence", metadata=_help("what stands before each passage: nothing, or what the entry is")
+    lead: Literal["none", "first_sentence"] = setting(
+        "first_sentence", "what stands before each passage: nothing, or what the entry is"
     )
-    dry_run: bool = field(default=False, metadata=_help("say what would be built, show one example, and stop"))
+    dry_run: bool = setting(False, "say what would be built, show one example, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
@@ -60,12 +56,7 @@ class PlainConfig(RerankerConfig):
             issues.append("`index` is needed: build one with retrieval.build_index, or set `evidence: [none]`")
         if self.index and not Path(self.index, "manifest.json").is_file():
             issues.append(f"`index`: {self.index} has no manifest.json; build it with retrieval.build_index")
-        for name in ("top_n", "passages"):
-            if getattr(self, name) < 1:
-                issues.append(f"`{name}` must be at least 1, found {getattr(self, name)}")
-        if self.context_words < 0:
-            issues.append(f"`context_words` must be at least 0, found {self.context_words}")
-        return issues + self.reranker_problems()
+        return issues + bound_problems(self, PlainConfig) + self.reranker_problems()
 
     @property
     def needs_retrieval(self) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core.config import DTYPES, bound_problems, setting
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.data_builders.probing.asking import Asking
 from reflectune.models.processing.image_config import ImageKeys
@@ -14,49 +15,41 @@ from reflectune.retrieval.passages import Lead
 SCHEME = "mmkb_rag"
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
 class ProbeConfig(MetricConfig, ImageKeys):
     """Ask a model a split's questions, without and with each retrieved document, and keep what it answers."""
 
-    dataset: str = field(default="", metadata=_help("data set folder (questions, images, knowledge base)"))
-    split: str = field(default="train", metadata=_help("whose questions"))
-    index: str = field(default="", metadata=_help("index folder over the data set's knowledge base"))
-    encoder: str = field(default="miniature/clip", metadata=_help("the encoder that the index was built with"))
-    model: str = field(default="", metadata=_help("the target model: base, checkpoint or adapter of mmkb_rag"))
-    output: str = field(default="", metadata=_help("folder for the probes"))
-    top_n: int = field(default=5, metadata=_help("entries to retrieve for a question"))
-    documents: int = field(default=10, metadata=_help("passages to ask with, those that share most words with it"))
-    lead: Lead = field(
-        default="first_sentence", metadata=_help("what stands before each passage: nothing, or what the entry is")
+    dataset: str = setting("", "data set folder (questions, images, knowledge base)")
+    split: str = setting("train", "whose questions")
+    index: str = setting("", "index folder over the data set's knowledge base")
+    encoder: str = setting("miniature/clip", "the encoder that the index was built with")
+    model: str = setting("", "the target model: base, checkpoint or adapter of mmkb_rag")
+    output: str = setting("", "folder for the probes")
+    top_n: int = setting(5, "entries to retrieve for a question", low=1)
+    documents: int = setting(10, "passages to ask with, those that share most words with it", low=1)
+    lead: Lead = setting("first_sentence", "what stands before each passage: nothing, or what the entry is")
+    max_new_tokens: int = setting(32, "longest answer, in tokens", low=1)
+    samples: int = setting(0, "answers drawn beside the greedy one, for `rule: rate`", low=0)
+    temperature: float = setting(1.0, "that they are drawn with", above=0)
+    gold: bool = setting(True, "score the accepted answer too, for `rule: margin`")
+    summary: Literal["words", "sentences", "none"] = setting(
+        "words", "of several relevant documents: the model's own words, sentences that it chooses, or none"
     )
-    max_new_tokens: int = field(default=32, metadata=_help("longest answer, in tokens"))
-    samples: int = field(default=0, metadata=_help("answers drawn beside the greedy one, for `rule: rate`"))
-    temperature: float = field(default=1.0, metadata=_help("that they are drawn with"))
-    gold: bool = field(default=True, metadata=_help("score the accepted answer too, for `rule: margin`"))
-    summary: Literal["words", "sentences", "none"] = field(
-        default="words",
-        metadata=_help("of several relevant documents: the model's own words, sentences that it chooses, or none"),
+    max_summary_tokens: int = setting(96, "longest summary in words, in tokens", low=1)
+    visual: bool = setting(True, "probe visual-dependent questions too; RET needs them")
+    limit: int | None = setting(None, "most questions, drawn by seed; a higher one adds to them", low=1)
+    seed: int = setting(0, "seed of the order of questions and of drawn answers")
+    window: int = setting(32, "questions that a process takes at a time and sorts by length", low=1)
+    batch_questions: int = setting(8, "questions answered together", low=1)
+    token_budget: int | None = setting(
+        None, "most tokens in one forward pass; if unset, many, and half as many when memory runs out", low=1
     )
-    max_summary_tokens: int = field(default=96, metadata=_help("longest summary in words, in tokens"))
-    visual: bool = field(default=True, metadata=_help("probe visual-dependent questions too; RET needs them"))
-    limit: int | None = field(default=None, metadata=_help("most questions, drawn by seed; a higher one adds to them"))
-    seed: int = field(default=0, metadata=_help("seed of the order of questions and of drawn answers"))
-    window: int = field(default=32, metadata=_help("questions that a process takes at a time and sorts by length"))
-    batch_questions: int = field(default=8, metadata=_help("questions answered together"))
-    token_budget: int | None = field(
-        default=None,
-        metadata=_help("most tokens in one forward pass; if unset, many, and half as many when memory runs out"),
+    dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
+    device: str = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own")
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "a question with a bad image, no text or no answer: stop, or count and list it"
     )
-    dtype: str = field(default="float32", metadata=_help("float32, bfloat16 or float16"))
-    device: str = field(default="auto", metadata=_help("cpu, cuda, cuda:1, or auto: this process's own"))
-    on_error: Literal["stop", "skip"] = field(
-        default="stop", metadata=_help("a question with a bad image, no text or no answer: stop, or count and list it")
-    )
-    dry_run: bool = field(default=False, metadata=_help("say what would be asked, show one prompt, and stop"))
+    dry_run: bool = setting(False, "say what would be asked, show one prompt, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
@@ -69,18 +62,9 @@ class ProbeConfig(MetricConfig, ImageKeys):
             folder = getattr(self, name)
             if folder and not Path(folder, marker).is_file():
                 issues.append(f"`{name}`: {folder} has no {marker}; give a folder that {maker}")
-        least = {"top_n": 1, "documents": 1, "max_new_tokens": 1, "window": 1, "batch_questions": 1, "samples": 0}
-        for name, lowest in {**least, "max_summary_tokens": 1, "limit": 1, "token_budget": 1}.items():
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                issues.append(f"`{name}` must be at least {lowest}, found {value}")
-        issues += self.metric_issues(self.dataset)
-        if not self.temperature > 0:
-            issues.append(f"`temperature` must be above 0, found {self.temperature}")
+        issues += bound_problems(self, ProbeConfig) + self.metric_issues(self.dataset)
         if self.summary == "sentences" and not self.gold:
             issues.append("`summary: sentences` needs `gold: true`: sentences are chosen by the accepted answer")
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            issues.append(f"`dtype` is one of float32, bfloat16, float16; found `{self.dtype}`")
         return issues
 
     def asking(self) -> Asking:

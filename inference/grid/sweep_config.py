@@ -5,19 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.grid.points import ELSEWHERE, Point, expand, problems
 from reflectune.inference.pipelines.registry import find_recipe
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
 
 VARIED: Final[Mapping[str, tuple[str, ...]]] = {
     "mr2ag": ("top_n", "gamma", "fallback", "lead", "relevance", "entries", "ranking"),
@@ -41,22 +37,17 @@ class Grid(dict[str, Any]):
 class SweepConfig(MetricConfig, ReadingConfig):
     """Answer questions at every point of a grid of settings, from one set of forward passes."""
 
-    pipeline: Literal["mr2ag", "mmkb_rag"] = field(default="mmkb_rag", metadata=_help("whose settings to vary"))
-    grid: Grid = field(default_factory=Grid, metadata=_help("a list of values for each setting to vary"))
-    product: bool = field(
-        default=False,
-        metadata=_help("take all combinations; else vary one setting at a time from this config's values"),
+    pipeline: Literal["mr2ag", "mmkb_rag"] = setting("mmkb_rag", "whose settings to vary")
+    grid: Grid = setting(Grid(), "a list of values for each setting to vary")
+    product: bool = setting(False, "take all combinations; else vary one setting at a time from this config's values")
+    splits: list[str] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
+    output: str = setting("", "folder for sweep.json, sweep.html and the plots")
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
+    batch_questions: int = setting(8, "questions kept in memory together", low=1)
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "a question with a bad image or no text: stop, or count it as wrong"
     )
-    splits: list[str] = field(
-        default_factory=lambda: ["val_unseen_question", "val_unseen_entity"], metadata=_help("splits to answer")
-    )
-    output: str = field(default="", metadata=_help("folder for sweep.json, sweep.html and the plots"))
-    limit: int | None = field(default=None, metadata=_help("questions per split, drawn by seed; all if unset"))
-    batch_questions: int = field(default=8, metadata=_help("questions kept in memory together"))
-    on_error: Literal["stop", "skip"] = field(
-        default="stop", metadata=_help("a question with a bad image or no text: stop, or count it as wrong")
-    )
-    seed: int = field(default=0, metadata=_help("seed of sampling and of bootstrap intervals"))
+    seed: int = setting(0, "seed of sampling and of bootstrap intervals")
 
     def __post_init__(self) -> None:
         """Ask for the pipeline's own scheme, if none is named."""
@@ -65,7 +56,7 @@ class SweepConfig(MetricConfig, ReadingConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = super().problems() + self.metric_issues(self.dataset)
+        issues = super().problems() + bound_problems(self, SweepConfig) + self.metric_issues(self.dataset)
         if not self.grid:
             issues.append("`grid` is empty; give at least one setting with a list of values, e.g. gamma: [0, 0.5, 1]")
         idle = [name for name in self.grid if name not in VARIED[self.pipeline]]
@@ -77,10 +68,6 @@ class SweepConfig(MetricConfig, ReadingConfig):
         issues += [f"`{name}` is needed" for name in ("output", "model", "index") if not getattr(self, name)]
         if "base_model" in self.roles() and not self.base_model:
             issues.append("`base_model` is needed: RET is measured against what it knows, and it may answer")
-        if self.batch_questions < 1:
-            issues.append(f"`batch_questions` must be at least 1, found {self.batch_questions}")
-        if self.limit is not None and self.limit < 1:
-            issues.append(f"`limit` must be at least 1, or unset for all questions; found {self.limit}")
         return issues
 
     def roles(self) -> list[ModelRole]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core.config import DTYPES, bound_problems, setting
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ReadingConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
@@ -15,69 +16,52 @@ REFLECTION = "reflection/reflection.json"
 """The manifest of a quick start's mR²AG-IT."""
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
 class TablesConfig(MetricConfig, RerankerConfig):
     """Print a paper's ablation tables in miniature, over several seeds, with a verdict on each of its claims."""
 
-    paper: Literal["mr2ag", "mmkb_rag"] = field(default="mr2ag", metadata=_help("whose tables"))
-    base_model: str = field(default="miniature/llava", metadata=_help("the model to fine-tune"))
-    method: Literal["full", "lora"] = field(default="full", metadata=_help("train all weights, or adapters"))
-    epochs: float | None = field(default=None, metadata=_help("of training; those of the recipe if unset"))
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata=_help("one training of each setting per seed"))
-    output: str = field(default="", metadata=_help("folder for everything that is built, tables.json and tables.md"))
-    runs: list[str] = field(
-        default_factory=list,
-        metadata=_help(
-            "mr2ag: finished quick starts (world, index, checkpoint, plain_checkpoint), one per seed; others are made, "
-            "and so is a plain_checkpoint that one lacks"
-        ),
+    paper: Literal["mr2ag", "mmkb_rag"] = setting("mr2ag", "whose tables")
+    base_model: str = setting("miniature/llava", "the model to fine-tune")
+    method: Literal["full", "lora"] = setting("full", "train all weights, or adapters")
+    epochs: float | None = setting(None, "of training; those of the recipe if unset")
+    seeds: list[int] = setting([0, 1, 2], "one training of each setting per seed")
+    output: str = setting("", "folder for everything that is built, tables.json and tables.md")
+    runs: list[str] = setting(
+        [],
+        "mr2ag: finished quick starts (world, index, checkpoint, plain_checkpoint), one per seed; others are made, "
+        "and so is a plain_checkpoint that one lacks",
     )
-    world: str = field(default="", metadata=_help("mmkb_rag: a finished world; made if unset"))
-    index: str = field(default="", metadata=_help("mmkb_rag: its finished index; made if unset"))
-    probes: str = field(default="", metadata=_help("mmkb_rag: finished probes of the base model; made if unset"))
-    probe_limit: int | None = field(default=None, metadata=_help("mmkb_rag: training questions to probe"))
-    rule: Literal["paper", "margin"] = field(default="paper", metadata=_help("mmkb_rag: the rule of the own labels"))
-    srt_balance: float | None = field(default=3.0, metadata=_help("mmkb_rag: most [NoRel] per [Rel]"))
-    sizes: list[float] = field(
-        default_factory=lambda: [1.0, 0.5, 0.25, 0.1, 0.02],
-        metadata=_help("mmkb_rag: shares of the SRT labels in Table 5, 1.0 first"),
+    world: str = setting("", "mmkb_rag: a finished world; made if unset")
+    index: str = setting("", "mmkb_rag: its finished index; made if unset")
+    probes: str = setting("", "mmkb_rag: finished probes of the base model; made if unset")
+    probe_limit: int | None = setting(None, "mmkb_rag: training questions to probe")
+    rule: Literal["paper", "margin"] = setting("paper", "mmkb_rag: the rule of the own labels")
+    srt_balance: float | None = setting(3.0, "mmkb_rag: most [NoRel] per [Rel]")
+    sizes: list[float] = setting(
+        [1.0, 0.5, 0.25, 0.1, 0.02], "mmkb_rag: shares of the SRT labels in Table 5, 1.0 first"
     )
-    equal_at: float = field(
-        default=1.0, metadata=_help("mmkb_rag: of `sizes`, the one at which the external labeller is compared")
+    equal_at: float = setting(1.0, "mmkb_rag: of `sizes`, the one at which the external labeller is compared")
+    least_steps: int = setting(150, "mmkb_rag: a training on few labels takes at least so many steps")
+    splits: list[str] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
+    encoder: str = setting("miniature/clip", "the index's encoder")
+    top_n: int = setting(5, "entries to retrieve for a question", low=1)
+    passages: int = setting(5, "mr2ag: of their passages, those that the reranker picks", low=1)
+    documents: int = setting(20, "mmkb_rag: passages of the entries to take")
+    k: list[int] = setting([1, 5, 10, 15, 20], "mmkb_rag: documents to keep, beside `auto`")
+    mct: Literal["filter", "merge", "rerank"] = setting(
+        "merge", "mmkb_rag: what MCT does in Table 2; the paper's best on InfoSeek is merge"
     )
-    least_steps: int = field(
-        default=150, metadata=_help("mmkb_rag: a training on few labels takes at least so many steps")
-    )
-    splits: list[str] = field(
-        default_factory=lambda: ["val_unseen_question", "val_unseen_entity"], metadata=_help("splits to answer")
-    )
-    limit: int | None = field(default=None, metadata=_help("questions per split, drawn by seed; all if unset"))
-    encoder: str = field(default="miniature/clip", metadata=_help("the index's encoder"))
-    top_n: int = field(default=5, metadata=_help("entries to retrieve for a question"))
-    passages: int = field(default=5, metadata=_help("mr2ag: of their passages, those that the reranker picks"))
-    documents: int = field(default=20, metadata=_help("mmkb_rag: passages of the entries to take"))
-    k: list[int] = field(
-        default_factory=lambda: [1, 5, 10, 15, 20], metadata=_help("mmkb_rag: documents to keep, beside `auto`")
-    )
-    mct: Literal["filter", "merge", "rerank"] = field(
-        default="merge", metadata=_help("mmkb_rag: what MCT does in Table 2; the paper's best on InfoSeek is merge")
-    )
-    answer_model: Literal["base", "tuned"] = field(default="base", metadata=_help("mmkb_rag: who answers"))
-    gamma: float = field(default=0.5, metadata=_help("the gate's threshold"))
-    max_new_tokens: int = field(default=16, metadata=_help("longest answer, in tokens"))
-    max_reply_tokens: int = field(default=64, metadata=_help("mmkb_rag: longest reply of MCT, in tokens"))
-    token_budget: int | None = field(
-        default=None, metadata=_help("most tokens in one forward pass; what the memory has room for if unset")
-    )
-    batch_questions: int = field(default=8, metadata=_help("questions kept in memory together"))
-    dtype: str = field(default="float32", metadata=_help("of answering and probing: float32, bfloat16 or float16"))
-    device: str = field(default="cpu", metadata=_help("cpu, cuda, or auto: each process's own"))
-    seed: int = field(default=0, metadata=_help("seed of mmkb_rag's world, of drawing questions, and of intervals"))
-    dry_run: bool = field(default=False, metadata=_help("say what would be done, and stop"))
+    answer_model: Literal["base", "tuned"] = setting("base", "mmkb_rag: who answers")
+    gamma: float = setting(0.5, "the gate's threshold")
+    max_new_tokens: int = setting(16, "longest answer, in tokens")
+    max_reply_tokens: int = setting(64, "mmkb_rag: longest reply of MCT, in tokens")
+    token_budget: int | None = setting(None, "most tokens in one forward pass; what the memory has room for if unset")
+    batch_questions: int = setting(8, "questions kept in memory together", low=1)
+    dtype: str = setting("float32", "of answering and probing: float32, bfloat16 or float16", choices=DTYPES)
+    device: str = setting("cpu", "cpu, cuda, or auto: each process's own")
+    seed: int = setting(0, "seed of mmkb_rag's world, of drawing questions, and of intervals")
+    dry_run: bool = setting(False, "say what would be done, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
@@ -98,14 +82,7 @@ class TablesConfig(MetricConfig, RerankerConfig):
         issues += self.metric_issues(self.world)
         if self.paper == "mmkb_rag":
             issues += self._mmkb_problems()
-        if self.limit is not None and self.limit < 1:
-            issues.append(f"`limit` must be at least 1, or unset for all questions; found {self.limit}")
-        for name in ("top_n", "passages", "batch_questions"):
-            if getattr(self, name) < 1:
-                issues.append(f"`{name}` must be at least 1, found {getattr(self, name)}")
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            issues.append(f"`dtype` is one of float32, bfloat16, float16; found `{self.dtype}`")
-        return issues + self.reranker_problems()
+        return issues + bound_problems(self, TablesConfig) + self.reranker_problems()
 
     def reading(self, world: Path, index: Path, checkpoint: Path, plain: Path | None = None) -> ReadingConfig:
         """The settings that points start from."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from reflectune.core.types import Question
-from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.config import ModelRole, PipelineConfig, ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.models.prefix.engine import PrefixEngine
@@ -75,7 +75,7 @@ class Recipe:
     base_answers: bool = False
     answer_each: Callable[[Parts], Pipeline] | None = None
 
-    def answered_by_base(self, config: ReadingConfig) -> bool:
+    def answered_by_base(self, config: PipelineConfig) -> bool:
         """Whether the base model answers, so that it is needed beside the tuned one."""
         return self.base_answers and config.answer_model == "base"
 

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.recipe import Recipe
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
 class EvaluateConfig(MetricConfig, ReadingConfig):
     """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
 
-    splits: list[str] = field(
-        default_factory=lambda: ["val_unseen_question", "val_unseen_entity"], metadata=_help("splits to answer")
+    splits: list[str] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
+    pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
+    output: str = setting("", "folder for traces/, metrics.json and report.html")
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
+    batch_questions: int = setting(8, "questions answered together", low=1)
+    report_questions: int = setting(1000, "questions to list in the report", low=0)
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "a question with a bad image or no text: stop, or count it as wrong and list it"
     )
-    pipelines: list[str] = field(
-        default_factory=lambda: ["closed_book", "naive_rag", "oracle", "mr2ag"],
-        metadata=_help(f"of {', '.join(all_forms())}"),
-    )
-    output: str = field(default="", metadata=_help("folder for traces/, metrics.json and report.html"))
-    limit: int | None = field(default=None, metadata=_help("questions per split, drawn by seed; all if unset"))
-    batch_questions: int = field(default=8, metadata=_help("questions answered together"))
-    report_questions: int = field(default=1000, metadata=_help("questions to list in the report"))
-    on_error: Literal["stop", "skip"] = field(
-        default="stop", metadata=_help("a question with a bad image or no text: stop, or count it as wrong and list it")
-    )
-    seed: int = field(default=0, metadata=_help("seed of sampling and of bootstrap intervals"))
+    seed: int = setting(0, "seed of sampling and of bootstrap intervals")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = super().problems() + self.metric_issues(self.dataset)
+        issues = super().problems() + bound_problems(self, EvaluateConfig) + self.metric_issues(self.dataset)
         known = {*all_forms(), *(name for names in all_forms().values() for name in names)}
         unknown = [name for name in self.pipelines if name not in known]
         issues += [f"`pipelines`: unknown pipeline `{name}`; one of {', '.join(all_forms())}" for name in unknown]
@@ -49,12 +41,6 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
         if not self.output:
             issues.append("`output` is needed: a folder for traces/, metrics.json and report.html")
         issues += self._missing_parts({name: find_recipe(name) for name in self.forms() if name in known})
-        if self.batch_questions < 1:
-            issues.append(f"`batch_questions` must be at least 1, found {self.batch_questions}")
-        if self.limit is not None and self.limit < 1:
-            issues.append(f"`limit` must be at least 1, or unset for all questions; found {self.limit}")
-        if self.report_questions < 0:
-            issues.append(f"`report_questions` must be at least 0, found {self.report_questions}")
         return issues
 
     def _missing_parts(self, asked: Mapping[str, Recipe]) -> list[str]:
@@ -98,9 +84,9 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
 class AnswerConfig(ReadingConfig):
     """Answer one question about one image, and show how: with the pipeline of the checkpoint's own scheme."""
 
-    image: str = field(default="", metadata=_help("the image, a path"))
-    question: str = field(default="", metadata=_help("the question"))
-    json: bool = field(default=False, metadata=_help("print the whole trace as JSON"))
+    image: str = setting("", "the image, a path")
+    question: str = setting("", "the question")
+    json: bool = setting(False, "print the whole trace as JSON")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""

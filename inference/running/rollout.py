@@ -13,7 +13,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.config import ReadingConfig
+from reflectune.inference.config import PipelineConfig, ReadingConfig
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.recipe import Parts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
@@ -60,7 +60,7 @@ class GateRewardRollout:
 
     def __init__(
         self,
-        config: ReadingConfig,
+        config: PipelineConfig,
         loaded: Loaded,
         dataset: Dataset,
         questions: Sequence[Question],
@@ -71,7 +71,7 @@ class GateRewardRollout:
         relevance: bool = False,
         run: str = "",
     ) -> None:
-        values = {item.name: getattr(config, item.name) for item in dataclasses.fields(ReadingConfig)}
+        values = {item.name: getattr(config, item.name) for item in dataclasses.fields(PipelineConfig)}
         self._config, self._loaded, self._dataset = ReadingConfig(**values), loaded, dataset
         self._questions, self._folder, self._batch = questions, folder, batch_questions
         self._correctness = correctness

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import entry_point
 from reflectune.data_builders.world.curriculum import corpus_for, draw_exam, draw_pool, stages_for
@@ -52,15 +52,15 @@ class PretrainConfig:
     """Settings of a pre-training run."""
 
     output: str = field(metadata={"help": "Folder for the weights, the tokenizer, the processor and the log."})
-    family: Literal["llava", "qwen2_vl", "clip", "text"] = field(default="llava", metadata={"help": "Which miniature."})
-    seed: int = field(default=11, metadata={"help": "Of everything that is drawn at random."})
-    threads: int = field(default=1, metadata={"help": "CPU threads; one run per core is the fastest use of a machine."})
-    scale: float = field(default=1.0, metadata={"help": "Multiplies every stage's steps; below 1 for a quick try."})
-    dry_run: bool = field(default=False, metadata={"help": "Print the stages and stop."})
+    family: Literal["llava", "qwen2_vl", "clip", "text"] = setting("llava", "Which miniature.")
+    seed: int = setting(11, "Of everything that is drawn at random.")
+    threads: int = setting(1, "CPU threads; one run per core is the fastest use of a machine.")
+    scale: float = setting(1.0, "Multiplies every stage's steps; below 1 for a quick try.", above=0)
+    dry_run: bool = setting(False, "Print the stages and stop.")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        return [f"`scale` must be above 0, found {self.scale}"] if self.scale <= 0 else []
+        return bound_problems(self, PretrainConfig)
 
 
 def pretrain(config: PretrainConfig) -> None:

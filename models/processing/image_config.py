@@ -7,8 +7,10 @@ at its own size, up to a number of pixels: 16,384 tokens as published.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
+
+from reflectune.core.config import bound_problems, setting
 
 ImageFit = Literal["processor", "pad", "crop"]
 
@@ -36,22 +38,23 @@ AS_IN_PROCESSOR: Final = ImageSettings()
 class ImageKeys:
     """The keys of a config that loads a model."""
 
-    image_fit: ImageFit = field(
-        default="processor",
-        metadata={
-            "help": "LLaVA-1.5: pad pictures to a square with the mean colour, as it was tuned, or crop their middle "
-            "out; processor: as the model's own. A checkpoint keeps what it was trained with"
-        },
+    image_fit: ImageFit = setting(
+        "processor",
+        "LLaVA-1.5: pad pictures to a square with the mean colour, as it was tuned, or crop their middle "
+        "out; processor: as the model's own. A checkpoint keeps what it was trained with",
     )
-    min_pixels: int = field(
-        default=0, metadata={"help": "Qwen: scale smaller pictures up to this many pixels; 0: as the model's processor"}
+    min_pixels: int = setting(
+        0,
+        "Qwen: scale smaller pictures up to this many pixels; 0: as the model's processor",
+        low=0,
+        says="must be a number of pixels, or 0 for the processor's own",
     )
-    max_pixels: int = field(
-        default=0,
-        metadata={
-            "help": "Qwen: scale larger pictures down to this many pixels (a token is 28 x 28 of them in Qwen2-VL and "
-            "Qwen2.5-VL, 32 x 32 in Qwen3-VL); 0: as the model's processor, up to 16,384 tokens"
-        },
+    max_pixels: int = setting(
+        0,
+        "Qwen: scale larger pictures down to this many pixels (a token is 28 x 28 of them in Qwen2-VL and "
+        "Qwen2.5-VL, 32 x 32 in Qwen3-VL); 0: as the model's processor, up to 16,384 tokens",
+        low=0,
+        says="must be a number of pixels, or 0 for the processor's own",
     )
 
     def image_settings(self) -> ImageSettings:
@@ -60,11 +63,7 @@ class ImageKeys:
 
     def image_problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        issues = [
-            f"`{name}` must be a number of pixels, or 0 for the processor's own, found {getattr(self, name)}"
-            for name in ("min_pixels", "max_pixels")
-            if getattr(self, name) < 0
-        ]
+        issues = bound_problems(self, ImageKeys)
         if 0 < self.max_pixels < self.min_pixels:
             issues.append(f"`max_pixels`, {self.max_pixels}, must not be below `min_pixels`, {self.min_pixels}")
         return issues

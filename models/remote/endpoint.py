@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
 from reflectune.models.remote.address import is_address, secrets_in, shown_url
 
@@ -88,35 +89,27 @@ def url_problem(url: str) -> str:
     return "" if is_address(url) else f"`llm_url` must look like https://HOST/v1, found `{shown_url(url)}`"
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
 class RemoteConfig:
     """The keys of a YAML that name a remote model; a config that needs one inherits them."""
 
-    llm_url: str = field(
-        default="",
-        repr=False,
-        # the end keeps argparse from printing what `--config` says: it may hold a password
-        metadata=_help("OpenAI-compatible server, e.g. http://localhost:8000/v1%(default).0s"),
+    # the end of the help keeps argparse from printing what `--config` says: it may hold a password
+    llm_url: str = setting("", "OpenAI-compatible server, e.g. http://localhost:8000/v1%(default).0s", repr=False)
+    llm_model: str = setting("", "name of the model on that server")
+    llm_key_variable: str = setting(
+        "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself"
     )
-    llm_model: str = field(default="", metadata=_help("name of the model on that server"))
-    llm_key_variable: str = field(
-        default="OPENAI_API_KEY", metadata=_help("environment variable that holds the API key; never the key itself")
+    llm_concurrency: int = setting(8, "requests under way at a time", low=1)
+    llm_max_tokens: int = setting(256, "most tokens of a reply", low=1)
+    llm_timeout: float = setting(120.0, "seconds that one request may take", above=0, says="must be more than 0")
+    llm_retries: int = setting(6, "how often a request is sent again after a passing failure", low=0)
+    llm_backoff: float = setting(
+        1.0, "seconds before the first retry, doubled for each further", above=0, says="must be more than 0"
     )
-    llm_concurrency: int = field(default=8, metadata=_help("requests under way at a time"))
-    llm_max_tokens: int = field(default=256, metadata=_help("most tokens of a reply"))
-    llm_timeout: float = field(default=120.0, metadata=_help("seconds that one request may take"))
-    llm_retries: int = field(default=6, metadata=_help("how often a request is sent again after a passing failure"))
-    llm_backoff: float = field(default=1.0, metadata=_help("seconds before the first retry, doubled for each further"))
-    llm_options: str = field(
-        default="", metadata=_help('JSON merged into every request, e.g. {"seed": 0}; null takes a field out')
-    )
-    llm_input_price: float = field(default=0.0, metadata=_help("price of a million tokens sent, to show the cost"))
-    llm_output_price: float = field(default=0.0, metadata=_help("price of a million tokens received"))
-    llm_cache: str = field(default="", metadata=_help("file that keeps every reply; default: in the output folder"))
+    llm_options: str = setting("", 'JSON merged into every request, e.g. {"seed": 0}; null takes a field out')
+    llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost")
+    llm_output_price: float = setting(0.0, "price of a million tokens received")
+    llm_cache: str = setting("", "file that keeps every reply; default: in the output folder")
 
     def llm_problems(self) -> list[str]:
         """What is wrong with the values, one sentence each, for a run that asks a remote model."""
@@ -130,12 +123,7 @@ class RemoteConfig:
             issues.append(problem)
         elif not (self._is_local() or key_issues or self._key() or secrets_in(self.llm_url)):
             issues.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
-        for name, least in (("llm_concurrency", 1), ("llm_max_tokens", 1), ("llm_retries", 0)):
-            if getattr(self, name) < least:
-                issues.append(f"`{name}` must be at least {least}, found {getattr(self, name)}")
-        for name in ("llm_timeout", "llm_backoff"):
-            if getattr(self, name) <= 0:
-                issues.append(f"`{name}` must be more than 0, found {getattr(self, name)}")
+        issues += bound_problems(self, RemoteConfig)
         try:
             self._options()
         except UserError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+from reflectune.core.config import DTYPES, bound_problems, setting
 
 Kind = Literal["words", "embedding", "cross_encoder"]
 Pooling = Literal["auto", "mean", "last", "cls"]
@@ -33,31 +35,23 @@ class RerankerSettings:
     dtype: str = "float32"
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
 class RerankerConfig:
     """Keys of a config that choose a reranker; a command's own config class may inherit them."""
 
-    reranker: Kind = field(
-        default="words",
-        metadata=_help("what picks passages: words (BM25), embedding (a text retriever), or cross_encoder"),
+    reranker: Kind = setting(
+        "words", "what picks passages: words (BM25), embedding (a text retriever), or cross_encoder"
     )
-    reranker_model: str = field(
-        default="",
-        metadata=_help("embedding, cross_encoder: miniature/text, a folder, or a hub id, owner/name[@COMMIT]"),
+    reranker_model: str = setting(
+        "", "embedding, cross_encoder: miniature/text, a folder, or a hub id, owner/name[@COMMIT]"
     )
-    reranker_pooling: Pooling = field(
-        default="auto", metadata=_help("embedding: mean, last or cls; auto: as its repository declares")
-    )
-    reranker_similarity: Similarity = field(default="cosine", metadata=_help("embedding: cosine or dot"))
-    reranker_query_prefix: str = field(default="", metadata=_help("put before each question, as the model card says"))
-    reranker_passage_prefix: str = field(default="", metadata=_help("put before each passage, as the model card says"))
-    reranker_max_length: int = field(default=512, metadata=_help("tokens beyond which a passage is cut for scoring"))
-    reranker_token_budget: int = field(default=16_384, metadata=_help("most tokens in one forward pass"))
-    reranker_dtype: str = field(default="float32", metadata=_help("float32, bfloat16 or float16"))
+    reranker_pooling: Pooling = setting("auto", "embedding: mean, last or cls; auto: as its repository declares")
+    reranker_similarity: Similarity = setting("cosine", "embedding: cosine or dot")
+    reranker_query_prefix: str = setting("", "put before each question, as the model card says")
+    reranker_passage_prefix: str = setting("", "put before each passage, as the model card says")
+    reranker_max_length: int = setting(512, "tokens beyond which a passage is cut for scoring", low=1)
+    reranker_token_budget: int = setting(16_384, "most tokens in one forward pass", low=1)
+    reranker_dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
 
     def reranker_settings(self) -> RerankerSettings:
         """The settings that these keys stand for."""
@@ -73,16 +67,10 @@ class RerankerConfig:
 
     def reranker_problems(self) -> list[str]:
         """What is wrong with these keys, one sentence each."""
-        issues = [
-            f"`{name}` must be at least 1, found {getattr(self, name)}"
-            for name in ("reranker_max_length", "reranker_token_budget")
-            if getattr(self, name) < 1
-        ]
+        issues = bound_problems(self, RerankerConfig)
         if self.reranker == "words":
             if self.reranker_model:
                 issues.append(f"`reranker: words` uses no model, `reranker_model` is {self.reranker_model}; drop one")
         elif not self.reranker_model:
             issues.append(f"`reranker: {self.reranker}` needs `reranker_model`")
-        if self.reranker_dtype not in ("float32", "bfloat16", "float16"):
-            issues.append(f"`reranker_dtype` must be float32, bfloat16 or float16, found {self.reranker_dtype}")
         return issues

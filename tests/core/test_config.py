@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import UserError
 
 
@@ -90,3 +90,67 @@ def test_true_is_no_number(tmp_path: Path) -> None:
 def test_null_stands_for_an_optional_value(tmp_path: Path) -> None:
     (settings,) = parse_config(Settings, argv=write(tmp_path, "limit: null\n"))
     assert settings.limit is None
+
+
+@dataclass
+class Bounded:
+    """Settings with bounds."""
+
+    share: float = setting(0.5, "a share, 50%% of all", low=0, high=1)
+    steps: int | None = setting(None, "steps, if set", low=1)
+    rate: float = setting(1.0, "a rate", above=0)
+    most: int = setting(3, "at most", high=3)
+    odds: float = setting(0.5, "a gate", low=0, high=1, says="is a probability in [0, 1]")
+    precision: str = setting("float32", "of weights", choices=("float32", "bfloat16"))
+    names: list[str] = setting(["a"], "names")
+
+    def problems(self) -> list[str]:
+        return bound_problems(self, Bounded)
+
+
+@dataclass
+class Inheriting(Bounded):
+    """Has bounds of its own."""
+
+    count: int = setting(1, "a count", low=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad", "said"),
+    [
+        ("share", (0, 1), (-0.1, 1.1, float("nan")), "`share` must be between 0 and 1, found {}"),
+        ("steps", (1, None), (0,), "`steps` must be at least 1, found {}"),
+        ("rate", (1e-9,), (0, -1), "`rate` must be above 0, found {}"),
+        ("most", (3, -1), (4,), "`most` must be at most 3, found {}"),
+        ("odds", (0, 1), (2,), "`odds` is a probability in [0, 1], found {}"),
+        ("precision", ("bfloat16",), ("int8",), "`precision` is one of float32, bfloat16; found `{}`"),
+    ],
+)
+def test_a_value_out_of_bounds_is_named(key: str, good: tuple, bad: tuple, said: str) -> None:
+    assert [Bounded(**{key: value}).problems() for value in good] == [[] for _ in good]
+    assert [Bounded(**{key: value}).problems() for value in bad] == [[said.format(value)] for value in bad]
+
+
+def test_a_class_checks_the_keys_that_it_declares() -> None:
+    config = Inheriting(most=4, count=0)
+    assert config.problems() == ["`most` must be at most 3, found 4"]
+    assert bound_problems(config, Inheriting) == ["`count` must be at least 1, found 0"]
+
+
+def test_a_key_that_is_never_unset_can_not_be_none() -> None:
+    with pytest.raises(TypeError):
+        Bounded(rate=None).problems()  # type: ignore[arg-type]
+
+
+def test_bounds_are_checked_by_the_parser_and_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="`share` must be between 0 and 1, found 2"):
+        parse_config(Bounded, argv=["--share", "2"])
+    with pytest.raises(SystemExit):
+        parse_config(Bounded, argv=["--help"])
+    assert "a share, 50% of all" in capsys.readouterr().out
+
+
+def test_instances_share_no_list() -> None:
+    one, other = Bounded(), Bounded()
+    one.names.append("b")
+    assert other.names == ["a"]

@@ -17,11 +17,11 @@ from reflectune.core.errors import UserError
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.attention.tree_mask import STRIDE
-from reflectune.train.config import SftConfig
 from reflectune.train.forecasting.activations import Architecture, Batch
 from reflectune.train.forecasting.advice import suggestions
 from reflectune.train.forecasting.forecast import forecast, memory_of, patches
 from reflectune.train.forecasting.memory import in_words, total
+from reflectune.train.settings.training import TrainingConfig
 
 _FROM_WORKER = re.compile(r"Caught (\w+) in DataLoader worker")
 _NO_BATCH = Batch(tokens=0, longest=0, supervised=0, patches=0, trees=0)
@@ -102,7 +102,7 @@ def plain_worker_errors() -> Iterator[None]:
 
 
 @contextmanager
-def advising(config: SftConfig, model: nn.Module, args: TrainingArguments) -> Iterator[None]:
+def advising(config: TrainingConfig, model: nn.Module, args: TrainingArguments) -> Iterator[None]:
     """Within it, running out of memory ends with what to change.
 
     Args:
@@ -122,7 +122,7 @@ def advising(config: SftConfig, model: nn.Module, args: TrainingArguments) -> It
         raise UserError(_advice(config, model, reading, args)) from error
 
 
-def _advice(config: SftConfig, model: nn.Module, reading: Reading | None, args: TrainingArguments) -> str:
+def _advice(config: TrainingConfig, model: nn.Module, reading: Reading | None, args: TrainingArguments) -> str:
     device, patch_size = args.device, Architecture.of(inner_model(model).config).patch_size
     if reading is None:
         where, batch = "between batches (moving the model, or stepping its weights)", _NO_BATCH

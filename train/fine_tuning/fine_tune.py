@@ -22,7 +22,7 @@ from reflectune.core.paths import Roots
 from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.weights.quantization import Quantization
-from reflectune.train.config import SftConfig, greater_is_better
+from reflectune.train.config import SftConfig
 from reflectune.train.data.collator import Collator
 from reflectune.train.data.examples import EncodedExamples, load_training_data
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
@@ -31,13 +31,15 @@ from reflectune.train.data.order import training_order
 from reflectune.train.fine_tuning.answers import AnswerReader
 from reflectune.train.fine_tuning.failures import advising
 from reflectune.train.fine_tuning.logs import write_log
-from reflectune.train.fine_tuning.trainer import ReflectionTrainer
+from reflectune.train.fine_tuning.trainer import ReflectionTrainer, TrainingRun
 from reflectune.train.fine_tuning.validation import GateReader, load_validation
 from reflectune.train.forecasting.preview import describe, parameter_table
 from reflectune.train.publishing.hub import publish
 from reflectune.train.publishing.model_card import data_in_words, write_card
 from reflectune.train.saving.best import end_with_best, has_stopped_early
 from reflectune.train.saving.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
+from reflectune.train.settings.training import TrainingConfig
+from reflectune.train.settings.validation import ValidationConfig, greater_is_better
 from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
 from reflectune.train.setup.lora import add_adapters
 from reflectune.train.setup.parameters import freeze_tower, freeze_unread, keep_trained_weights_in_fp32
@@ -82,19 +84,17 @@ def fine_tune(config: SftConfig) -> None:
         count, seed = config.eval_answers, config.seed
         answers = AnswerReader(loaded, *validation, count=count, seed=seed, batch_size=batch_size)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
+    run = TrainingRun(model, args, dataset, collator, reading_order, save, settings)
     patience = config.early_stopping_patience
     card = functools.partial(
         write_card, config=config, loaded=loaded, data=data_in_words(data.examples, data.scheme), settings=settings
     )
     with advising(config, model, args):
-        trainer = ReflectionTrainer(
-            model, args, dataset, collator, reading_order, save, settings, reader, patience, answers
-        )
-        train(trainer, card)
+        train(ReflectionTrainer(run, reader, patience, answers), card)
     publish(config, args)
 
 
-def training_arguments(config: SftConfig) -> TrainingArguments:
+def training_arguments(config: TrainingConfig) -> TrainingArguments:
     """The stock trainer's arguments; this also joins the processes of a distributed launch."""
     return TrainingArguments(
         output_dir=config.output_dir,
@@ -113,10 +113,7 @@ def training_arguments(config: SftConfig) -> TrainingArguments:
         **placement(config, os.environ),
         activation_checkpointing=config.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False} if config.gradient_checkpointing else None,
-        eval_strategy="steps" if config.eval_data else "no",
-        eval_steps=config.eval_steps,
-        metric_for_best_model=config.best_metric or None,
-        greater_is_better=greater_is_better(config.best_metric),
+        **(_validation_arguments(config) if isinstance(config, ValidationConfig) else {}),
         save_steps=config.save_steps,
         save_total_limit=config.save_total_limit,
         logging_steps=config.logging_steps,
@@ -130,7 +127,16 @@ def training_arguments(config: SftConfig) -> TrainingArguments:
     )
 
 
-def load_base(config: SftConfig, args: TrainingArguments) -> Loaded:
+def _validation_arguments(config: ValidationConfig) -> dict[str, Any]:
+    return {
+        "eval_strategy": "steps" if config.eval_data else "no",
+        "eval_steps": config.eval_steps,
+        "metric_for_best_model": config.best_metric or None,
+        "greater_is_better": greater_is_better(config.best_metric),
+    }
+
+
+def load_base(config: TrainingConfig, args: TrainingArguments) -> Loaded:
     """The model to train: what trains is kept in fp32, a frozen base in half precision or in four bits."""
     dtype = "float32" if config.method == "full" else config.dtype
     if config.method != "qlora":
@@ -145,7 +151,7 @@ def load_base(config: SftConfig, args: TrainingArguments) -> Loaded:
     )
 
 
-def prepare_model(loaded: Loaded, config: SftConfig) -> PreTrainedModel | PeftModel:
+def prepare_model(loaded: Loaded, config: TrainingConfig) -> PreTrainedModel | PeftModel:
     """Choose what trains: everything, everything but the vision tower, or adapters and the new tokens' rows."""
     model: PreTrainedModel | PeftModel = loaded.model
     set_seed(config.seed)  # adapters begin at random
@@ -197,7 +203,7 @@ def encoded_examples(
     )
 
 
-def total_steps(config: SftConfig, examples: int, processes: int) -> int:
+def total_steps(config: TrainingConfig, examples: int, processes: int) -> int:
     """Optimiser steps of the whole run; the last step of an epoch may be a short one."""
     if config.max_steps is not None:
         return config.max_steps

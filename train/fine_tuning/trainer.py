@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.tree import IGNORE, loss_terms
-from reflectune.train.config import ANSWERS
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.answers import AnswerReader
 from reflectune.train.fine_tuning.failures import Reading, naming, plain_worker_errors
@@ -35,7 +35,31 @@ from reflectune.train.fine_tuning.validation import GateReader, Sums, gate_metri
 from reflectune.train.forecasting.memory import GIB
 from reflectune.train.saving.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.saving.checkpoints import keep_newest, mark_whole, refuse_full_disk
+from reflectune.train.settings.validation import ANSWERS
 from reflectune.train.setup.parameters import parameter_count
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRun:
+    """What a run trains, on what, and how it is kept.
+
+    Attributes:
+        model: The model, with whatever shall not train frozen.
+        args: Stock arguments. `save_total_limit` is obeyed by our trainer, and only after a checkpoint is whole.
+        dataset: Examples for the collator.
+        collator: Makes a batch of them.
+        order: The order in which to read them.
+        save: Writes model, processor and scheme into a folder, from gathered weights if there are any.
+        settings: What determines the run, recorded in each checkpoint.
+    """
+
+    model: PreTrainedModel | PeftModel
+    args: TrainingArguments
+    dataset: Dataset
+    collator: Callable[[list[Any]], dict[str, Any]]
+    order: TrainingOrder
+    save: Callable[[Path, nn.Module, Mapping[str, Tensor] | None], None]
+    settings: Mapping[str, Any]
 
 
 class ReflectionTrainer(Trainer):
@@ -47,13 +71,7 @@ class ReflectionTrainer(Trainer):
     here can go once that is closed).
 
     Args:
-        model: The model, with whatever shall not train frozen.
-        args: Stock arguments. `save_total_limit` is obeyed here, and only after a checkpoint is whole.
-        dataset: Examples for the collator.
-        collator: Makes a batch of them.
-        order: The order in which to read them.
-        save: Writes model, processor and scheme into a folder, from gathered weights if there are any.
-        settings: What determines the run, recorded in each checkpoint.
+        run: What trains, on what, and how it is kept.
         reader: Reads gates for validation, if there is any.
         patience: Validations without a better `args.metric_for_best_model` before training stops; None for any number.
         answers: Reads answers for validation, if any are to be read.
@@ -63,25 +81,20 @@ class ReflectionTrainer(Trainer):
 
     def __init__(
         self,
-        model: PreTrainedModel | PeftModel,
-        args: TrainingArguments,
-        dataset: Dataset,
-        collator: Callable[[list[Any]], dict[str, Any]],
-        order: TrainingOrder,
-        save: Callable[[Path, nn.Module, Mapping[str, Tensor] | None], None],
-        settings: Mapping[str, Any],
+        run: TrainingRun,
         reader: GateReader | None = None,
         patience: int | None = None,
         answers: AnswerReader | None = None,
     ) -> None:
+        args = run.args
         self._checkpoints_to_keep, args.save_total_limit = args.save_total_limit or 1, None
-        validated = reader.dataset if reader else None
-        super().__init__(model, args, collator, dataset, validated, callbacks=[_FollowEpochs(order), LogFile()])
+        validated, callbacks = reader.dataset if reader else None, [_FollowEpochs(run.order), LogFile()]
+        super().__init__(run.model, args, run.collator, run.dataset, validated, callbacks=callbacks)
         if self.pop_callback(ProgressCallback):  # there is none if tqdm is off
             self.add_callback(Progress())
         self._reader, self._answers, self.patience = reader, answers, patience
-        self._order, self._save_to, self.settings = order, save, settings
-        self._bare_model, self._folder = model, Path(str(args.output_dir))
+        self._order, self._save_to, self.settings = run.order, run.save, run.settings
+        self._bare_model, self._folder = run.model, Path(str(args.output_dir))
         self._tokens, self._tokens_since = 0, time.monotonic()
 
     def get_batch_samples(

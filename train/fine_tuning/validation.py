@@ -19,9 +19,10 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.schemes.registry import find_scheme
-from reflectune.train.config import ANSWERS, SftConfig
+from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import EncodedExamples, load_examples
 from reflectune.train.fine_tuning.answers import check_answers
+from reflectune.train.settings.validation import ANSWERS
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from torch import nn
 
 from reflectune.models.attention.positions import inner_model
-from reflectune.train.config import SftConfig
 from reflectune.train.forecasting.counting import planned_weights
 from reflectune.train.forecasting.forecast import Forecast, passing
 from reflectune.train.forecasting.memory import in_words, total
+from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.setup.launch import Division
 
 _HEADROOM = 0.85
@@ -20,7 +20,7 @@ _MANY = 8
 """Devices that a suggestion to divide the model names, if there is one alone."""
 
 
-def suggestions(config: SftConfig, model: nn.Module, found: Forecast, available: int) -> list[str]:
+def suggestions(config: TrainingConfig, model: nn.Module, found: Forecast, available: int) -> list[str]:
     """Changes that need less memory, each with what it would take.
 
     Args:
@@ -34,7 +34,7 @@ def suggestions(config: SftConfig, model: nn.Module, found: Forecast, available:
     return [f"{way}: about {in_words(needed)}" for way, needed in ways if needed < now]
 
 
-def _smaller_batch(config: SftConfig, found: Forecast, available: int) -> Iterator[tuple[str, int]]:
+def _smaller_batch(config: TrainingConfig, found: Forecast, available: int) -> Iterator[tuple[str, int]]:
     """The largest part of the batch that fits, as often as makes the same batch of an optimiser step."""
     size, steps = config.per_device_train_batch_size, config.gradient_accumulation_steps
     parts = [part for part in range(size - 1, 0, -1) if size % part == 0]
@@ -49,7 +49,7 @@ def _smaller_batch(config: SftConfig, found: Forecast, available: int) -> Iterat
     )
 
 
-def _other_settings(config: SftConfig, model: nn.Module, found: Forecast) -> Iterator[tuple[str, int]]:
+def _other_settings(config: TrainingConfig, model: nn.Module, found: Forecast) -> Iterator[tuple[str, int]]:
     if not config.gradient_checkpointing:
         again = replace(found, passing=replace(found.passing, checkpointing=True))
         yield "`gradient_checkpointing: true`, for one more forward pass", total(again.parts())
@@ -70,7 +70,7 @@ def _other_settings(config: SftConfig, model: nn.Module, found: Forecast) -> Ite
         yield "`method: qlora`", total(replace(found, weights=weights).parts())
 
 
-def _changed(config: SftConfig, found: Forecast) -> Forecast:
+def _changed(config: TrainingConfig, found: Forecast) -> Forecast:
     device = "cuda" if found.accelerator else "cpu"
     return replace(found, passing=passing(config, found.division, found.architecture, device))
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from torch import nn
 from transformers import PreTrainedModel
 
-from reflectune.train.config import SftConfig
 from reflectune.train.forecasting.memory import Weights
+from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.setup.parameters import freeze_tower, parameter_count
 
 _IN_LAYER = re.compile(r"\.(?:layers|blocks)\.\d+\.")
@@ -40,7 +40,7 @@ def weights_of(model: nn.Module, *, double: bool) -> Weights:
     return Weights(trained, frozen, frozen_bytes, quantized, double, layer, outside)
 
 
-def planned_weights(model: PreTrainedModel, config: SftConfig) -> Weights:
+def planned_weights(model: PreTrainedModel, config: TrainingConfig) -> Weights:
     """The weights that a run trains, from a model of the right shapes that nothing was done to.
 
     Args:

@@ -15,12 +15,12 @@ from reflectune.models.attention.attention import has_backward
 from reflectune.models.attention.pictures import distinct
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import Tree, loss_terms
-from reflectune.train.config import SftConfig
 from reflectune.train.data.collator import Collator
 from reflectune.train.data.examples import EncodedExample
 from reflectune.train.forecasting.activations import Activations, Architecture, Batch, Passing, activations
 from reflectune.train.forecasting.counting import weights_of
 from reflectune.train.forecasting.memory import Part, Weights, memory
+from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.setup.launch import Division, division
 
 _LONG = 5.0
@@ -59,7 +59,7 @@ class Forecast:
         return memory(self.weights, self.activations(), self.division, compute, accelerator=self.accelerator)
 
 
-def forecast(config: SftConfig, model: nn.Module, batch: Batch, device: torch.device, processes: int) -> Forecast:
+def forecast(config: TrainingConfig, model: nn.Module, batch: Batch, device: torch.device, processes: int) -> Forecast:
     """Of a run whose model is ready to train."""
     divided = division(os.environ, processes)
     architecture = Architecture.of(inner_model(model).config)
@@ -74,7 +74,7 @@ def forecast(config: SftConfig, model: nn.Module, batch: Batch, device: torch.de
     )
 
 
-def passing(config: SftConfig, divided: Division, architecture: Architecture, device: str) -> Passing:
+def passing(config: TrainingConfig, divided: Division, architecture: Architecture, device: str) -> Passing:
     """How a run's forward passes are made."""
     compute = 2 if config.dtype == "bfloat16" else 4
     full = config.method == "full"
@@ -123,7 +123,7 @@ def patches(vision: Mapping[str, Any], patch_size: int) -> int:
 
 
 def seconds_of_batch(
-    config: SftConfig,
+    config: TrainingConfig,
     model: nn.Module,
     examples: Sequence[EncodedExample],
     device: torch.device,

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from reflectune.models.attention.positions import inner_model
-from reflectune.train.config import SftConfig
+from reflectune.train.settings.training import TrainingConfig
 
 _SAMPLE_ROWS = 4096
 """Rows of the table of embeddings that its spread is measured on."""
 
 
-def longest_travel(config: SftConfig, steps: int) -> float:
+def longest_travel(config: TrainingConfig, steps: int) -> float:
     """The learning rates of all steps added up: about what AdamW moves a number of a weight by, if always one way.
 
     Args:
@@ -26,7 +26,7 @@ def longest_travel(config: SftConfig, steps: int) -> float:
     return config.learning_rate * (warmup / 2 + (steps - warmup) * falls)
 
 
-def travel_line(config: SftConfig, model: nn.Module, steps: int) -> str:
+def travel_line(config: TrainingConfig, model: nn.Module, steps: int) -> str:
     """How far rows can travel, beside how far apart the table's are, for a person to read."""
     table = inner_model(model).get_input_embeddings().weight[:_SAMPLE_ROWS]
     spread, travel = float(table.detach().to(torch.float32).std()), longest_travel(config, steps)

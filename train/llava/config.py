@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
+from reflectune.core.config import setting
 
 
 @dataclass
 class AssembleConfig:
     """Join a language model, a vision tower and a projector into a LLaVA."""
 
-    language: str = field(default="", metadata=_help("Vicuna: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5"))
-    vision: str = field(default="", metadata=_help("CLIP: a folder or hub id, openai/clip-vit-large-patch14-336"))
-    projector: str = field(default="", metadata=_help("the pre-trained projector's file, mm_projector.bin"))
-    output: str = field(default="", metadata=_help("folder for the checkpoint"))
-    tokenizer: str = field(
-        default="", metadata=_help("folder or hub id of the tokenizer, if it is not beside the language model")
+    language: str = setting("", "Vicuna: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5")
+    vision: str = setting("", "CLIP: a folder or hub id, openai/clip-vit-large-patch14-336")
+    projector: str = setting("", "the pre-trained projector's file, mm_projector.bin")
+    output: str = setting("", "folder for the checkpoint")
+    tokenizer: str = setting("", "folder or hub id of the tokenizer, if it is not beside the language model")
+    image_fit: Literal["pad", "crop"] = setting(
+        "pad", "pad pictures to a square with the mean colour, as LLaVA-1.5 was tuned, or crop their middle"
     )
-    image_fit: Literal["pad", "crop"] = field(
-        default="pad",
-        metadata=_help("pad pictures to a square with the mean colour, as LLaVA-1.5 was tuned, or crop their middle"),
-    )
-    dtype: Literal["bfloat16", "float16", "float32"] = field(
-        default="bfloat16", metadata=_help("precision of the checkpoint")
-    )
+    dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", "precision of the checkpoint")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""

@@ -9,14 +9,14 @@ from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from reflectune.core.errors import UserError
-from reflectune.train.config import SftConfig
 from reflectune.train.saving.checkpoints import RECORD
+from reflectune.train.settings.training import TrainingConfig
 
 _OWN = (RECORD, TRAINER_STATE_NAME, "training_args.bin")
 """Files that belong to the run, and not to the model."""
 
 
-def publish(config: SftConfig, args: TrainingArguments) -> None:
+def publish(config: TrainingConfig, args: TrainingArguments) -> None:
     """Upload the finished checkpoint of a run, if its config says where to."""
     if config.push_to_hub and args.should_save:
         print(f"uploaded: {upload(config.output_dir, config.push_to_hub, private=config.hub_private)}", flush=True)

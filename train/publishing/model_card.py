@@ -13,7 +13,7 @@ from reflectune.core.durable import write_atomically
 from reflectune.models.loading import Loaded, resolve
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
-from reflectune.train.config import SftConfig
+from reflectune.train.settings.training import TrainingConfig
 
 _SHOWN = (
     "lora_r lora_alpha lora_dropout learning_rate lr_scheduler warmup weight_decay epochs max_steps "
@@ -25,7 +25,7 @@ _SHOWN = (
 def write_card(
     folder: str | Path,
     *,
-    config: SftConfig,
+    config: TrainingConfig,
     loaded: Loaded,
     data: str,
     settings: Mapping[str, Any],
@@ -90,7 +90,7 @@ def data_in_words(examples: Sequence[TrainingExample], scheme: Scheme) -> str:
     return f"{len(examples):,} questions ({kinds}), {sum(len(example.branches) for example in examples):,} branches"
 
 
-def front_matter(config: SftConfig, base: str) -> dict[str, Any]:
+def front_matter(config: TrainingConfig, base: str) -> dict[str, Any]:
     """What the Hub reads of a card; a base model that it does not know is left out."""
     return {
         **({"base_model": base} if _is_on_hub(base) else {}),

@@ -2,90 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.metric_config import MetricConfig
-from reflectune.train.config import SftConfig
-from reflectune.train.data.mixture import Mixture
 from reflectune.train.refining.gate_policy import PolicyLoss
+from reflectune.train.settings.training import TrainingConfig
 
 GATES = ("retrieve", "relevance")
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass
-class GateConfig(MetricConfig, SftConfig):
+class GateConfig(MetricConfig, TrainingConfig):
     """Refine the gates of a fine-tuned checkpoint by the reward of what follows from them."""
 
-    model: str = field(default="", metadata=_help("fine-tuned checkpoint to start from: a full one or an adapter"))
-    split: str = field(default="train", metadata=_help("split of the data set whose questions to learn from"))
-    limit: int | None = field(default=None, metadata=_help("most questions, drawn by seed; all if unset"))
-    visual_limit: int | None = field(
-        default=None, metadata=_help("most of them that are visual-dependent, drawn by seed; all if unset")
+    model: str = setting("", "fine-tuned checkpoint to start from: a full one or an adapter")
+    split: str = setting("train", "split of the data set whose questions to learn from")
+    limit: int | None = setting(None, "most questions, drawn by seed; all if unset", low=1)
+    visual_limit: int | None = setting(
+        None, "most of them that are visual-dependent, drawn by seed; all if unset", low=0
     )
-    gates: list[str] = field(
-        default_factory=lambda: ["retrieve"], metadata=_help("gates to refine: retrieve, or retrieve and relevance")
+    gates: list[str] = setting(["retrieve"], "gates to refine: retrieve, or retrieve and relevance")
+    retrieval_cost: float = setting(0.01, "λ: taken off the reward of retrieving for each passage that is read", low=0)
+    keeping_cost: float = setting(0.1, "gates with relevance: taken off the reward of keeping a passage", low=0)
+    beta: float = setting(0.01, "weight of the divergence from the checkpoint's own gates", low=0)
+    policy_loss: PolicyLoss = setting(
+        "regression",
+        "expected: the expected reward; grpo: rewards over their standard deviation; regression: outcomes' "
+        "log-probabilities weighted by their rewards, which moves gates that are sure, too",
     )
-    retrieval_cost: float = field(
-        default=0.01, metadata=_help("λ: taken off the reward of retrieving for each passage that is read")
+    hold: float = setting(
+        1.0, "weight of what else the checkpoint says staying as it is: relevance gates, answers, MCT", low=0
     )
-    keeping_cost: float = field(
-        default=0.1, metadata=_help("gates with relevance: taken off the reward of keeping a passage")
+    refresh_steps: int = setting(
+        0, "steps after which rewards are measured anew; 0: once, before the first step", low=0
     )
-    beta: float = field(default=0.01, metadata=_help("weight of the divergence from the checkpoint's own gates"))
-    policy_loss: PolicyLoss = field(
-        default="regression",
-        metadata=_help(
-            "expected: the expected reward; grpo: rewards over their standard deviation; regression: outcomes' "
-            "log-probabilities weighted by their rewards, which moves gates that are sure, too"
-        ),
+    rewards: str = setting(
+        "",
+        "folder of the answers that rewards are taken from, output_dir/rewards if unset; runs that differ in their "
+        "costs alone can share one",
     )
-    hold: float = field(
-        default=1.0,
-        metadata=_help("weight of what else the checkpoint says staying as it is: relevance gates, answers, MCT"),
-    )
-    refresh_steps: int = field(
-        default=0, metadata=_help("steps after which rewards are measured anew; 0: once, before the first step")
-    )
-    rewards: str = field(
-        default="",
-        metadata=_help(
-            "folder of the answers that rewards are taken from, output_dir/rewards if unset; runs that differ in their "
-            "costs alone can share one"
-        ),
-    )
-    batch_questions: int = field(default=8, metadata=_help("questions answered together when rewards are measured"))
+    batch_questions: int = setting(8, "questions answered together when rewards are measured", low=1)
 
-    # Keys of fine-tuning that have no meaning here, and so are none.
-    train_data: Mixture = field(default_factory=Mixture, init=False)
-    train_split: str = field(default="", init=False)
-    image_root: str = field(default="", init=False)
-    tree: bool = field(default=True, init=False)
-    eval_data: str = field(default="", init=False)
-    eval_split: str = field(default="", init=False)
-    eval_answers: int = field(default=0, init=False)
-    eval_steps: int = field(default=1, init=False)
-    best_metric: str = field(default="", init=False)
-    early_stopping_patience: int | None = field(default=None, init=False)
-
-    def data_problems(self) -> list[str]:
-        """What is wrong with how rewards are made."""
-        issues = []
+    def problems(self) -> list[str]:
+        """What is wrong with the values, with what they name and with how rewards are made, one sentence each."""
+        issues = super().problems() + bound_problems(self, GateConfig)
         if "retrieve" not in self.gates or set(self.gates) - set(GATES):
             issues.append(f"`gates` is [retrieve] or [retrieve, relevance], found {self.gates}")
-        for name in ("retrieval_cost", "keeping_cost", "beta", "hold", "refresh_steps", "visual_limit"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                issues.append(f"`{name}` must be at least 0, found {value}")
-        for name in ("batch_questions", "limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                issues.append(f"`{name}` must be at least 1, found {value}")
         if self.rewards and self.refresh_steps:
             issues.append("`rewards` can be shared only if they are measured once: leave it out, or `refresh_steps`")
         return issues
@@ -96,8 +62,12 @@ class GateConfig(MetricConfig, SftConfig):
 
     def run_settings(self) -> dict[str, Any]:
         """The settings that determine the weights; data set and index are hashed instead of named."""
-        return {name: value for name, value in super().run_settings().items() if name not in _HASHED}
+        settings = {name: value for name, value in super().run_settings().items() if name not in _HASHED}
+        return {**settings, **_RECORDED}
 
 
 _HASHED = ("dataset", "index", "rewards", "bem")
 """Settings whose content decides, and not where it is kept."""
+_RECORDED: Final[Mapping[str, Any]] = {"train_split": "", "tree": True}
+"""Keys of fine-tuning that stand in the record of every run, with the value that they always had, so that runs from
+before can be resumed."""

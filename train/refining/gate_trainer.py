@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from peft import PeftModel
 from torch import Tensor, nn
-from torch.utils.data import Dataset
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
-from reflectune.train.data.order import TrainingOrder
-from reflectune.train.fine_tuning.trainer import ReflectionTrainer
+from reflectune.train.fine_tuning.trainer import ReflectionTrainer, TrainingRun
 from reflectune.train.refining.gate_policy import (
     PolicyLoss,
     divergence,
@@ -54,7 +50,7 @@ class GateTrainer(ReflectionTrainer):
     round takes the outcomes anew, with the weights as they are by then.
 
     Args:
-        model: As `ReflectionTrainer`, like what follows it and is not named here.
+        run: What trains, on what, and how it is kept.
         objective: What is trained for.
         first: The first round's outcomes.
         measure: Makes later rounds'.
@@ -63,20 +59,14 @@ class GateTrainer(ReflectionTrainer):
 
     def __init__(
         self,
-        model: PreTrainedModel | PeftModel,
-        args: TrainingArguments,
-        dataset: Dataset,
-        collator: Callable[[list[Any]], dict[str, Any]],
-        order: TrainingOrder,
-        save: Callable[[Path, nn.Module, Mapping[str, Tensor] | None], None],
-        settings: Mapping[str, Any],
+        run: TrainingRun,
         *,
         objective: Objective,
         first: Sequence[GateOutcome],
         measure: Measure,
         refresh_steps: int = 0,
     ) -> None:
-        super().__init__(model, args, dataset, collator, order, save, settings)
+        super().__init__(run)
         self._objective, self._measure = objective, measure
         self._reference = {own.question_id: rewards_of(own, objective.costs).log_odds for own in first}
         self._held = {

@@ -37,6 +37,7 @@ from reflectune.train.fine_tuning.fine_tune import (
     train,
     training_arguments,
 )
+from reflectune.train.fine_tuning.trainer import TrainingRun
 from reflectune.train.forecasting.preview import parameter_table
 from reflectune.train.publishing.hub import publish
 from reflectune.train.publishing.model_card import write_card
@@ -114,16 +115,11 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
         cache_bytes=config.cache_mib * 2**20,
     )
     data = f"{len(questions):,} questions ({_kinds(questions)}), each answered without and with retrieval"
+    save = functools.partial(save_model, loaded=loaded, settings=settings)
     card = functools.partial(write_card, config=config, loaded=loaded, data=data, settings=settings)
     with advising(config, model, args):
         trainer = GateTrainer(
-            model,
-            args,
-            encoded,
-            Collator(loaded.model),
-            _order(examples, config, batch),
-            functools.partial(save_model, loaded=loaded, settings=settings),
-            settings,
+            TrainingRun(model, args, encoded, Collator(loaded.model), _order(examples, config, batch), save, settings),
             objective=objective(config, loaded),
             first=first,
             measure=measure,

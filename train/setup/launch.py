@@ -12,7 +12,8 @@ from accelerate import DistributedType, PartialState
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.train.config import SftConfig
+from reflectune.train.settings.training import TrainingConfig
+from reflectune.train.settings.validation import ValidationConfig
 
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
@@ -34,7 +35,7 @@ class Division:
     offloads_weights: bool = False
 
 
-def refuse_bad_launch(config: SftConfig, environment: Mapping[str, str]) -> None:
+def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) -> None:
     """Raise a `UserError` if what `accelerate launch` was asked for cannot be done, or would silently not be done."""
     _refuse_lonely(environment)
     kind = sharding(environment)
@@ -52,7 +53,7 @@ def refuse_bad_launch(config: SftConfig, environment: Mapping[str, str]) -> None
             "(https://github.com/huggingface/peft/issues/2946). Launch with configs/accelerate/zero2.yaml or "
             "multi_gpu.yaml: adapters have so few optimiser states that there is little to divide"
         )
-    if kind in ("zero3", "fsdp") and config.eval_answers:
+    if kind in ("zero3", "fsdp") and isinstance(config, ValidationConfig) and config.eval_answers:
         raise UserError(
             f"`eval_answers` under {kind} is not supported: each pass through the divided weights takes all processes, "
             "and answers end at different lengths. Leave it out, and evaluate checkpoints with inference/evaluate.py"
@@ -78,7 +79,7 @@ def division(environment: Mapping[str, str], processes: int) -> Division:
     return Division(kind, processes, optimizer, weights)
 
 
-def placement(config: SftConfig, environment: Mapping[str, str]) -> dict[str, Any]:
+def placement(config: TrainingConfig, environment: Mapping[str, str]) -> dict[str, Any]:
     """Where to train, as arguments of `TrainingArguments`.
 
     On a machine without an accelerator accelerate (1.15) divides nothing: DeepSpeed fails or finds no back end, and

@@ -175,7 +175,7 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_a_problem(
     arguments = ["--train_data", str(run.train_data), "--output_dir", "out", "--report_to"]
     with pytest.raises(UserError, match="`report_to`: wandbb is not a tracker; choose of clearml"):
         parse_config(SftConfig, argv=[*arguments, "wandbb"])
-    monkeypatch.setattr("reflectune.train.config.find_spec", lambda name: None)
+    monkeypatch.setattr("reflectune.train.settings.saving.find_spec", lambda name: None)
     with pytest.raises(UserError, match="`report_to`: wandb is not installed: `pip install wandb`"):
         parse_config(SftConfig, argv=[*arguments, "wandb"])
 

@@ -24,7 +24,7 @@ from reflectune.models.schemes.examples import PromptedExample, ReflectionExampl
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.passages import PassageScheme
-from reflectune.train.config import SftConfig, greater_is_better, metric_names
+from reflectune.train.config import SftConfig
 from reflectune.train.data.collator import Collator
 from reflectune.train.data.examples import EncodedExamples
 from reflectune.train.fine_tuning import trainer as trainer_module
@@ -32,6 +32,7 @@ from reflectune.train.fine_tuning.fine_tune import fine_tune
 from reflectune.train.fine_tuning.validation import GateReader, Reading, Sums, check_metric, gate_metrics
 from reflectune.train.saving.best import BEST, is_patience_exhausted
 from reflectune.train.saving.checkpoints import checkpoint_folders
+from reflectune.train.settings.validation import greater_is_better, metric_names
 
 
 @pytest.fixture

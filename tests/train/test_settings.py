@@ -1,0 +1,197 @@
+"""What a training command's config takes and records is a contract: YAML files and unfinished runs depend on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from reflectune.core.hashing import fingerprint
+from reflectune.train.config import SftConfig
+from reflectune.train.forecasting.config import EstimateConfig
+from reflectune.train.grpo import GrpoConfig
+from reflectune.train.refining.config import GateConfig
+
+# Keys and defaults of commit 2675608, when GateConfig inherited SftConfig: of each class `{field.name: field.default}`
+# over the fields with `init`, those that all share first.
+COMMON: dict[str, Any] = {
+    "adam_beta2": 0.999,
+    "cache_mib": 512,
+    "dataloader_workers": 0,
+    "device": "auto",
+    "double_quantization": True,
+    "dry_run": False,
+    "dtype": "float32",
+    "epochs": 1.0,
+    "freeze_vision": False,
+    "gradient_accumulation_steps": 1,
+    "gradient_checkpointing": False,
+    "group_by_length": True,
+    "hub_private": True,
+    "image_fit": "processor",
+    "learning_rate": 2e-05,
+    "licence": "",
+    "logging_steps": 10,
+    "lora_alpha": 32,
+    "lora_dropout": 0.0,
+    "lora_r": 16,
+    "lora_targets": ".*language_model.*\\.(q|k|v|o|gate|up|down)_proj",
+    "lr_scheduler": "cosine",
+    "matmul_precision": "highest",
+    "max_grad_norm": 1.0,
+    "max_pixels": 0,
+    "max_steps": None,
+    "max_tokens": None,
+    "method": "full",
+    "min_pixels": 0,
+    "output_dir": "",
+    "per_device_train_batch_size": 8,
+    "push_to_hub": "",
+    "report_to": [],
+    "resume": True,
+    "save_steps": 500,
+    "save_total_limit": 1,
+    "scheme": "mr2ag",
+    "seed": 0,
+    "warmup": 0.03,
+    "weight_decay": 0.0,
+}
+SFT: dict[str, Any] = {
+    **COMMON,
+    "best_metric": "",
+    "early_stopping_patience": None,
+    "eval_answers": 0,
+    "eval_data": "",
+    "eval_split": "val",
+    "eval_steps": 500,
+    "image_root": "",
+    "model": "miniature/llava",
+    "train_data": {},
+    "train_split": "train",
+    "tree": True,
+}
+ESTIMATE: dict[str, Any] = {
+    **SFT,
+    "branch_supervised": 20,
+    "branch_tokens": 250,
+    "branches": None,
+    "device_gib": None,
+    "image_tokens": None,
+    "offload": False,
+    "processes": 1,
+    "sharding": "",
+}
+GATE: dict[str, Any] = {
+    **COMMON,
+    "batch_questions": 8,
+    "bem": "",
+    "beta": 0.01,
+    "gates": ["retrieve"],
+    "hold": 1.0,
+    "keeping_cost": 0.1,
+    "limit": None,
+    "metric": "",
+    "model": "",
+    "policy_loss": "regression",
+    "refresh_steps": 0,
+    "retrieval_cost": 0.01,
+    "rewards": "",
+    "split": "train",
+    "visual_limit": None,
+}
+GRPO: dict[str, Any] = {
+    **GATE,
+    "answer_model": "base",
+    "base_model": "",
+    "dataset": "",
+    "documents": 10,
+    "encoder": "miniature/clip",
+    "fallback": "best_product",
+    "index": "",
+    "k": "auto",
+    "keep_images": 0,
+    "lead": "first_sentence",
+    "max_new_tokens": 32,
+    "max_reply_tokens": 128,
+    "mct": "filter",
+    "passages": 5,
+    "plain_model": "",
+    "reranker": "words",
+    "reranker_dtype": "float32",
+    "reranker_max_length": 512,
+    "reranker_model": "",
+    "reranker_passage_prefix": "",
+    "reranker_pooling": "auto",
+    "reranker_query_prefix": "",
+    "reranker_similarity": "cosine",
+    "reranker_token_budget": 16384,
+    "srt": True,
+    "threshold": 0.5,
+    "token_budget": None,
+    "top_n": 5,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"), [(SftConfig, SFT), (EstimateConfig, ESTIMATE), (GateConfig, GATE), (GrpoConfig, GRPO)]
+)
+def test_the_keys_and_their_defaults_are_those_that_yaml_files_are_written_for(kind: Any, keys: dict[str, Any]) -> None:
+    found = {field.name: getattr(kind(), field.name) for field in dataclasses.fields(kind) if field.init}
+    assert {name: str(value) if name == "k" else value for name, value in found.items()} == keys
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "recorded"),
+    [
+        (SftConfig, {"best_metric": "answer_exact_match", "eval_answers": 3}, "d9f28e7effd0cacf"),
+        (SftConfig, {"best_metric": "loss"}, "66954306e62fa95f"),
+        (SftConfig, {}, "329f1bffb9708c02"),
+        (SftConfig, {"method": "lora", "learning_rate": 0.0001}, "5b253e07d19e3149"),
+        (SftConfig, {"method": "qlora"}, "d2c62e582ce3d413"),
+        (EstimateConfig, {"best_metric": "answer_exact_match", "eval_answers": 3}, "e3ff680e4ac3ca6e"),
+        (EstimateConfig, {"best_metric": "loss"}, "da6a7dabbff7f9cd"),
+        (EstimateConfig, {}, "081d5a4ddb4241c7"),
+        (EstimateConfig, {"method": "lora", "learning_rate": 0.0001}, "abc471dbb42d76cc"),
+        (EstimateConfig, {"method": "qlora"}, "80b77a7c8c9b70c7"),
+        (GateConfig, {"retrieval_cost": 0.3}, "799fe34feb87d5e0"),
+        (GateConfig, {}, "e1afb099ca653fc3"),
+        (GateConfig, {"method": "lora", "learning_rate": 0.0001}, "cd467af816f3dfe0"),
+        (GateConfig, {"method": "qlora"}, "0742c5c4c1bd5ef2"),
+        (GrpoConfig, {"retrieval_cost": 0.3}, "2776d49f8e5885cb"),
+        (GrpoConfig, {}, "0032b5c3f838000a"),
+        (GrpoConfig, {"method": "lora", "learning_rate": 0.0001}, "5b228c7cc4959764"),
+        (GrpoConfig, {"method": "qlora"}, "e25fddfde3426dd8"),
+    ],
+)
+def test_a_run_of_before_can_be_resumed(kind: Any, changes: dict[str, Any], recorded: str) -> None:
+    """The hashes are `fingerprint(kind(**changes).run_settings())` of commit 2675608."""
+    assert fingerprint(kind(**changes).run_settings()) == recorded
+
+
+@pytest.mark.parametrize("key", ["train_data", "tree", "eval_data", "best_metric", "gamma", "ret"])
+def test_what_has_no_meaning_for_gates_is_no_attribute_of_their_config(key: str) -> None:
+    assert not hasattr(GrpoConfig(), key)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        (SftConfig, {"lora_dropout": 1.0}, "`lora_dropout` must be between 0 and 0.99, found 1.0"),
+        (SftConfig, {"eval_steps": 0}, "`eval_steps` must be at least 1, found 0"),
+        (SftConfig, {"save_steps": 0}, "`save_steps` must be at least 1, found 0"),
+        (SftConfig, {"cache_mib": -1}, "`cache_mib` must be at least 0, found -1"),
+        (SftConfig, {"learning_rate": 0.0}, "`learning_rate` must be above 0, found 0.0"),
+        (EstimateConfig, {"device_gib": 0.0}, "`device_gib` must be above 0, found 0.0"),
+        (EstimateConfig, {"eval_steps": 0}, "`eval_steps` must be at least 1, found 0"),
+        (GateConfig, {"visual_limit": -1}, "`visual_limit` must be at least 0, found -1"),
+        (GrpoConfig, {"lora_r": 0}, "`lora_r` must be at least 1, found 0"),
+        (
+            GrpoConfig,
+            {"max_pixels": -1},
+            "`max_pixels` must be a number of pixels, or 0 for the processor's own, found -1",
+        ),
+    ],
+)
+def test_each_part_of_a_config_checks_its_keys_once(kind: Any, changes: dict[str, Any], said: str) -> None:
+    assert kind(**changes).problems().count(said) == 1

@@ -1,0 +1,75 @@
+"""What is measured while training: on which data, how often, and what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from reflectune.core.config import bound_problems, setting
+from reflectune.models.schemes.registry import all_schemes
+from reflectune.train.data.mixture import Part
+
+ANSWERS: Final = "answer_exact_match"
+"""The share of right answers, if any are read."""
+
+_METRICS: Final = ("accuracy", "auroc", "calibration_error")
+
+
+@dataclass
+class ValidationConfig:
+    """Validation data, when they are read, and the metric that the best weights are chosen by."""
+
+    eval_data: str = setting("", "validation data, like train_data: its gates are read every eval_steps")
+    eval_split: str = setting("val", "split to validate on, if eval_data is a folder")
+    eval_answers: int = setting(
+        0, "also answer this many questions of eval_data, drawn by seed, greedily; 0 for none", low=0
+    )
+    eval_steps: int = setting(500, "steps between validations", low=1)
+    best_metric: str = setting("", "end with the weights that were best by it, e.g. relevance_auroc; the last if unset")
+    early_stopping_patience: int | None = setting(
+        None, "stop after this many validations without a better best_metric", low=1
+    )
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        return bound_problems(self, ValidationConfig)
+
+    def validation_problems(self, scheme: str, part: Part) -> list[str]:
+        """What validation lacks, one sentence each.
+
+        Args:
+            scheme: Whose gates are measured.
+            part: The validation data; only looked at if `eval_data` is set.
+        """
+        issues = []
+        known = metric_names(scheme)
+        if self.eval_data and not part.file.is_file():
+            issues.append(f"`eval_data`: {part.file} does not exist; build it, or choose another `eval_split`")
+        if self.best_metric and self.best_metric not in known:
+            issues.append(f"`best_metric` must be one of {', '.join(known)} for {scheme}, found {self.best_metric}")
+        if self.eval_answers and not self.eval_data:
+            issues.append("`eval_answers` needs `eval_data` to take questions from")
+        if self.best_metric == ANSWERS and not self.eval_answers:
+            issues.append(f"`best_metric: {ANSWERS}` needs `eval_answers`: how many to read")
+        if self.best_metric and not self.eval_data:
+            issues.append("`best_metric` needs `eval_data` to be measured on")
+        if self.early_stopping_patience is not None and not self.best_metric:
+            issues.append("`early_stopping_patience` needs a `best_metric` to be patient about")
+        return issues
+
+    def undecided(self) -> set[str]:
+        """The keys that don't determine the weights: all of them if the last weights are taken."""
+        unread = {"eval_data", "eval_split"}
+        unread |= set() if self.best_metric else {"best_metric", "early_stopping_patience", "eval_steps"}
+        return unread | (set() if self.best_metric == ANSWERS else {"eval_answers"})
+
+
+def metric_names(scheme: str) -> list[str]:
+    """What validation measures, and `best_metric` may be; no gate for a scheme that is not known."""
+    gates = all_schemes()[scheme].gates if scheme in all_schemes() else ()
+    return ["loss", *(f"{gate.name}_{metric}" for gate in gates for metric in _METRICS), ANSWERS]
+
+
+def greater_is_better(metric: str) -> bool:
+    """Whether more of a metric is better."""
+    return not metric.endswith(("loss", "calibration_error"))
