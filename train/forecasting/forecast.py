@@ -19,8 +19,7 @@ from reflectune.train.config import SftConfig
 from reflectune.train.data.collator import Collator
 from reflectune.train.data.examples import EncodedExample
 from reflectune.train.forecasting.activations import Activations, Architecture, Batch, Passing, activations
-from reflectune.train.forecasting.counting import weights_of
-from reflectune.train.forecasting.memory import Part, Weights, memory
+from reflectune.train.forecasting.memory import Part, Weights, memory, weights_of
 from reflectune.train.setup.launch import Division, division
 
 _LONG = 5.0

@@ -38,8 +38,7 @@ from reflectune.train.fine_tuning.fine_tune import (
     training_arguments,
 )
 from reflectune.train.forecasting.preview import parameter_table
-from reflectune.train.publishing.hub import publish
-from reflectune.train.publishing.model_card import write_card
+from reflectune.train.publishing import publish, write_card
 from reflectune.train.refining.config import GateConfig
 from reflectune.train.refining.gate_trainer import GateTrainer, Objective
 from reflectune.train.refining.gate_trees import GateExample, GateExamples
