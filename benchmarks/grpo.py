@@ -29,7 +29,7 @@ from reflectune.core.config import parse_config
 from reflectune.core.durable import write_atomically
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.report.svg import Line, line_chart
+from reflectune.inference.report.curves import Line, line_chart
 from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import load

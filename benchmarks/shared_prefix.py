@@ -19,7 +19,7 @@ from running import alone, parser, timed, write
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reflectune.inference.report.svg import Line, line_chart
+from reflectune.inference.report.curves import Line, line_chart
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.rows import kept_bytes
 from reflectune.models.rendering.renderer import Rendered

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from reflectune.metrics.words import CONTRACTIONS, DIGITS, VERDICTS
+from reflectune.metrics.vqa import CONTRACTIONS, DIGITS, VERDICTS
 
 BemLogits = Callable[[str, str, str], Sequence[float]]
 """(candidate, reference, question) -> two logits: not equivalent, equivalent. BEM reads them in this order."""

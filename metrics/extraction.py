@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from reflectune.core.hashing import fingerprint
-from reflectune.metrics import prompts
 from reflectune.metrics.cover import spaced_tokens
 from reflectune.metrics.judges import TEMPERATURE, Complete
 
@@ -19,6 +18,25 @@ Similarity = Callable[[str, str], float]
 
 SHOTS = 3
 """The template's number; §4.1 of MI-RAG says four."""
+
+EXTRACTION_START = """\
+Answer the knowledge-intensive question based on the provided image and context.
+Generate a concise and accurate answer grounded in the retrieved information.
+Use the context to support reasoning, and directly output the final answer.
+
+{count} examples are shown below:
+"""
+EXTRACTION_EXAMPLE = """
+##Example {number}:
+"""
+EXTRACTION_QUESTION = """
+Now, answer this question
+"""
+EXTRACTION_FIELDS = """
+##Context: {context}
+##Question: {question}
+##Best Answer:"""
+"""MI-RAG, figure A12; an image stands before each group of fields."""
 
 _CUE = "##best answer:"
 _COUNTS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five"}
@@ -68,12 +86,12 @@ def extraction_messages(asked: Shot, demonstrations: Sequence[Shot]) -> list[dic
     parts: list[dict[str, Any]] = []
     if demonstrations:
         count = _COUNTS.get(len(demonstrations), str(len(demonstrations)))
-        parts.append(_text(prompts.EXTRACTION_START.format(count=count)))
+        parts.append(_text(EXTRACTION_START.format(count=count)))
     else:
-        parts.append(_text(prompts.EXTRACTION_START.split("\n\n")[0] + "\n"))
+        parts.append(_text(EXTRACTION_START.split("\n\n")[0] + "\n"))
     for number, shot in enumerate(demonstrations, start=1):
-        parts += [_text(prompts.EXTRACTION_EXAMPLE.format(number=number)), *_fields(shot)]
-    parts += [_text(prompts.EXTRACTION_QUESTION), *_fields(asked)]
+        parts += [_text(EXTRACTION_EXAMPLE.format(number=number)), *_fields(shot)]
+    parts += [_text(EXTRACTION_QUESTION), *_fields(asked)]
     return [{"role": "user", "content": _joined(parts)}]
 
 
@@ -106,7 +124,7 @@ def short_answer(reply: str) -> str | None:
 
 def _fields(shot: Shot) -> list[dict[str, Any]]:
     image = [] if shot.image is None else [{"type": "image_url", "image_url": {"url": shot.image}}]
-    head, cue = prompts.EXTRACTION_FIELDS.split("{context}")
+    head, cue = EXTRACTION_FIELDS.split("{context}")
     middle, end = cue.split("{question}")
     answer = f" {shot.answer}\n" if shot.answer else ""
     return [*image, _text(head + shot.context + middle + shot.question + end + answer)]

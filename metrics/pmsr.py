@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reflectune.core.errors import UserError
-from reflectune.metrics.words import DIGITS, VERDICTS
+from reflectune.metrics.vqa import DIGITS, VERDICTS
 
 Row = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from reflectune.inference.report.svg import Line, line_chart
+from reflectune.inference.report.curves import Line, line_chart
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "benchmarks").glob("*.md"))

@@ -24,9 +24,8 @@ from reflectune.train.config import SftConfig
 from reflectune.train.forecasting.config import EstimateConfig
 from reflectune.train.forecasting.memory import GIB, total
 from reflectune.train.forecasting.planning import QUESTION_TOKENS, image_tokens, plan
-from reflectune.train.forecasting.travel import longest_travel
-from reflectune.train.setup.lora import add_adapters
-from reflectune.train.setup.parameters import tower_of
+from reflectune.train.forecasting.preview import longest_travel
+from reflectune.train.setup.parameters import add_adapters, tower_of
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

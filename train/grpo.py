@@ -35,6 +35,10 @@ class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training 
         recipe = find_recipe(self.scheme)
         if recipe.answered_by_base(self) and not self.base_model:
             issues.append(f"`base_model` is needed: it answers for {self.scheme}, unless `answer_model` is tuned")
+        if "relevance" in self.gates and recipe.answer_each is None:
+            issues.append(
+                f"`gates`: {self.scheme} can't answer from each passage alone; refine the retrieval gate only"
+            )
         if "relevance" in self.gates and "srt" in recipe.settings and not self.srt:
             issues.append("`gates` with relevance needs `srt: true`: it is SRT's gate that is refined")
         return list(dict.fromkeys(issues))

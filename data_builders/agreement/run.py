@@ -12,9 +12,9 @@ from reflectune.core.errors import UserError
 from reflectune.data_builders.agreement import measures
 from reflectune.data_builders.agreement.config import CompareConfig
 from reflectune.data_builders.annotators.choice import opened
-from reflectune.data_builders.annotators.gold import by_gold
 from reflectune.data_builders.annotators.llm import LlmAnnotator
 from reflectune.data_builders.annotators.protocol import Case, Judgement
+from reflectune.data_builders.annotators.string import by_gold
 from reflectune.data_builders.dataset import Dataset
 from reflectune.retrieval.passages import split_passages
 

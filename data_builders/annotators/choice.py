@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from reflectune.data_builders.annotators.gold import by_gold
 from reflectune.data_builders.annotators.llm import LlmAnnotator
 from reflectune.data_builders.annotators.protocol import Annotator
-from reflectune.data_builders.annotators.string import by_string
+from reflectune.data_builders.annotators.string import by_gold, by_string
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import RemoteConfig
 

@@ -1,7 +1,11 @@
-"""The annotator `string`: a passage is evidence if an accepted answer occurs in its text (mR²AG, section 3.3).
+"""Annotators that need no model: `string` reads the passage's text, `gold` what the data set names as evidence.
 
-It is also the paper's strict filter: "ensuring answers appear only in evidence paragraphs". Answer and text are
-compared token by token after numbers and dates have been normalised.
+`string`: a passage is evidence if an accepted answer occurs in its text (mR²AG, section 3.3). It is also the paper's
+strict filter: "ensuring answers appear only in evidence paragraphs". Answer and text are compared token by token after
+numbers and dates have been normalised.
+
+`gold`: a passage is evidence if it stands in a section that the data set names as evidence. Encyclopedic-VQA names
+evidence sections, Natural Questions has long answers; InfoSeek has neither.
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from reflectune.core.types import Passage, Question
+from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators.protocol import IRRELEVANT, Case, Judgement
+
+NO_EVIDENCE_NAMED = Judgement("unclear", note="the data set names no evidence for the question")
 
 _TOKEN = re.compile(r"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -140,3 +146,21 @@ def _number_in_range(tokens: Sequence[str], limits: tuple[float, float], unit: s
         if low <= scaled <= high and (unit in ("", following) or scaled_unit == unit):
             return f"{token} {following} {scaled_unit if unit == scaled_unit else ''}".strip()
     return ""
+
+
+def by_gold(cases: Sequence[Case]) -> list[Judgement]:
+    """Judge passages by the data set's evidence sections.
+
+    The answer of an evidence passage is the accepted one that occurs in it, else the question's first. A section of
+    several paragraphs is evidence as a whole: the strict string filter then keeps those that hold the answer.
+    """
+    return [_judge(case) for case in cases]
+
+
+def _judge(case: Case) -> Judgement:
+    question, passage = case
+    if not question.evidence:
+        return NO_EVIDENCE_NAMED
+    if Evidence(passage.entry_id, passage.section) not in question.evidence:
+        return IRRELEVANT
+    return Judgement("relevant", stated_answer(question, passage) or canonical_answer(question))

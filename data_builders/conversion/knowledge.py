@@ -16,8 +16,7 @@ from reflectune.core.durable import RowLog, read_rows
 from reflectune.core.rejected import Rejected, as_json, from_json
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import Hashes, SeenIds, hash_ids, is_among, sample_bound
-from reflectune.data_builders.conversion.progress import progress
-from reflectune.data_builders.conversion.sources import list_files
+from reflectune.data_builders.conversion.sources import list_files, progress
 from reflectune.data_builders.conversion.work import EntriesDone, EntryBatch, write_entry_batch
 from reflectune.data_builders.conversion.workers import Workers
 from reflectune.data_builders.readers.base import (

@@ -18,8 +18,7 @@ from reflectune.core.rejected import Rejected, as_json, from_json
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import SeenIds, hash_ids, sample_bound
-from reflectune.data_builders.conversion.progress import progress
-from reflectune.data_builders.conversion.sources import list_files
+from reflectune.data_builders.conversion.sources import list_files, progress
 from reflectune.data_builders.conversion.work import QuestionBatch, QuestionsDone, write_question_batch
 from reflectune.data_builders.conversion.workers import Workers
 from reflectune.data_builders.readers.base import BadRow, Images, Placed, Reject, stop

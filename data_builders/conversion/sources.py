@@ -1,14 +1,20 @@
-"""The files that a data set was made from: what they are, and whether they are still the same."""
+"""A data set's source files: what they are, whether they are still the same, and how far a step has read them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.paths import OutsideRoot, resolve_below
+from reflectune.core.progress import progress_bar
+from reflectune.data_builders.readers.base import Meter, count_bytes
 
 
 def list_files(paths: Iterable[Path]) -> list[Path]:
@@ -68,3 +74,32 @@ def check_unchanged(sources: Iterable[dict[str, Any]], since: str) -> None:
                 f"{path} has changed since {since} ({source['bytes']:,} bytes then, {stat.st_size:,} now); "
                 "choose another `output`, or delete this one to convert anew"
             )
+
+
+@dataclass
+class Progress:
+    """One step's progress; `advance` after every batch."""
+
+    bar: tqdm
+    meter: Meter
+    rows: int = 0
+
+    def advance(self, rows: int, left_out: int) -> None:
+        """Some rows more are done; `left_out` is the number of bad rows so far."""
+        self.rows += rows
+        self.bar.set_postfix_str(
+            f"{self.rows:,} rows" + (f", {left_out:,} left out" if left_out else ""), refresh=False
+        )
+        self.bar.update(min(self.meter.bytes, self.bar.total or self.meter.bytes) - self.bar.n)
+
+
+@contextmanager
+def progress(step: str, total_bytes: int) -> Iterator[Progress]:
+    """A bar for one step, whose sources have `total_bytes` on the disk (0 if nobody knows)."""
+    with (
+        count_bytes() as meter,
+        progress_bar(
+            desc=step, total=total_bytes or None, unit="B", unit_scale=True, unit_divisor=1024, mininterval=0.5
+        ) as bar,
+    ):
+        yield Progress(bar, meter)

@@ -17,12 +17,12 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.rows import schema_of, to_row
 from reflectune.core.types import AnswerStyle
-from reflectune.data_builders.exporting.bad_rows import BadRows
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.conversations import Conversation, conversation, find_file, raw_rows
 from reflectune.data_builders.exporting.images import FOLDER, ImagePlacer
 from reflectune.data_builders.exporting.recognise import Piece, recognise
 from reflectune.data_builders.exporting.run import RECORD, Summary
+from reflectune.data_builders.exporting.source import BadRows
 from reflectune.data_builders.exporting.writers import open_writer
 from reflectune.data_builders.reflection_data import Manifest, earlier_manifest, write_manifest
 from reflectune.models.schemes.base import Scheme

@@ -1,18 +1,27 @@
-"""Flattens training examples into conversations, one per branch, as tools without shared prefixes read them."""
+"""Flattens training examples into conversations, one per branch, as tools without shared prefixes read them.
+
+Untrusted text that spells a special token is broken up: other tools would read it as one. Our own trainer tokenises
+such text as plain text (`models/rendering/untrusted.py`). A file for another tool can't ask for that: `<image>` in a
+passage would count as a picture, and `[Relevant]` as a verdict. A space behind its first character makes it plain text
+again: `< image>`, `[ Relevant]`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle
 from reflectune.models.rendering.turns import ANSWER, Slot, Turn, Turns, passage_text, question_turns
+from reflectune.models.rendering.untrusted import SafeTokenizer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import PromptedExample, ReflectionExample, TrainingExample
 from reflectune.models.schemes.passages import PassageScheme, conversation_texts
 from reflectune.models.schemes.prompts import PromptScheme, prompt_documents
+from reflectune.models.schemes.registry import all_schemes
 
 Masking = Literal["last_turn", "per_turn", "none"]
 """How a layout says which of the assistant's turns are supervised: the last one of a row alone, each by itself, or all.
@@ -24,6 +33,25 @@ all rounds before it.
 row; where only a row's last turn is, in a row of its own that ends with it; where all are, in each of its rows. So does
 `[No Retrieval]`, unless the answer stands in its turn.
 """
+_TAGS = (
+    "s unk pad mask bos eos image video audio img im_start im_end im_patch vid_start vid_end vid_patch IMG_CONTEXT "
+    "bbox ref-object quad point box ref cot-process start-image end-image image_soft_token start_of_turn end_of_turn "
+    "start_of_image end_of_image start_header_id end_header_id eot_id think answer tool_call tool_response"
+).split()
+_REFLECTION = sorted({token for scheme in all_schemes().values() for token in scheme.tokens.values()})
+_SPECIAL = re.compile(
+    "|".join(
+        [
+            r"<\|[^<>|\s]{1,60}\|>",  # <|im_end|>, <|image_pad|>
+            r"<\uff5c[^<>\s]{1,60}\uff5c>",  # DeepSeek's
+            f"</?(?:{'|'.join(map(re.escape, _TAGS))})>",
+            r"\[/?(?:INST|IMG|IMG_BREAK|IMG_END|PAD|UNK|CLS|SEP|MASK)\]",
+            r"<</?SYS>>",
+            *map(re.escape, _REFLECTION),
+        ]
+    )
+)
+"""What some model's tokenizer, or one of the tools, reads as a special token."""
 
 
 @dataclass(frozen=True)
@@ -155,3 +183,23 @@ def _row(
         counts = turn.role == "assistant" and (masking != "last_turn" or place == len(turns) - 1)
         messages.append(Message(turn.role, text, counts))
     return Row(example.id, example.image, question, tuple(messages))
+
+
+class Neutraliser:
+    """Breaks special tokens in untrusted text, and counts the texts that it changed.
+
+    Args:
+        separators: Further texts that a tool cuts a conversation at; none begins with a space.
+    """
+
+    def __init__(self, separators: Sequence[str] = ()) -> None:
+        self._pattern = re.compile("|".join([_SPECIAL.pattern, *map(re.escape, separators)]))
+        self.changed = 0
+
+    def __call__(self, text: str) -> str:
+        """The text, stripped and without special tokens; unchanged if there is none."""
+        before = text = SafeTokenizer.clean(text)
+        while self._pattern.search(text):
+            text = self._pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+        self.changed += text != before
+        return text

@@ -13,13 +13,11 @@ from typing import Any, Final
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.data_builders.exporting import llamafactory, llava, ms_swift, trl
-from reflectune.data_builders.exporting.bad_rows import BadRows
 from reflectune.data_builders.exporting.config import ExportConfig
-from reflectune.data_builders.exporting.forgery import Neutraliser
 from reflectune.data_builders.exporting.images import ImagePlacer
 from reflectune.data_builders.exporting.layout import Exported, Layout
-from reflectune.data_builders.exporting.rows import Row, rows_of
-from reflectune.data_builders.exporting.source import data_file, scheme_and_images
+from reflectune.data_builders.exporting.rows import Neutraliser, Row, rows_of
+from reflectune.data_builders.exporting.source import BadRows, data_file, scheme_and_images
 from reflectune.data_builders.exporting.writers import Writer, open_writer
 from reflectune.data_builders.reflection_data import stream_examples
 from reflectune.models.schemes.base import Scheme

@@ -4,16 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 from reflectune.core.types import Question
+from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.probing.records import Probe, Reply
-from reflectune.metrics.bem import Bem
-from reflectune.metrics.judges import Judging, answer_to
+from reflectune.metrics.bem import Bem, load_bem
+from reflectune.metrics.judges import PROTOCOLS, Judging, answer_to
 from reflectune.metrics.registry import Metric
 from reflectune.metrics.scoring import Answered, score_answers
+from reflectune.models.remote.client import RemoteModel
 
 Said = tuple[str, str]
 """A question's id and an answer to it."""
+
+
+def judged_again(
+    probes: Sequence[Probe], questions: Mapping[str, Question], settings: Mapping[str, Any], config: DeriveConfig
+) -> tuple[list[Probe], dict[str, Any]]:
+    """The probes by the config's metric, and the settings with what judged them. A judge's replies are kept."""
+    said = said_in(probes)
+    if config.metric == "judge":
+        protocol = PROTOCOLS[config.judge]
+        cache = config.llm_cache or str(Path(config.output, "judge.replies.jsonl"))
+        with RemoteModel(config.endpoint(), cache) as model:
+            worth = by_judge(said, questions, Judging(protocol, config.llm_model, partial(model.texts, what="judge")))
+        name = f"judge {config.llm_model} by {protocol.name} (prompt {protocol.prompt_hash})"
+    else:
+        bem = load_bem(config.bem, device=config.device) if config.bem else None
+        worth = by_metric(said, questions, cast(Metric, config.metric), bem)
+        name = f"{config.metric} (BEM {bem.fingerprint})" if bem else config.metric
+    return rescore(probes, worth), {**settings, "metric": name}
 
 
 def rescore(probes: Sequence[Probe], worth: Mapping[Said, float]) -> list[Probe]:

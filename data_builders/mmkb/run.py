@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,11 +20,9 @@ from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.derivation import Labels, assemble, derive, take
 from reflectune.data_builders.mmkb.mct import RelScores
 from reflectune.data_builders.mmkb.proofread import write_label_page
-from reflectune.data_builders.mmkb.rescoring import by_judge, by_metric, rescore, said_in
-from reflectune.data_builders.mmkb.statistics import label_statistics
-from reflectune.data_builders.mmkb.truth import truth_table, truth_text
+from reflectune.data_builders.mmkb.rescoring import judged_again
+from reflectune.data_builders.mmkb.statistics import label_statistics, truth_table, truth_text
 from reflectune.data_builders.probing.labels import SrtLabel
-from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import probes_fingerprint, read_settings, stream_probes
 from reflectune.data_builders.reflection_data import (
@@ -35,10 +32,6 @@ from reflectune.data_builders.reflection_data import (
     write_examples,
     write_manifest,
 )
-from reflectune.metrics.bem import load_bem
-from reflectune.metrics.judges import PROTOCOLS, Judging
-from reflectune.metrics.registry import Metric
-from reflectune.models.remote.client import RemoteModel
 from reflectune.models.schemes.examples import PromptedExample
 
 SCHEME = "mmkb_rag"
@@ -65,7 +58,7 @@ def run(config: DeriveConfig) -> str:
     probes = list(stream_probes(config.probes))
     questions = _questions(dataset, split, {probe.question_id for probe in probes})
     if config.metric:
-        probes, settings = _judged_again(probes, questions, settings, config)
+        probes, settings = judged_again(probes, questions, settings, config)
     scores = read_rel_scores(config.rel_scores) if config.rel_scores else None
     derived = derive(probes, questions, config, summaries=settings["summary"] != "none", rel_scores=scores)
     taken = take(derived, config)
@@ -128,24 +121,6 @@ def read_rel_scores(path: str | Path) -> RelScores:
         raise UserError(
             f"`rel_scores`: {path} can't be read: {error!r}; it needs the columns question_id, passage_id and score"
         ) from error
-
-
-def _judged_again(
-    probes: Sequence[Probe], questions: Mapping[str, Question], settings: Mapping[str, Any], config: DeriveConfig
-) -> tuple[list[Probe], dict[str, Any]]:
-    """The probes by the config's metric, and the settings with what judged them. A judge's replies are kept."""
-    said = said_in(probes)
-    if config.metric == "judge":
-        protocol = PROTOCOLS[config.judge]
-        cache = config.llm_cache or str(Path(config.output, "judge.replies.jsonl"))
-        with RemoteModel(config.endpoint(), cache) as model:
-            worth = by_judge(said, questions, Judging(protocol, config.llm_model, partial(model.texts, what="judge")))
-        name = f"judge {config.llm_model} by {protocol.name} (prompt {protocol.prompt_hash})"
-    else:
-        bem = load_bem(config.bem, device=config.device) if config.bem else None
-        worth = by_metric(said, questions, cast(Metric, config.metric), bem)
-        name = f"{config.metric} (BEM {bem.fingerprint})" if bem else config.metric
-    return rescore(probes, worth), {**settings, "metric": name}
 
 
 def _questions(dataset: Dataset, split: str, wanted: set[str]) -> dict[str, Question]:

@@ -1,12 +1,19 @@
-"""What a person wants to know of derived labels: counts, as plain values."""
+"""What a person wants to know of derived labels: counts, and how they agree with the truth.
+
+A document truly helps if it states an accepted answer and is of the entity shown.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from reflectune.core.types import Passage, Question
+from reflectune.data_builders.annotators.string import annotate_by_string
 from reflectune.data_builders.mmkb.mct import MctLabel
 from reflectune.data_builders.probing.labels import RetLabel, SrtLabel
+from reflectune.data_builders.probing.records import Probe
 
 
 def label_statistics(
@@ -43,3 +50,77 @@ def label_statistics(
             "without_summary": without_summary,
         },
     }
+
+
+def truth_table(
+    probes: Iterable[Probe], labels: Mapping[str, Sequence[SrtLabel]], questions: Mapping[str, Question]
+) -> dict[str, Any]:
+    """How SRT labels agree with what the documents say.
+
+    It covers the knowledge-based questions of which the data set knows entities and answers. Precision and recall are
+    None where nothing was labelled, or nothing truly helps.
+
+    Args:
+        probes: The probes.
+        labels: By question id, before any balancing.
+        questions: By id.
+
+    Returns:
+        `questions` covered, of them `with_a_stating_document`; `table`: probed documents by label (`[Rel]`, `[NoRel]`,
+        `none`) and truth (`states`, `states_not`); `precision` of `[Rel]`; `recall` of `[Rel]` among labelled documents
+        that state the answer, and `recall_of_probed` among all that were probed.
+    """
+    table = {label: Counter(states=0, states_not=0) for label in ("[Rel]", "[NoRel]", "none")}
+    covered = with_one = 0
+    for probe in probes:
+        question = questions.get(probe.question_id)
+        if question is None or not can_tell(question):
+            continue
+        said = {own.document.passage.id: "[Rel]" if own.relevant else "[NoRel]" for own in labels.get(question.id, ())}
+        found = [(said.get(own.passage.id, "none"), states(question, own.passage)) for own in probe.documents]
+        for label, truly in found:
+            table[label]["states" if truly else "states_not"] += 1
+        covered += 1
+        with_one += any(truly for _, truly in found)
+    hits = table["[Rel]"]["states"]
+    return {
+        "questions": covered,
+        "with_a_stating_document": with_one,
+        "table": {label: dict(counts) for label, counts in table.items()},
+        "precision": _share(hits, table["[Rel]"].total()),
+        "recall": _share(hits, hits + table["[NoRel]"]["states"]),
+        "recall_of_probed": _share(hits, sum(counts["states"] for counts in table.values())),
+    }
+
+
+def truth_text(found: Mapping[str, Any]) -> str:
+    """A truth table in a few lines."""
+
+    def percent(name: str) -> str:
+        return "–" if found[name] is None else f"{100 * found[name]:.1f} %"
+
+    rows = (f"  {name:8}{counts['states']:>8,}{counts['states_not']:>12,}" for name, counts in found["table"].items())
+    return "\n".join(
+        [
+            f"truth: {found['questions']:,} knowledge-based questions, {found['with_a_stating_document']:,} with a "
+            "document of their entity that states the answer",
+            f"  {'':8}{'states':>8}{'states not':>12}",
+            *rows,
+            f"  [Rel]: precision {percent('precision')}, recall {percent('recall')} of labelled documents, "
+            f"{percent('recall_of_probed')} of all",
+        ]
+    )
+
+
+def can_tell(question: Question) -> bool:
+    """Whether the data set knows which documents truly help."""
+    return question.is_knowledge_based is not False and bool(question.entity_ids) and bool(question.answers)
+
+
+def states(question: Question, passage: Passage) -> bool:
+    """Whether a document of the question's entity states an accepted answer."""
+    return passage.entry_id in question.entity_ids and annotate_by_string(question, passage).label == "relevant"
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -13,9 +13,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.probing.asking import Asking
-from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
+from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply, finite_sum
 from reflectune.data_builders.probing.summaries import add_sentences, add_words
-from reflectune.data_builders.probing.values import finite_sum
 from reflectune.metrics.registry import Worth
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine
 from reflectune.models.prefix.sampling import Sampling

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,3 +117,9 @@ def stream_probe_file(path: Path) -> Iterator[Probe]:
         raise UserError(f"a file of probes is missing: {path}; copy it again, or probe again") from error
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(f"{path} is no readable file of probes: {error}; copy it again, or probe again") from error
+
+
+def finite_sum(log_probs: Sequence[float]) -> float | None:
+    """Log-probability of a sequence in nats, or None if it is no finite number."""
+    total = math.fsum(log_probs) if all(map(math.isfinite, log_probs)) else math.nan
+    return total if math.isfinite(total) else None

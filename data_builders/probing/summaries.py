@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.data_builders.probing.labels import Rule, is_right, srt_labels
-from reflectune.data_builders.probing.records import Probe
-from reflectune.data_builders.probing.values import finite_sum
+from reflectune.data_builders.probing.records import Probe, finite_sum
 from reflectune.models.prefix.engine import PrefixEngine, Prefixes
 from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.retrieval.passages import sentences

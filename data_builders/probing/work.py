@@ -1,34 +1,42 @@
-"""One process's work of probing: questions opened, retrieved for and rendered in windows, and probed in batches."""
+"""One process's work of probing: questions opened, retrieved for and rendered in windows, and probed in batches.
+
+A batch that the memory doesn't suffice for is tried again with a smaller token budget.
+"""
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
+import torch
 from PIL import Image
 
+from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import ProbeConfig
-from reflectune.data_builders.probing.memory import Halving
 from reflectune.data_builders.probing.probe import Prober, Ready
 from reflectune.data_builders.probing.records import Probe
 from reflectune.metrics.bem import Bem
 from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded
-from reflectune.models.prefix.budget import find_budget
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.prefix.forward import Forward
+from reflectune.models.prefix.forward import Forward, find_budget
 from reflectune.retrieval.documents import find_documents
 from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retriever import Retriever
 from reflectune.retrieval.types import Hit
 
 Made = TypeVar("Made")
+Tool = TypeVar("Tool")
+Result = TypeVar("Result")
+LEAST = 256
+"""Tokens in one forward pass below which it is the model that doesn't fit, not the work."""
 
 
 class Work:
@@ -110,3 +118,43 @@ class Work:
 
     def _split(self, entry_id: str) -> list[Passage]:
         return split_passages(self._dataset.knowledge.get(entry_id), lead=self._config.lead)
+
+
+class Halving(Generic[Tool]):
+    """Does work with a tool that has a token budget, and halves the budget whenever the memory runs out.
+
+    Args:
+        make: Makes the tool for a budget.
+        budget: To begin with, in tokens of one forward pass.
+        fixed: Whether the user chose it: then running out of memory is an error.
+    """
+
+    def __init__(self, make: Callable[[int], Tool], budget: int, *, fixed: bool = False) -> None:
+        self._make, self.budget, self._fixed = make, budget, fixed
+        self.tool = make(budget)
+
+    def run(self, work: Callable[[Tool], Result]) -> Result:
+        """What the work returns, tried again from its beginning with half the budget as often as needed.
+
+        Raises:
+            UserError: The memory doesn't suffice for the least budget, or for the one that the user chose.
+        """
+        while True:
+            try:
+                return work(self.tool)
+            except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                message = str(error).splitlines()[0] if str(error) else "out of memory"
+            # Here, and not above, the error and what its traceback held in memory are gone.
+            if self._fixed or self.budget // 2 < LEAST:
+                advice = "lower `token_budget`" if self._fixed else "set `dtype: bfloat16`"
+                raise UserError(
+                    f"out of memory with {self.budget:,} tokens in one forward pass: {message}; {advice}, or lower "
+                    "`batch_questions` or `documents`"
+                )
+            self.budget //= 2
+            self.tool = self._make(self.budget)
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()

@@ -1,4 +1,9 @@
-"""Encyclopedic-VQA: questions about iNaturalist's species and GLDv2's landmarks, with the section that answers."""
+"""Encyclopedic-VQA: questions about iNaturalist's species and GLDv2's landmarks, and the knowledge base that answers.
+
+The knowledge base (`encyclopedic_kb_wiki.json`, or the zip file that it comes in) is read as a stream. EchoSight's 100k
+subsets for E-VQA and InfoSeek have the same format. Sections keep their places, since E-VQA's `evidence_section_id`
+counts them; the first one is the article's opening and is headed by its title.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Evidence, Question
+from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.base import (
     BadRow,
     Images,
@@ -16,14 +22,19 @@ from reflectune.data_builders.readers.base import (
     Placed,
     Reject,
     Row,
+    each,
     integer,
     one_of,
     placed,
     read_csv,
     read_json_array,
+    read_json_dict,
     stop,
     text,
+    texts,
 )
+
+read_source = partial(read_json_dict, key="key")
 
 ROLES = ("questions", "inaturalist")
 _TYPES = ("templated", "automatic", "multi_answer", "2_hop")
@@ -179,3 +190,45 @@ def _image_ids(row: Row) -> list[str]:
 
 def _parts(joined: str) -> list[str]:
     return [part.strip() for part in joined.split(_SEPARATOR) if part.strip()]
+
+
+def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+    """The articles, each called by its URL.
+
+    Args:
+        source: The JSON dict, also zipped.
+        images: A folder with the articles' images, each named as in the last part of its URL; an image that is not
+            there is left out, as about 1.25 M of them can't be had any more.
+        reject: What to do with a bad row.
+    """
+    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+
+
+def entry(row: Row, images: Images) -> Entry:
+    """One member of the dict."""
+    titles, bodies = _strings(row, "section_titles"), _strings(row, "section_texts")
+    if len(titles) != len(bodies):
+        problem = f"has {len(bodies)} texts for {len(titles)} titles"
+        raise row.bad("section_texts", problem, "the two lists must be of one length: download the file again")
+    urls = texts(row, "image_urls", default=(), empty=True)
+    found = (images.find_for(row, "image_urls", _file_name(url)) for url in urls)
+    return Entry(
+        id=text(row, "key"),
+        title=text(row, "title"),
+        url=text(row, "url", default=row["key"]),
+        summary=bodies[0].strip() if bodies else "",
+        images=tuple(dict.fromkeys(path for path in found if path)) if images.root else (),
+        sections=tuple(map(Section, titles, bodies)),
+    )
+
+
+def _strings(row: Row, field: str) -> list[str]:
+    """A list of texts as it stands: an empty one keeps its place."""
+    value = row.get(field)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise row.bad(field, f"is {type(value).__name__}", "it should be a list of texts")
+    return value
+
+
+def _file_name(url: str) -> str:
+    return unquote(url).rsplit("/", 1)[-1]

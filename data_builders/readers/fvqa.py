@@ -1,7 +1,12 @@
-"""FactualVQA, the set that MMSearch-R1 is trained and tested on: some questions need a search, some do not."""
+"""FactualVQA, the set that MMSearch-R1 is trained and tested on: some questions need a search, some do not.
+
+What it has in common with MMSearch-R1's other sets is here too: rows in veRL's form, with a prompt, pictures, and
+answers for the reward.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,9 +26,10 @@ from reflectune.data_builders.readers.base import (
     stop,
     text,
 )
-from reflectune.data_builders.readers.mmsearch_r1 import answers, asked, row_id
+from reflectune.data_builders.readers.rows import mapping, texts
 
 _RETRIEVAL = {"search_required": True, "search_free": False, "": None}
+_IMAGE_TOKEN = "<image>"
 
 
 def questions(
@@ -74,3 +80,39 @@ def _only_image(row: Row) -> Row:
     if len(found) != 1:
         raise row.bad("images", f"has {len(found)} images", "a question has one image: leave the row out")
     return found[0]
+
+
+def row_id(row: Row) -> str:
+    """The row's `data_id`; a row without one is called by its file and its place in it, as in `fvqa_test_0`."""
+    return text(row, "data_id", default=f"{Path(row.file).stem}_{row.line - 1}")
+
+
+def asked(row: Row) -> str:
+    """What the user's first message in `prompt` says, without the mark for the image.
+
+    Raises:
+        BadRow: There is no question.
+    """
+    message = next((message for message in rows(row, "prompt") if message.get("role") == "user"), None)
+    said = text(message, "content").replace(_IMAGE_TOKEN, " ").strip() if message is not None else ""
+    if not said:
+        raise row.bad("prompt", "has no question of the user", "give it one, or leave the row out")
+    return said
+
+
+def answers(row: Row) -> tuple[str, ...]:
+    """The canonical answer, `reward_model.ground_truth`, then `candidate_answers`, which is the text of a JSON list.
+
+    Raises:
+        BadRow: The text is no JSON list of texts, or there is no canonical answer.
+    """
+    reward = mapping(row, "reward_model")
+    value = reward.get("candidate_answers")
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else []
+        except json.JSONDecodeError as error:
+            raise reward.bad("candidate_answers", f"is no JSON ({error})", "it should be the text of a list") from error
+    listed = Row({**reward, "candidate_answers": value}, reward.file, reward.line)
+    others = texts(listed, "candidate_answers", default=(), empty=True)
+    return tuple(dict.fromkeys((text(reward, "ground_truth"), *others)))

@@ -21,7 +21,7 @@ from reflectune.data_builders.readers.base import (
     stop,
     text,
 )
-from reflectune.data_builders.readers.mmsearch_r1 import answers, asked, row_id
+from reflectune.data_builders.readers.fvqa import answers, asked, row_id
 
 
 def questions(

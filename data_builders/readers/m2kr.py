@@ -1,20 +1,27 @@
-"""M2KR's questions, each with the passages that answer it: E-VQA, InfoSeek, OK-VQA and others in one layout."""
+"""M2KR's questions, each with the passages that answer it, and those passages as entries.
+
+E-VQA, InfoSeek, OK-VQA and others are in one layout. Every passage (`<NAME>_passages`, Parquet) is an entry, since the
+questions name passages by id. Passages are of text alone. A title is the column `title`, or is read off a text of the
+form "title: X content: Y".
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import AnswerType, Evidence, Question
+from reflectune.core.types import AnswerType, Entry, Evidence, Question, Section
 from reflectune.data_builders.readers.base import (
     Images,
     Placed,
     Reject,
     Row,
+    each,
     number,
     placed,
     read_parquet,
@@ -24,8 +31,11 @@ from reflectune.data_builders.readers.base import (
 )
 from reflectune.data_builders.readers.infoseek import derived_kind, split_of
 
+read_source = read_parquet
+
 _KINDS: Mapping[str, AnswerType] = {"string": "string", "time": "time", "numerical": "numerical"}
 _CARRIED = ("question_type", "entity_id", "entity_text", "image_id", "instruction", "llava_split", "wiki_entity_id")
+_TITLED = re.compile(r"\s*title:\s*(?P<title>.*?)\s+content:\s*(?P<content>.*)", re.DOTALL)
 
 
 def questions(
@@ -120,3 +130,30 @@ def _image(row: Row, images: Images) -> str:
     if not path:
         return ""
     return images.find_for(row, "img_path", path) or images.path(row, "img_path", PurePosixPath(path).stem)
+
+
+def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+    """The passages.
+
+    Args:
+        source: A Parquet file, or a folder of them.
+        images: A folder with an image named by the passage's id, where a user has made one.
+        reject: What to do with a bad row.
+    """
+    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+
+
+def entry(row: Row, images: Images) -> Entry:
+    """One passage."""
+    passage_id, content = text(row, "passage_id"), text(row, "passage_content")
+    title = text(row, "title", default="")
+    titled = _TITLED.fullmatch(content)
+    if titled:
+        title, content = title or titled["title"], titled["content"]
+    image = images.find_for(row, "passage_id", passage_id)
+    return Entry(
+        id=passage_id,
+        title=title or passage_id,
+        images=(image,) if image else (),
+        sections=(Section("", content),),
+    )

@@ -1,4 +1,8 @@
-"""ReflectiVA's released training data: conversations with reflection tokens, read as questions."""
+"""ReflectiVA's released training data and its knowledge base.
+
+The data is conversations with reflection tokens, read as questions. The 100k knowledge base for InfoSeek
+(`Wiki100k_ver_1_0-all.json`) is a JSON dict of rows of Wiki6M.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,23 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import Entry, Question
 from reflectune.data_builders.readers.base import (
     Images,
     Placed,
     Reject,
     Row,
+    each,
     placed,
     read_json_array,
+    read_json_dict,
     rows,
     stop,
     text,
 )
+from reflectune.data_builders.readers.wiki6m import article
+
+read_source = partial(read_json_dict, key="key")
 
 _IDS = ("__key__", "unique_id", "id")
 _IMAGES = ("image", "image_path", "image_mo_srv_path")
@@ -145,3 +154,21 @@ def _image(row: Row, images: Images) -> str:
         return ""
     path = text(row, field)
     return images.find_for(row, field, path) or images.path(row, field, PurePosixPath(path).name)
+
+
+def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
+    """The entities of the dict, each called by its name in the dict (which ReflectiVA's index refers to).
+
+    Args:
+        source: The JSON dict.
+        images: The folder that holds `wikipedia_images_full` or is it; an entity without an image there has none.
+        reject: What to do with a bad row.
+    """
+    return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
+
+
+def entry(row: Row, images: Images) -> Entry:
+    """One member of the dict; one without a title of its own is called by its name."""
+    name = text(row, "key")
+    titled = Row({**row, "wikipedia_title": row.get("wikipedia_title") or name}, row.file, row.line)
+    return article(titled, name, images)

@@ -56,14 +56,14 @@ with a language model as the judge; cover match is what needs none. A-OKVQA's ow
 """
 
 KNOWLEDGE: Mapping[str, str] = {
-    "echosight_100k": "evqa_kb",
-    "evqa": "evqa_kb",
+    "echosight_100k": "evqa",
+    "evqa": "evqa",
     "hotpotqa": "hotpotqa",
-    "m2kr": "m2kr_passages",
+    "m2kr": "m2kr",
     "nq": "nq",
     "own": "own_knowledge",
     "own_folder": "own_folder",
-    "reflectiva_100k": "reflectiva_kb",
+    "reflectiva_100k": "reflectiva",
     "wiki18": "wiki18",
     "wiki6m": "wiki6m",
 }

@@ -20,8 +20,8 @@ from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.dataset import MANIFEST, load_manifest, write_questions
 from reflectune.data_builders.world.drawing import draw
+from reflectune.data_builders.world.entities import ATTRIBUTES, BALLOONS, Looks
 from reflectune.data_builders.world.facts import RELATIONS
-from reflectune.data_builders.world.looks import ATTRIBUTES, BALLOONS, Looks
 from reflectune.data_builders.world.population import SIZES, Article, constructed_look_alike, populate
 from reflectune.data_builders.world.questions import TRAFFIC_PICTURES, Interviewer
 from reflectune.retrieval.knowledge_base import write_knowledge_base

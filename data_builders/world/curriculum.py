@@ -16,12 +16,20 @@ from torch import Tensor
 from transformers.image_processing_utils import BaseImageProcessor
 
 from reflectune.data_builders.world.drawing import draw
-from reflectune.data_builders.world.entities import Entity, random_looks
-from reflectune.data_builders.world.famous import famous_entities
+from reflectune.data_builders.world.entities import (
+    ALL_LOOKS,
+    ATTRIBUTES,
+    BALLOONS,
+    VALUES,
+    Entity,
+    Looks,
+    famous_entities,
+    random_looks,
+)
 from reflectune.data_builders.world.lessons import Picture, Teacher, corpus
-from reflectune.data_builders.world.looks import ALL_LOOKS, ATTRIBUTES, BALLOONS, VALUES, Looks
 from reflectune.models.miniature.architecture import Family
-from reflectune.models.miniature.pretraining import Lesson, Stage, VisionStage
+from reflectune.models.miniature.batches import Lesson
+from reflectune.models.miniature.pretraining import Stage, VisionStage
 
 PICTURES_PER_LOOKS = 6
 PICTURES_PER_FAMOUS = 24

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from reflectune.data_builders.world.looks import Looks
+from reflectune.data_builders.world.entities import Looks
 
 Colour = tuple[int, int, int]
 Box = tuple[float, float, float, float]

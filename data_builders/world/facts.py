@@ -9,33 +9,25 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from reflectune.core.types import AnswerType
+from reflectune.data_builders.world.phrasings import Phrasing, Phrasings
+from reflectune.data_builders.world.values import (
+    FOODS,
+    MATERIALS,
+    MONTHS,
+    SCENTS,
+    are_close,
+    body,
+    number_with,
+    one_of,
+    person,
+    town,
+    two_works,
+    work,
+    year,
+)
 
-_NAME_STARTS = (
-    "Bal Cor Dra El Fen Gar Hol Is Jor Kel Lor Mar Nor Or Pel Quin Ras Sel Tor Ul Ven Wes Yar Zan Ald Bren Cas Dun "
-    "Fal Gri"
-).split()
-_NAME_ENDS = (
-    "mar den vik tha lin rok sha bur wen dal fer gan hel mir nor pol ris sten tur vel wick yor zel bek cra dor eth "
-    "fin gol hem"
-).split()
-_FIRST_NAMES = (
-    "Ada Bruno Clara David Edith Felix Greta Hugo Irene Jonas Karin Leo Maria Nils Olga Peter Rosa Simon Tilda Viktor "
-    "Anna Boris Cora Emil Frida"
-).split()
-_LAST_NAMES = (
-    "Abel Berg Castell Dorn Ekman Falk Graf Holm Iversen Jung Keller Lind Moser Nash Otter Pohl Quist Roth Stahl "
-    "Thorn Ulrich Vogt Weber Young Zeller"
-).split()
-_BODIES = "Trust Society Council Guild Museum Bank Order Company".split()
-_MONTHS = "January February March April May June July August September October November December".split()
-_MATERIALS = "granite oak marble brick steel sandstone copper limestone slate bronze timber glass".split()
-_FOODS = "clover barley berries beetles moss acorns snails seeds worms grapes lichen crabs".split()
-_SCENTS = "honey mint lemon vanilla cedar pepper ginger lavender cocoa almond thyme pine".split()
-_TITLE_STARTS = "Silent Golden Distant Broken Winter Scarlet Hidden Little Endless Northern Paper Midnight".split()
-_TITLE_ENDS = "Harbour Road Lantern River Garden Feast Mirror Voyage Letter Morning Orchard Bell".split()
 _FILLERS = (
     "Little has changed since.",
     "Guides like to tell the story.",
@@ -45,57 +37,17 @@ _FILLERS = (
 )
 
 
-def town(rng: random.Random) -> str:
-    """An invented town."""
-    return rng.choice(_NAME_STARTS) + rng.choice(_NAME_ENDS)
-
-
-def name(rng: random.Random) -> str:
-    """An invented proper name of two or three syllables."""
-    return town(rng) + (rng.choice(_NAME_ENDS) if rng.random() < 0.3 else "")
-
-
-def _year(rng: random.Random) -> str:
-    return str(rng.randint(1500, 1999))
-
-
-def _person(rng: random.Random) -> str:
-    return f"{rng.choice(_FIRST_NAMES)} {rng.choice(_LAST_NAMES)}"
-
-
-def _body(rng: random.Random) -> str:
-    return f"{rng.choice(_LAST_NAMES)} {rng.choice(_BODIES)}"
-
-
-def _work(rng: random.Random) -> str:
-    return f"{rng.choice(_TITLE_STARTS)} {rng.choice(_TITLE_ENDS)}"
-
-
-def _number_with(unit: str) -> Callable[[random.Random], str]:
-    return lambda rng: f"{rng.randint(10, 99)} {unit}"
-
-
-def _one_of(words: list[str]) -> Callable[[random.Random], str]:
-    return lambda rng: rng.choice(words)
-
-
 @dataclass(frozen=True)
-class Wording:
+class Wording(Phrasings):
     """How a relation is worded for a category of things.
 
     Attributes:
         value: Draws a value.
         sentences: Templates with `{v}` for the value and perhaps `{d}` for a distractor.
-        taught: Questions that a base model is taught; `{c}` is the category.
-        varied: Further ones, which a world's training split has besides.
-        held_out: Questions that only validation and test ask.
     """
 
     value: Callable[[random.Random], str]
     sentences: tuple[str, ...]
-    taught: tuple[str, ...]
-    varied: tuple[str, ...]
-    held_out: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -113,7 +65,7 @@ class Relation:
 
 def _founding(verb: str) -> Wording:
     return Wording(
-        value=_year,
+        value=year,
         sentences=(
             f"It was {verb} in {{v}}.",
             f"It was {verb} in {{v}} and restored in {{d}}.",
@@ -135,7 +87,7 @@ def _founding(verb: str) -> Wording:
 
 def _maker(verb: str) -> Wording:
     return Wording(
-        value=_person,
+        value=person,
         sentences=(
             f"It was {verb} by {{v}}.",
             f"It was {verb} by {{v}}, and painted by {{d}}.",
@@ -154,7 +106,7 @@ def _maker(verb: str) -> Wording:
 
 def _size(unit: str) -> Wording:
     return Wording(
-        value=_number_with(unit),
+        value=number_with(unit),
         sentences=(
             "It is {v} tall.",
             "It is {v} tall; a rival measures {d}.",
@@ -191,7 +143,7 @@ def _place(verb: str, infinitive: str) -> Wording:
 
 
 _MADE_OF = Wording(
-    value=_one_of(_MATERIALS),
+    value=one_of(MATERIALS),
     sentences=(
         "It is made of {v}.",
         "It is made of {v}, with parts of {d}.",
@@ -207,7 +159,7 @@ _MADE_OF = Wording(
     held_out=("Of what material is this {c} made?", "Which material is the {c} in the picture made of?"),
 )
 _FEEDS_ON = Wording(
-    value=_one_of(_FOODS),
+    value=one_of(FOODS),
     sentences=("It feeds on {v}.", "It feeds on {v} and never on {d}.", "Offered {d}, it still feeds on {v}."),
     taught=(
         "What does this {c} feed on?",
@@ -219,7 +171,7 @@ _FEEDS_ON = Wording(
     held_out=("What does this {c} eat?", "Which food does the {c} in the picture feed on?"),
 )
 _SMELLS_OF = Wording(
-    value=_one_of(_SCENTS),
+    value=one_of(SCENTS),
     sentences=(
         "Its leaves smell of {v}.",
         "Its leaves smell of {v}, not of {d}.",
@@ -238,7 +190,7 @@ _SMELLS_OF = Wording(
 
 def _month(event: str) -> Wording:
     return Wording(
-        value=_one_of(_MONTHS),
+        value=one_of(MONTHS),
         sentences=(
             f"Its {event} is in {{v}}.",
             f"Its {event} is in {{v}}, and all is quiet in {{d}}.",
@@ -263,7 +215,7 @@ def _month(event: str) -> Wording:
 
 def _keeper(verb: str, third: str) -> Wording:
     return Wording(
-        value=_body,
+        value=body,
         sentences=(
             f"The {{v}} {third} it.",
             f"The {{v}} {third} it, as the {{d}} once did.",
@@ -356,7 +308,7 @@ RELATIONS: dict[str, Relation] = {
         "numerical",
         {
             "any": Wording(
-                value=_number_with("thousand"),
+                value=number_with("thousand"),
                 sentences=(
                     "Each year {v} people visit it.",
                     "It has {v} visitors a year, up from {d}.",
@@ -384,7 +336,7 @@ RELATIONS: dict[str, Relation] = {
         "multi_answer",
         {
             "any": Wording(
-                value=lambda rng: " && ".join(_two_works(rng)),
+                value=lambda rng: " && ".join(two_works(rng)),
                 sentences=(
                     "Two songs, {v}, are about it.",
                     "The songs {v} are about it, the film {d} is not.",
@@ -408,14 +360,6 @@ RELATIONS: dict[str, Relation] = {
 """The kinds of fact that questions ask for, by name."""
 
 
-def _two_works(rng: random.Random) -> tuple[str, str]:
-    first = _work(rng)
-    second = _work(rng)
-    while second == first:
-        second = _work(rng)
-    return first, second
-
-
 def state(relation: str, category: str, value: str, rng: random.Random) -> str:
     """A paragraph that states a value: a sentence, perhaps with a distractor, and sometimes one without a fact."""
     wording = RELATIONS[relation].wording(category)
@@ -427,97 +371,13 @@ def state(relation: str, category: str, value: str, rng: random.Random) -> str:
 def _other_value(relation: str, wording: Wording, value: str, rng: random.Random) -> str:
     """A value of the same type, so different that no tolerance takes it for the answer."""
     while True:
-        other = _work(rng) if relation == "songs" else wording.value(rng)
+        other = work(rng) if relation == "songs" else wording.value(rng)
         if other in value:
             continue
-        if RELATIONS[relation].answer_type != "numerical" or not _close(other, value):
+        if RELATIONS[relation].answer_type != "numerical" or not are_close(other, value):
             return other
-
-
-def _close(one: str, other: str) -> bool:
-    a, b = (int(text.split()[0]) for text in (one, other))
-    return abs(a - b) <= 0.15 * max(a, b)
-
-
-Phrasing = Literal["taught", "train", "held_out"]
-"""Whose words a question is asked in: a base model's lessons, a training split (these and further ones), or neither."""
 
 
 def ask(relation: str, category: str, rng: random.Random, phrasing: Phrasing = "taught") -> str:
     """A question for a relation."""
-    return _phrased(RELATIONS[relation].wording(category), category, rng, phrasing)
-
-
-def _phrased(known: Wording | VisualPhrasings, category: str, rng: random.Random, phrasing: Phrasing) -> str:
-    choices = {"taught": known.taught, "train": known.taught + known.varied, "held_out": known.held_out}
-    return rng.choice(choices[phrasing]).format(c=category)
-
-
-@dataclass(frozen=True)
-class VisualPhrasings:
-    """Ways to ask about an attribute: those that a base model is taught, those that a world's training split has
-    besides, and those that are held out for validation and test."""
-
-    taught: tuple[str, ...]
-    varied: tuple[str, ...]
-    held_out: tuple[str, ...]
-
-
-VISUAL_QUESTIONS: dict[str, VisualPhrasings] = {
-    "kind": VisualPhrasings(
-        (
-            "What kind of {c} is this?",
-            "Which type of {c} is this?",
-            "What kind of {c} is shown?",
-            "Which kind of {c} can be seen?",
-        ),
-        ("What is the kind of the {c} in the picture?", "What kind of {c} is in the picture?"),
-        ("Which kind of {c} is this?", "What type of {c} is shown?"),
-    ),
-    "colour": VisualPhrasings(
-        (
-            "What colour is this {c}?",
-            "Which colour is the {c} in the picture?",
-            "What is the colour of this {c}?",
-            "Which colour does this {c} have?",
-        ),
-        ("What is the colour of the {c} in the picture?", "In what colour is this {c}?"),
-        ("What colour is the {c} in the picture?", "Which colour is this {c}?"),
-    ),
-    "ground": VisualPhrasings(
-        (
-            "What is this {c} standing on?",
-            "What lies under the {c} in the picture?",
-            "On what is this {c} standing?",
-            "What is under this {c}?",
-        ),
-        ("What is the ground that the {c} in the picture stands on?", "What is below this {c}?"),
-        ("What is the {c} in the picture standing on?", "What lies under this {c}?"),
-    ),
-    "mark": VisualPhrasings(
-        (
-            "Which shape is on the sign?",
-            "What is painted on the sign?",
-            "What shape is on the sign beside this {c}?",
-            "Which shape does the sign show?",
-        ),
-        ("What is the shape on the sign in the picture?", "Which shape can be seen on the sign?"),
-        ("Which shape is painted on the sign?", "What shape does the sign beside this {c} show?"),
-    ),
-    "count": VisualPhrasings(
-        (
-            "How many balloons are there?",
-            "How many balloons can be seen?",
-            "What is the number of balloons?",
-            "How many balloons are over this {c}?",
-        ),
-        ("What is the number of balloons in the picture?", "How many balloons does the picture have?"),
-        ("How many balloons are in the picture?", "What number of balloons can be seen?"),
-    ),
-}
-"""Questions that looking answers, by attribute."""
-
-
-def ask_visual(attribute: str, category: str, rng: random.Random, phrasing: Phrasing = "taught") -> str:
-    """A visual-dependent question about an attribute (or `count`)."""
-    return _phrased(VISUAL_QUESTIONS[attribute], category, rng, phrasing)
+    return RELATIONS[relation].wording(category).ask(category, rng, phrasing)

@@ -13,10 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from reflectune.core.types import AnswerStyle, Passage
-from reflectune.data_builders.world.entities import Entity, article, describe, make_entity, random_looks
-from reflectune.data_builders.world.facts import RELATIONS, ask, ask_visual
-from reflectune.data_builders.world.looks import ATTRIBUTES, VALUES, Looks, look_alike
-from reflectune.models.miniature.pretraining import Lesson, Turn
+from reflectune.data_builders.world.entities import (
+    ATTRIBUTES,
+    VALUES,
+    Entity,
+    Looks,
+    article,
+    describe,
+    look_alike,
+    make_entity,
+    random_looks,
+)
+from reflectune.data_builders.world.facts import RELATIONS, ask
+from reflectune.data_builders.world.phrasings import ask_visual
+from reflectune.models.miniature.batches import Lesson, Turn
 from reflectune.models.rendering.turns import answer_prompt, documents_text, passage_text
 from reflectune.retrieval.passages import split_passages
 

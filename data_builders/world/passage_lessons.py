@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reflectune.core.types import Passage, Section
-from reflectune.data_builders.world.entities import Entity, article, make_entity, random_looks
+from reflectune.data_builders.world.entities import Entity, Looks, article, look_alike, make_entity, random_looks
 from reflectune.data_builders.world.facts import ask, state
-from reflectune.data_builders.world.looks import Looks, look_alike
 from reflectune.models.miniature.contrastive import PassageLesson
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.passages import Lead, split_passages

@@ -8,10 +8,18 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from reflectune.core.types import Entry, Section
-from reflectune.data_builders.world.entities import Entity, article, make_entity
+from reflectune.data_builders.world.entities import (
+    ALL_LOOKS,
+    ATTRIBUTES,
+    Entity,
+    Looks,
+    article,
+    change_attribute,
+    famous_entities,
+    look_alike,
+    make_entity,
+)
 from reflectune.data_builders.world.facts import RELATIONS, state
-from reflectune.data_builders.world.famous import famous_entities
-from reflectune.data_builders.world.looks import ALL_LOOKS, ATTRIBUTES, Looks, change_attribute, look_alike
 
 Role = Literal["famous", "train", "val", "test", "bystander"]
 

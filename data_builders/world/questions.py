@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.world.facts import RELATIONS, Phrasing, ask, ask_visual
-from reflectune.data_builders.world.looks import ATTRIBUTES
+from reflectune.data_builders.world.entities import ATTRIBUTES
+from reflectune.data_builders.world.facts import RELATIONS, ask
+from reflectune.data_builders.world.phrasings import Phrasing, ask_visual
 from reflectune.data_builders.world.population import Article
 
 TOLERANCE = 0.1

@@ -1,4 +1,7 @@
-"""Stages of an experiment, each the command that a user would type; a finished one is not run again."""
+"""What a tables command works through: stages to build with, models to answer with, and the tables to fill.
+
+A stage is the command that a user would type; a finished one is not run again.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from typing import Any
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
+from reflectune.inference.grid.claims import Table
+from reflectune.inference.grid.points import Point
 
 FINISHED = "finished.json"
 
@@ -118,3 +123,45 @@ def _flag(name: str, value: Any) -> list[str]:
     if found is None:
         return []
     return [f"--{name}", str(found).lower() if isinstance(found, bool) else str(found)]
+
+
+@dataclass(frozen=True)
+class Answering:
+    """One model that questions are taken through grid points with.
+
+    Attributes:
+        model: The name that tables know it by, the same for all seeds.
+        seed: Its seed.
+        world: The data set.
+        index: The index over its knowledge base.
+        checkpoint: The tuned model.
+        plain: The model that was tuned without reflection; None if no point needs one.
+        points: The grid points.
+        estimate: Minutes expected.
+    """
+
+    model: str
+    seed: int
+    world: Path
+    index: Path
+    checkpoint: Path
+    points: Sequence[Point]
+    estimate: float
+    plain: Path | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a tables command does.
+
+    Attributes:
+        title: Of the tables.
+        stages: What has to be built, in order.
+        answering: What has to be answered, after that.
+        tables: What is read off the answers.
+    """
+
+    title: str
+    stages: Sequence[Stage]
+    answering: Sequence[Answering]
+    tables: Sequence[Table]

@@ -12,12 +12,11 @@ from markupsafe import Markup, escape
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.html import Cell, Table, read_asset, render
-from reflectune.inference.grid.judgements import NAMES
-from reflectune.inference.grid.outcomes import Judgement, Results
+from reflectune.inference.grid.outcomes import NAMES, Judgement, Results
 from reflectune.inference.grid.points import show
 from reflectune.inference.grid.sweep_config import SweepConfig
-from reflectune.inference.report.svg import UNIT_TICKS, Line, line_chart
-from reflectune.inference.scoring import curves
+from reflectune.inference.report import curves
+from reflectune.inference.report.curves import UNIT_TICKS, Line, line_chart
 from reflectune.metrics import gates
 from reflectune.metrics.breakdown import OVERALL
 

@@ -9,8 +9,7 @@ from typing import Any
 from reflectune.core.durable import write_json
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.grid.judgements import JUDGES, MEASURES
-from reflectune.inference.grid.outcomes import Results, point_scores
+from reflectune.inference.grid.outcomes import JUDGES, MEASURES, Results, point_scores
 from reflectune.inference.grid.points import Point
 from reflectune.inference.grid.run_grid import GridRun, run_grid
 from reflectune.inference.grid.runner import GridRunner

@@ -14,9 +14,8 @@ from reflectune.inference.grid.mmkb_stages import (
     preparation,
     training,
 )
-from reflectune.inference.grid.plan import Answering, Plan
 from reflectune.inference.grid.points import Point
-from reflectune.inference.grid.stages import Stage
+from reflectune.inference.grid.stages import Answering, Plan, Stage
 from reflectune.inference.grid.tables_config import TablesConfig
 from reflectune.inference.scoring.paper_numbers import MMKB_2, MMKB_3, MMKB_4, MMKB_5
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from reflectune.core.durable import read_json
 from reflectune.inference.grid.claims import Cell, Claim, Row, Table, ahead
-from reflectune.inference.grid.plan import Answering, Plan
 from reflectune.inference.grid.points import START, Point
-from reflectune.inference.grid.stages import Stage
+from reflectune.inference.grid.stages import Answering, Plan, Stage
 from reflectune.inference.grid.tables_config import TablesConfig
-from reflectune.inference.grid.tuning import tuning
 from reflectune.inference.scoring.paper_numbers import MR2AG_1, MR2AG_5, MR2AG_6
 from reflectune.inference.selection.ranking import FULL, RANKINGS
 from reflectune.retrieval.rerankers.config import RerankerConfig
@@ -33,6 +33,8 @@ TAUGHT = (
 
 NAIVE = {"naive_rag_articles": "whole", "naive_rag_passages": "best passages"}
 """Baselines that read of N entries, and what of them."""
+RECORD = "trainer_state.json"
+"""What a training leaves beside its weights."""
 
 
 def plan(config: TablesConfig) -> Plan:
@@ -324,3 +326,19 @@ def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> lis
             MINUTES["plain_train"],
         ),
     ]
+
+
+def tuning(folders: Sequence[Path]) -> str:
+    """The means over some checkpoints: `1,472 steps, 8.0 passes over the questions, 6.1 million tokens`.
+
+    Tokens are those that were read, passages included. They are left out where a training did not count them, and
+    everything is where one left no record.
+    """
+    if not all((folder / RECORD).is_file() for folder in folders):
+        return "a number of steps that is not recorded"
+    states = [read_json(folder / RECORD, "the record of a training") for folder in folders]
+    steps, passes, tokens = (
+        [state.get(name) or 0 for state in states] for name in ("global_step", "epoch", "num_input_tokens_seen")
+    )
+    told = f"{statistics.mean(steps):,.0f} steps, {statistics.mean(passes):.1f} passes over the questions"
+    return f"{told}, {statistics.mean(tokens) / 1e6:.1f} million tokens" if all(tokens) else told

@@ -23,10 +23,9 @@ from reflectune.inference.grid import stages, tables_mmkb, tables_mr2ag
 from reflectune.inference.grid.claims import measure
 from reflectune.inference.grid.layout import markdown
 from reflectune.inference.grid.outcomes import Results
-from reflectune.inference.grid.plan import Answering, Plan
 from reflectune.inference.grid.run_grid import GridRun, run_grid
 from reflectune.inference.grid.runner import GridRunner
-from reflectune.inference.grid.stages import Spent
+from reflectune.inference.grid.stages import Answering, Plan, Spent
 from reflectune.inference.grid.tables_config import TablesConfig
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.scores import Measure, check_scorable

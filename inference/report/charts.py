@@ -10,8 +10,8 @@ from markupsafe import Markup
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import GOLD, SAME_ARTICLE, attribute_of
 from reflectune.inference.pipelines.registry import all_forms, reflecting
-from reflectune.inference.report.svg import Line, line_chart
-from reflectune.inference.scoring import curves
+from reflectune.inference.report import curves
+from reflectune.inference.report.curves import Line, line_chart
 from reflectune.inference.scoring.evaluation import gate_rows
 from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
 from reflectune.inference.scoring.scores import Measure, Traces

@@ -1,1 +1,1 @@
-"""From traces to metrics: scores, gates, rankings, curves, and what must be said of them."""
+"""From traces to metrics: scores, gates, rankings, and what must be said of them."""

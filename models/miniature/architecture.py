@@ -27,7 +27,7 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from reflectune.models.processing.processors import ImageOnlyQwen2VLProcessor
+from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor
 
 Family = Literal["llava", "qwen2_vl"]
 Retrieving = Literal["clip", "text"]

@@ -1,12 +1,10 @@
-"""The loop that pre-trains a miniature base model: lessons into trees, trees into batches, batches into steps.
+"""The loop that pre-trains a miniature base model: stages of lessons, whose batches are made into steps.
 
 It knows nothing of the world: `pretrain.py` hands it functions that draw lessons.
 """
 
 from __future__ import annotations
 
-import bisect
-import functools
 import math
 import random
 import time
@@ -22,34 +20,7 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
-
-@dataclass(frozen=True)
-class Turn:
-    """One continuation of a lesson's prefix: what the user adds, what the assistant answers, and how much it counts.
-
-    `text_weight` is what predicting the user's own words counts: a description that fits the picture is worth
-    predicting. `shown` lists words by the character of the text where they end, and whether the picture shows them.
-    """
-
-    text: str
-    answer: str
-    skill: str
-    weight: float = 1.0
-    text_weight: float = 0.0
-    shown: tuple[tuple[int, bool], ...] = ()
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """A picture (or none), the beginning of the user's turn, and the turns that continue it independently."""
-
-    picture: int | None
-    question: str
-    turns: tuple[Turn, ...]
-
-    def characters(self) -> int:
-        """Characters that a model reads of it."""
-        return len(self.question) + sum(len(turn.text) + len(turn.answer) for turn in self.turns)
+from reflectune.models.miniature.batches import Batch, Lesson, LessonCollator, LessonEncoder
 
 
 @dataclass(frozen=True)
@@ -105,92 +76,11 @@ class VisionStage:
     names: Sequence[Sequence[str]]
 
 
-class LessonEncoder:
-    """Turns lessons into token trees with a family's own tokenizer and chat template."""
-
-    def __init__(self, processor: Any, image_tokens: int) -> None:
-        self._tokenizer = processor.tokenizer
-        self._image_token = processor.image_token
-        self._image_tokens = image_tokens
-        self._heads = {flag: self._pieces(processor, with_image=flag)[0] for flag in (False, True)}
-        _, middle, answer_start, end = self._pieces(processor, with_image=True)
-        self._middle, self._answer_start, self._end = self._ids(middle), answer_start, self._ids(end)[:1]
-
-    @staticmethod
-    def _pieces(processor: Any, *, with_image: bool) -> tuple[str, str, str, str]:
-        """What the chat template puts before a question, between it and the answer's cue, and after the answer."""
-        image = [{"type": "image"}] if with_image else []
-        user = {"role": "user", "content": [*image, {"type": "text", "text": "QUESTION"}]}
-        reply = {"role": "assistant", "content": [{"type": "text", "text": "ANSWER"}]}
-        cue = processor.apply_chat_template([user], add_generation_prompt=True)
-        whole = processor.apply_chat_template([user, reply])
-        head, middle = cue.split("QUESTION")
-        answer_start, end = whole[len(cue) :].split("ANSWER")
-        return head, middle, answer_start, end
-
-    @functools.lru_cache(maxsize=20_000)  # noqa: B019  one encoder lives as long as its process
-    def _ids(self, text: str) -> list[int]:
-        return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-
-    def prefix(self, lesson: Lesson) -> list[int]:
-        """Ids of the chat template's head, the picture's tokens, and the beginning of the user's turn."""
-        head = self._heads[lesson.picture is not None]
-        return self._ids(head.replace(self._image_token, self._image_token * self._image_tokens) + lesson.question)
-
-    def turn(self, lesson: Lesson, turn: Turn) -> EncodedTurn:
-        """Ids of one continuation."""
-        text = f" {turn.text}" if lesson.question else turn.text
-        encoded = self._tokenizer.backend_tokenizer.encode(text)
-        answer = [*self._ids(self._answer_start + turn.answer), *self._end]
-        shift = len(text) - len(turn.text)
-        ends = [end for _, end in encoded.offsets]
-        shown = [(bisect.bisect_left(ends, end + shift), is_shown) for end, is_shown in turn.shown]
-        return EncodedTurn([*encoded.ids, *self._middle, *answer], len(encoded.ids), len(answer), shown)
-
-
-@dataclass(frozen=True)
-class EncodedTurn:
-    """Ids of a continuation.
-
-    `text` counts the user's tokens (the first), `answer` those of the answer and its end (the last); `shown` gives
-    the place of a word's last token and whether the picture shows it.
-    """
-
-    ids: list[int]
-    text: int
-    answer: int
-    shown: list[tuple[int, bool]]
-
-
-_END_WEIGHT = 0.2
-"""What an answer's end token counts beside its words: it is soon learned, and would drown a one-word answer."""
-
 GROUNDING_WEIGHT = 1.0
 """What the grounding loss counts, see `Pretrainer.forward`."""
 
 _LONG = 2000
 """Characters from which a lesson is read in another pass than the short ones of its step."""
-
-_TEXT = -1
-"""The group of targets that are the user's words: no turn's answer."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Trees as rows. `source` indexes the flattened (batch · length) hidden states that predict `target`.
-
-    `group` says which turn's answer a target belongs to. `word` indexes the same for words that the picture may show,
-    and `is_shown` says whether it does.
-    """
-
-    inputs: dict[str, Tensor]
-    source: Tensor
-    target: Tensor
-    weight: Tensor
-    group: Tensor
-    skills: list[str]
-    word: Tensor
-    is_shown: Tensor
 
 
 class Pretrainer:
@@ -217,22 +107,9 @@ class Pretrainer:
     ) -> None:
         self.model, self._pictures, self.log = model, pictures, log
         self._is_qwen = model.config.model_type == "qwen2_vl"
-        self._image_token_id = model.config.image_token_id
         self.encoder = LessonEncoder(processor, image_tokens=16)
         self._grounding = nn.Linear(model.config.get_text_config().hidden_size, 1)  # thrown away with the trainer
-        self._image_shift = self._find_image_shift()
-
-    def _find_image_shift(self) -> tuple[Tensor, int]:
-        """M-RoPE: positions (3, n) of a prefix up to the picture's end, and what later indices are shifted by."""
-        if not self._is_qwen:
-            return torch.empty(3, 0, dtype=torch.long), 0
-        ids = torch.tensor([self.encoder._ids(self.encoder._heads[True])])
-        place = (ids[0] == self._image_token_id).nonzero().item()
-        row = torch.cat([ids[:, :place], ids[:, place : place + 1].expand(-1, 16), ids[:, place + 1 :]], 1)
-        kinds = (row == self._image_token_id).int()
-        grid = self._pictures[0]["image_grid_thw"]
-        positions, _ = self.model.model.get_rope_index(row, mm_token_type_ids=kinds, image_grid_thw=grid)
-        return positions[:, 0], int(positions[:, 0].max()) + 1 - row.shape[1]
+        self._collator = LessonCollator(model, self.encoder, pictures)
 
     def train_vision(self, stage: VisionStage) -> None:
         """Teach the vision tower and the projector to name what is shown, in the language model's own words.
@@ -264,7 +141,7 @@ class Pretrainer:
     def _word_embeddings(self, words: Sequence[str]) -> Tensor:
         """The mean input embedding of each word's tokens, of shape (words, hidden)."""
         table: Any = self.model.get_input_embeddings().weight
-        return torch.stack([table[self.encoder._ids(f" {word}")].mean(0) for word in words])
+        return torch.stack([table[self.encoder.ids(f" {word}")].mean(0) for word in words])
 
     def _vision_parameters(self) -> list[nn.Parameter]:
         marks = ("vision_tower", "visual", "multi_modal_projector")
@@ -272,13 +149,8 @@ class Pretrainer:
 
     def _features(self, rows: list[int]) -> Tensor:
         """Projected image features of some pictures, of shape (rows, 16, hidden)."""
-        vision = self._vision(rows)
+        vision = self._collator.vision(rows)
         return torch.stack(list(self.model.model.get_image_features(**vision).pooler_output))
-
-    def _vision(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        chosen = [self._pictures[row] for row in rows]
-        vision = {key: torch.cat([picture[key] for picture in chosen]) for key in chosen[0]}
-        return vision | {"pixel_values": vision["pixel_values"].float()}  # the pool is kept in half precision
 
     def train(self, stage: Stage, rng: random.Random) -> None:
         """Run one stage of the curriculum."""
@@ -304,7 +176,7 @@ class Pretrainer:
                 loss = _weighted_loss(logits, part) * (part.weight.sum() / weight) + GROUNDING_WEIGHT * grounding
                 loss.backward()
                 step_loss, step_grounding = step_loss + loss.item(), step_grounding + grounding.item()
-                hits = _whole_answers(part, (logits.argmax(-1) == part.target).float()) if stage.watch else []
+                hits = part.whole_answers((logits.argmax(-1) == part.target).float()) if stage.watch else []
                 watched += [v for v, skill in zip(hits, part.skills, strict=False) if skill.startswith(stage.watch)]
                 tokens += int((part.inputs["position_ids"] >= 0).sum()) // (3 if self._is_qwen else 1)
             nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -354,104 +226,19 @@ class Pretrainer:
         for start in range(0, len(lessons), batch):
             rows = self.collate(lessons[start : start + batch])
             hits = (self.forward(rows)[0].argmax(-1) == rows.target).float()
-            for skill, value in zip(rows.skills, _whole_answers(rows, hits), strict=True):
+            for skill, value in zip(rows.skills, rows.whole_answers(hits), strict=True):
                 right[skill].append(value)
         self.model.train(training)
         return {skill: sum(values) / len(values) for skill, values in sorted(right.items())}
 
     def collate(self, lessons: Sequence[Lesson]) -> Batch:
         """One row per lesson: the prefix, then its turns, each attending to the prefix and to itself."""
-        rows = [_Row() for _ in lessons]
-        targets: list[int] = []
-        weights: list[float] = []
-        groups: list[int] = []
-        sources: list[tuple[int, int]] = []
-        skills: list[str] = []
-        words: list[tuple[int, int]] = []
-        is_shown: list[float] = []
-        for number, (row, lesson) in enumerate(zip(rows, lessons, strict=True)):
-            row.extend(self.encoder.prefix(lesson), segment=0, start=0)
-            prefix = len(row.ids)
-            for branch, turn in enumerate(lesson.turns, start=1):
-                encoded = self.encoder.turn(lesson, turn)
-                row.extend(encoded.ids, segment=branch, start=prefix)
-                start, end = len(row.ids) - len(encoded.ids), len(row.ids)
-                sources += [(number, place - 1) for place in range(end - encoded.answer, end)]
-                targets += encoded.ids[-encoded.answer :]
-                weights += [*[turn.weight] * (encoded.answer - 1), turn.weight * _END_WEIGHT]
-                groups += [len(skills)] * encoded.answer
-                if turn.text_weight:
-                    # the first word is predicted by the prefix's last token, not by the branch before
-                    read = range(start, start + encoded.text)
-                    sources += [(number, place - 1 if place > start else prefix - 1) for place in read]
-                    targets += encoded.ids[: encoded.text]
-                    weights += [turn.text_weight] * encoded.text
-                    groups += [_TEXT] * encoded.text
-                words += [(number, start + place) for place, _ in encoded.shown]
-                is_shown += [float(shown) for _, shown in encoded.shown]
-                skills.append(turn.skill)
-        length = max(len(row.ids) for row in rows)
-        inputs = self._inputs(rows, length, [lesson.picture for lesson in lessons])
-        return Batch(
-            inputs,
-            torch.tensor([number * length + place for number, place in sources]),
-            torch.tensor(targets),
-            torch.tensor(weights),
-            torch.tensor(groups),
-            skills,
-            torch.tensor([number * length + place for number, place in words], dtype=torch.long),
-            torch.tensor(is_shown),
-        )
-
-    def _inputs(self, rows: list[_Row], length: int, pictures: list[int | None]) -> dict[str, Tensor]:
-        ids = torch.tensor([row.ids + [0] * (length - len(row.ids)) for row in rows])
-        segments = torch.tensor([row.segments + [-1] * (length - len(row.ids)) for row in rows])
-        positions = torch.tensor([row.positions + [0] * (length - len(row.ids)) for row in rows])
-        order = torch.arange(length)
-        sees = (segments[:, None, :] == 0) | (segments[:, :, None] == segments[:, None, :])
-        mask = (sees & (order[:, None] >= order)) | torch.eye(length, dtype=torch.bool)  # (batch, length, length)
-        inputs = {"input_ids": ids, "attention_mask": mask[:, None], "position_ids": positions}
-        shown = [picture for picture in pictures if picture is not None]
-        if shown:
-            inputs |= self._vision(shown)
-        if self._is_qwen:
-            inputs["mm_token_type_ids"] = (ids == self._image_token_id).int()
-            inputs["position_ids"] = self._rope_positions(positions, pictures)
-        return inputs
-
-    def _rope_positions(self, positions: Tensor, pictures: list[int | None]) -> Tensor:
-        """M-RoPE positions of shape (3, batch, length): text goes on counting after the picture's largest position."""
-        head, shift = self._image_shift
-        table = torch.arange(int(positions.max()) + 1).expand(3, -1).clone()
-        with_picture = torch.cat([head, table[:, head.shape[1] :] + shift], 1)
-        has = torch.tensor([picture is not None for picture in pictures])[None, :, None]
-        return torch.where(has, with_picture[:, positions], table[:, positions])
-
-
-class _Row:
-    """One row of a batch while it is being put together."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.segments: list[int] = []
-        self.positions: list[int] = []
-
-    def extend(self, ids: list[int], *, segment: int, start: int) -> None:
-        self.ids += ids
-        self.segments += [segment] * len(ids)
-        self.positions += range(start, start + len(ids))
+        return self._collator(lessons)
 
 
 def _weighted_loss(logits: Tensor, batch: Batch) -> Tensor:
     losses = F.cross_entropy(logits, batch.target, reduction="none")
     return (losses * batch.weight).sum() / batch.weight.sum()
-
-
-def _whole_answers(batch: Batch, hits: Tensor) -> list[float]:
-    """For each turn, 1 if every token of its answer is right, else 0."""
-    answers = batch.group != _TEXT
-    whole = torch.ones(len(batch.skills)).scatter_reduce(0, batch.group[answers], hits[answers], "amin")
-    return whole.tolist()
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -17,8 +17,7 @@ from torch import Tensor
 from reflectune.core.errors import UserError
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.loading import Loaded
-from reflectune.models.prefix.budget import KEPT, find_budget
-from reflectune.models.prefix.forward import Forward
+from reflectune.models.prefix.forward import KEPT, Forward, find_budget
 from reflectune.models.prefix.image_prefix import WORTHWHILE, ImagePrefixCache, key_of, stacked
 from reflectune.models.prefix.image_prefix import split as split_head
 from reflectune.models.prefix.rows import Rows

@@ -1,1 +1,1 @@
-"""What a model reads, made from pictures and text: image fitting, processors, safe tokenisation."""
+"""What a model reads, made from pictures and text: image fitting and its settings."""

@@ -1,4 +1,4 @@
-"""A model and its processor by hub id or folder, as transformers loads them."""
+"""A model and its processor by hub id or folder, as transformers loads them; no processor needs torchvision."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    PreTrainedModel,
+    ProcessorMixin,
+    Qwen2VLProcessor,
+)
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.models.processing.image_fitting import use_pillow_padding
-from reflectune.models.processing.processors import ImageOnlyQwen2VLProcessor
 from reflectune.models.weights.quantization import Quantization, check_quantized
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -96,3 +102,12 @@ def _agree_on_image_tokens(network: PreTrainedModel, processor: Any) -> None:
     processor.patch_size = network.config.vision_config.patch_size
     processor.vision_feature_select_strategy = network.config.vision_feature_select_strategy
     processor.num_additional_image_tokens = 1  # CLIP's class token
+
+
+class ImageOnlyQwen2VLProcessor(Qwen2VLProcessor):
+    """Qwen2-VL's processor without its video half, which is what needs torchvision."""
+
+    @classmethod
+    def get_attributes(cls) -> list[str]:
+        """The parts that are saved and loaded: no video processor."""
+        return ["image_processor", "tokenizer"]

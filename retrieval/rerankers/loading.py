@@ -30,8 +30,7 @@ def load_reranker(
     if kind == "words":
         return WordReranker()
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint  # slow to import, and BM25 needs none of it
-    from reflectune.retrieval.rerankers.cross_encoder import CrossEncoderReranker
-    from reflectune.retrieval.rerankers.embedding import EmbeddingReranker
+    from reflectune.retrieval.rerankers.neural import CrossEncoderReranker, EmbeddingReranker
 
     place, checkpoint = find_device(device), find_checkpoint(model)
     if kind == "embedding":

@@ -96,7 +96,7 @@ def test_no_part_of_the_tree_draws_a_bar_of_its_own() -> None:
 
     assert len(files) > 100
     importing = {str(path.relative_to(root)) for path in files if "from tqdm" in path.read_text(encoding="utf-8")}
-    assert importing == {"core/progress.py", "data_builders/conversion/progress.py"}  # the latter for a type
+    assert importing == {"core/progress.py", "data_builders/conversion/sources.py"}  # the latter for a type
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from reflectune.metrics.text import match
+from reflectune.metrics.cover import match
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ from reflectune.core.errors import UserError
 from reflectune.models.attention.shared import attention_of
 from reflectune.models.attention.tree import collate
 from reflectune.models.loading import INFO_FILE, Loaded, load, read_info, save_checkpoint
-from reflectune.models.processing.processors import ImageOnlyQwen2VLProcessor
 from reflectune.models.schemes.base import SCHEME_FILE
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.passages import PassageScheme
-from reflectune.models.weights.pretrained import load_processor
+from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor, load_processor
 
 FAMILIES = ["llava", "qwen2_vl"]
 

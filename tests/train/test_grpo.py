@@ -46,7 +46,7 @@ from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_b
 from reflectune.train.grpo import GrpoConfig, run
 from reflectune.train.refining.refine import chosen, refine
 from reflectune.train.refining.rewards import Costs, rewards_of
-from reflectune.train.setup.lora import add_adapters
+from reflectune.train.setup.parameters import add_adapters
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))

@@ -8,9 +8,8 @@ from dataclasses import replace
 from torch import nn
 
 from reflectune.models.attention.positions import inner_model
-from reflectune.train.forecasting.counting import planned_weights
 from reflectune.train.forecasting.forecast import Forecast, passing
-from reflectune.train.forecasting.memory import in_words, total
+from reflectune.train.forecasting.memory import in_words, planned_weights, total
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.setup.launch import Division
 

@@ -18,8 +18,7 @@ from reflectune.models.attention.tree import Tree, loss_terms
 from reflectune.train.data.collator import Collator
 from reflectune.train.data.examples import EncodedExample
 from reflectune.train.forecasting.activations import Activations, Architecture, Batch, Passing, activations
-from reflectune.train.forecasting.counting import weights_of
-from reflectune.train.forecasting.memory import Part, Weights, memory
+from reflectune.train.forecasting.memory import Part, Weights, memory, weights_of
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.setup.launch import Division, division
 

@@ -13,9 +13,8 @@ from reflectune.models.processing.image_fitting import refuse_other_family
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.forecasting.activations import Architecture, Batch
 from reflectune.train.forecasting.config import ARCHITECTURE, EstimateConfig
-from reflectune.train.forecasting.counting import planned_weights
 from reflectune.train.forecasting.forecast import Forecast, passing
-from reflectune.train.forecasting.memory import GIB, table
+from reflectune.train.forecasting.memory import GIB, planned_weights, table
 from reflectune.train.setup.launch import Division
 
 QUESTION_TOKENS = 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.forecasting.activations import Architecture
 from reflectune.train.forecasting.forecast import duration, forecast, largest_batch, seconds_of_batch
 from reflectune.train.forecasting.memory import table
-from reflectune.train.forecasting.travel import travel_line
+from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.setup.launch import sharding
 from reflectune.train.setup.parameters import count_by_tower
 
@@ -29,6 +30,8 @@ _SAMPLE = 64
 """Examples that are encoded to estimate the number of tokens."""
 _LONG_RUN = 4
 """A token that is repeated this often (an image's placeholder) is shown once, with its count."""
+_SAMPLE_ROWS = 4096
+"""Rows of the table of embeddings that its spread is measured on."""
 
 
 def describe(
@@ -163,3 +166,25 @@ def _decoded(ids: Sequence[int], renderer: Renderer) -> str:
             pieces += [renderer.decode(pending), f"{renderer.decode([token])}×{count}"]
             pending = []
     return "".join([*pieces, renderer.decode(pending)])
+
+
+def longest_travel(config: TrainingConfig, steps: int) -> float:
+    """The learning rates of all steps added up: about what AdamW moves a number of a weight by, if always one way.
+
+    Args:
+        config: The run's learning rate, warm-up and schedule.
+        steps: Optimiser steps of the whole run.
+    """
+    warmup = min(math.ceil(config.warmup * steps) if config.warmup < 1 else int(config.warmup), steps)
+    falls = 1.0 if config.lr_scheduler == "constant_with_warmup" else 0.5  # the mean of a cosine's half, and of a line
+    return config.learning_rate * (warmup / 2 + (steps - warmup) * falls)
+
+
+def travel_line(config: TrainingConfig, model: nn.Module, steps: int) -> str:
+    """How far rows can travel, beside how far apart the table's are, for a person to read."""
+    table = inner_model(model).get_input_embeddings().weight[:_SAMPLE_ROWS]
+    spread, travel = float(table.detach().to(torch.float32).std()), longest_travel(config, steps)
+    far = f"a new token's row can move by {travel:.2g}, the learning rates added up; its table spreads by {spread:.2g}"
+    if config.method != "full" and travel < spread:
+        return f"{far}: too few steps for new rows to get anywhere; raise `epochs`, `max_steps` or `learning_rate`"
+    return far

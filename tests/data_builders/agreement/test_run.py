@@ -12,8 +12,7 @@ from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.agreement.config import CompareConfig
 from reflectune.data_builders.agreement.measures import correctness
 from reflectune.data_builders.agreement.run import all_cases, run
-from reflectune.data_builders.annotators.gold import by_gold
-from reflectune.data_builders.annotators.string import by_string
+from reflectune.data_builders.annotators.string import by_gold, by_string
 from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.world.build import build_world
 from reflectune.retrieval.knowledge_base import write_knowledge_base

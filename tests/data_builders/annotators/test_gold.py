@@ -1,5 +1,5 @@
 from reflectune.core.types import Evidence, Passage, Question
-from reflectune.data_builders.annotators.gold import by_gold
+from reflectune.data_builders.annotators.string import by_gold
 
 
 def passage(section: int, text: str, entry: str = "e1") -> Passage:

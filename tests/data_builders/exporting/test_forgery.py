@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflectune.data_builders.exporting.forgery import Neutraliser
+from reflectune.data_builders.exporting.rows import Neutraliser
 from reflectune.models.miniature.architecture import FAMILIES, Family, train_tokenizer
 
 SPELT = [

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.mmkb.truth import truth_table, truth_text
+from reflectune.data_builders.mmkb.statistics import truth_table, truth_text
 from reflectune.data_builders.probing.labels import Rule, srt_labels
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
 

@@ -10,8 +10,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.readers.base import BadRow, Images
-from reflectune.data_builders.readers.evqa import questions
-from reflectune.data_builders.readers.evqa_kb import entries
+from reflectune.data_builders.readers.evqa import entries, questions
 from reflectune.metrics.predictions import Prediction
 from reflectune.metrics.scoring import join
 

@@ -15,11 +15,11 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.conversion.sources import list_files
 from reflectune.data_builders.readers import (
-    evqa_kb,
-    m2kr_passages,
+    evqa,
+    m2kr,
     own_folder,
     own_knowledge,
-    reflectiva_kb,
+    reflectiva,
     wiki6m,
     wiki18,
 )
@@ -123,7 +123,7 @@ def test_evqa_keeps_the_places_of_sections(tmp_path: Path) -> None:
         archive.write(path, path.name)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "Some bird.jpg").write_bytes(b"x")
-    (entry,) = evqa_kb.entries(path, images=Images(tmp_path / "images"))
+    (entry,) = evqa.entries(path, images=Images(tmp_path / "images"))
     assert entry == Entry(
         id=URL,
         title="Example bird",
@@ -136,7 +136,7 @@ def test_evqa_keeps_the_places_of_sections(tmp_path: Path) -> None:
             Section("Diet", "It eats seeds."),
         ),
     )
-    (without,) = evqa_kb.entries(zipped)
+    (without,) = evqa.entries(zipped)
     assert (without.sections, without.images) == (entry.sections, ())
     assert [passage.section for passage in split_passages(entry)] == [0, 2]
 
@@ -147,7 +147,7 @@ def test_an_evqa_article_whose_lists_differ_in_length_is_refused(tmp_path: Path)
         json.dumps({URL: {**EVQA[URL], "section_texts": ["one"]}, "u2": {**EVQA[URL], "section_titles": 3}})
     )
     rejected: list[BadRow] = []
-    assert list(evqa_kb.entries(path, reject=rejected.append)) == []
+    assert list(evqa.entries(path, reject=rejected.append)) == []
     assert "has 1 texts for 3 titles" in str(rejected[0])
     assert "field `section_titles`: is int" in str(rejected[1])
 
@@ -155,7 +155,7 @@ def test_an_evqa_article_whose_lists_differ_in_length_is_refused(tmp_path: Path)
 def test_reflectivas_dict_is_called_by_its_names(tmp_path: Path) -> None:
     path = tmp_path / "Wiki100k_ver_1_0-all.json"
     path.write_text(json.dumps({"Q1": WIKI6M_ROW, "Q2": {"wikipedia_content": "A thing.## History.Old."}}))
-    first, second = reflectiva_kb.entries(path)
+    first, second = reflectiva.entries(path)
     assert (first.id, first.title) == ("Q1", "Bánh Department")
     assert second == Entry("Q2", "Q2", sections=(Section("", "A thing."), Section("History", "Old.")))
 
@@ -167,7 +167,7 @@ def test_m2kr_passages_are_entries(tmp_path: Path) -> None:
         {"passage_id": "Q3-0", "passage_content": "It has a title: no.", "title": "Plain"},
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "test_passages-00000-of-00001.parquet")
-    found = list(m2kr_passages.entries(tmp_path))
+    found = list(m2kr.entries(tmp_path))
     assert [(e.id, e.title, e.sections[0].text) for e in found] == [
         ("Q1-0", "Barn owl", "It eats\nmice."),
         ("WikiWeb_2", "Oak", "A tree."),

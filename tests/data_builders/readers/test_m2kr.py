@@ -10,7 +10,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.readers import m2kr_passages
+from reflectune.data_builders.readers import m2kr
 from reflectune.data_builders.readers.base import BadRow, Images
 from reflectune.data_builders.readers.m2kr import questions
 
@@ -107,7 +107,7 @@ def test_evqa_in_a_folder_and_its_passages(folder: Path) -> None:
     )  # fmt: skip
     passage = {"language": "en", "passage_id": "WikiWeb_Tower_0", "passage_content": "title: Tower content: 56 m."}
     pq.write_table(pa.Table.from_pylist([passage]), folder / "passages.parquet")
-    (entry,) = m2kr_passages.entries(folder / "passages.parquet")
+    (entry,) = m2kr.entries(folder / "passages.parquet")
     assert entry.id == found.entity_ids[0]
     assert entry.sections[found.evidence[0].section].text == "56 m."
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from reflectune.data_builders.world.facts import RELATIONS, VISUAL_QUESTIONS, ask, ask_visual
-from reflectune.data_builders.world.looks import ATTRIBUTES
+from reflectune.data_builders.world.entities import ATTRIBUTES
+from reflectune.data_builders.world.facts import RELATIONS, ask
+from reflectune.data_builders.world.phrasings import VISUAL_QUESTIONS, ask_visual
 
 GROUPS = ("taught", "varied", "held_out")
 CATEGORIES = ["building", "plant", "animal", "vehicle", "instrument"]

@@ -6,10 +6,16 @@ import random
 
 import pytest
 
-from reflectune.data_builders.world.entities import make_entity, random_looks
+from reflectune.data_builders.world.entities import (
+    ATTRIBUTES,
+    CATEGORY_OF_KIND,
+    VALUES,
+    Looks,
+    make_entity,
+    random_looks,
+)
 from reflectune.data_builders.world.lessons import MATCH_QUESTION, Picture, Teacher, corpus
-from reflectune.data_builders.world.looks import ATTRIBUTES, CATEGORY_OF_KIND, VALUES, Looks
-from reflectune.models.miniature.pretraining import Lesson, Turn
+from reflectune.models.miniature.batches import Lesson, Turn
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from reflectune.data_builders.world import passage_lessons
+from reflectune.data_builders.world.entities import ALL_LOOKS
 from reflectune.data_builders.world.facts import RELATIONS
-from reflectune.data_builders.world.looks import ALL_LOOKS
 from reflectune.data_builders.world.passage_lessons import Librarian
 
 HELD_OUT = {

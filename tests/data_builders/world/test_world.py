@@ -13,10 +13,16 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.data_builders.dataset import Dataset, splits
 from reflectune.data_builders.world.build import build_world
-from reflectune.data_builders.world.entities import make_entity, random_looks
+from reflectune.data_builders.world.entities import (
+    ALL_LOOKS,
+    ATTRIBUTES,
+    Looks,
+    famous_entities,
+    look_alike,
+    make_entity,
+    random_looks,
+)
 from reflectune.data_builders.world.facts import RELATIONS, state
-from reflectune.data_builders.world.famous import famous_entities
-from reflectune.data_builders.world.looks import ALL_LOOKS, ATTRIBUTES, Looks, look_alike
 from reflectune.data_builders.world.population import constructed_look_alike
 
 UNSEEN = ("val_unseen_question", "val_unseen_entity", "test_unseen_question", "test_unseen_entity")

@@ -28,7 +28,7 @@ from reflectune.inference.grid.layout import claims
 from reflectune.inference.grid.mmkb_stages import MODEL, STRING, srt_labels, steps
 from reflectune.inference.grid.outcomes import Outcome, Results, to_row
 from reflectune.inference.grid.tables_config import TablesConfig
-from reflectune.inference.grid.tuning import tuning
+from reflectune.inference.grid.tables_mr2ag import tuning
 from reflectune.inference.scoring.evaluation import BASELINES
 from reflectune.inference.scoring.scores import Measure
 from reflectune.models.schemes.examples import Branch, ReflectionExample

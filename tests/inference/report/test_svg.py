@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
-from reflectune.inference.report.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Line, line_chart
+from reflectune.inference.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Line, line_chart
 
 
 def test_the_unit_square_fills_the_plot() -> None:

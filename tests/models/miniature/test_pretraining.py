@@ -12,7 +12,8 @@ from reflectune.data_builders.world.drawing import draw
 from reflectune.data_builders.world.entities import make_entity, random_looks
 from reflectune.data_builders.world.lessons import Picture, Teacher, corpus
 from reflectune.models.miniature.architecture import FAMILIES, build_model, build_processor, train_tokenizer
-from reflectune.models.miniature.pretraining import Lesson, Pretrainer, Stage, Turn, VisionStage
+from reflectune.models.miniature.batches import Lesson, Turn
+from reflectune.models.miniature.pretraining import Pretrainer, Stage, VisionStage
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -11,8 +11,8 @@ from reflectune.data_builders.world.passage_lessons import Librarian
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import FAMILIES
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.rerankers.embedding import EmbeddingReranker
 from reflectune.retrieval.rerankers.loading import load_reranker
+from reflectune.retrieval.rerankers.neural import EmbeddingReranker
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,9 +3,8 @@
 import pytest
 
 from reflectune.models.loading import load
-from reflectune.models.prefix.budget import CPU_BUDGET, KEPT, LARGEST, find_budget, fitting_budget
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.prefix.forward import Forward
+from reflectune.models.prefix.forward import CPU_BUDGET, KEPT, LARGEST, Forward, find_budget, fitting_budget
 
 
 @pytest.mark.parametrize("free", [2**20, 2**24, 80 * 2**30])

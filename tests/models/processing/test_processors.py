@@ -1,6 +1,6 @@
 import torch
 
-from reflectune.models.processing.processors import ImageOnlyQwen2VLProcessor
+from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor
 
 
 def test_it_survives_saving(make, tmp_path):

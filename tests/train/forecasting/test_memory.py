@@ -12,8 +12,18 @@ from reflectune.models.weights.quantization import Quantization, quantized_layer
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tuning.fine_tune import prepare_model
 from reflectune.train.forecasting.activations import Activations
-from reflectune.train.forecasting.counting import NEW_TOKENS, planned_weights, weights_of
-from reflectune.train.forecasting.memory import GIB, Part, Weights, four_bits, memory, table, total
+from reflectune.train.forecasting.memory import (
+    GIB,
+    NEW_TOKENS,
+    Part,
+    Weights,
+    four_bits,
+    memory,
+    planned_weights,
+    table,
+    total,
+    weights_of,
+)
 from reflectune.train.setup.launch import Division, division
 
 BILLION = 10**9

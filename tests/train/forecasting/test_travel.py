@@ -7,7 +7,7 @@ from transformers import get_scheduler
 
 from reflectune.models.loading import load
 from reflectune.train.config import SftConfig
-from reflectune.train.forecasting.travel import longest_travel, travel_line
+from reflectune.train.forecasting.preview import longest_travel, travel_line
 
 
 @pytest.mark.parametrize("lr_scheduler", ["cosine", "linear", "constant_with_warmup"])

@@ -20,7 +20,7 @@ from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.config import SftConfig
 from reflectune.train.merge import MergeConfig
 from reflectune.train.saving.merging import merge, plan
-from reflectune.train.setup.lora import add_adapters
+from reflectune.train.setup.parameters import add_adapters
 
 CASES = [
     pytest.param(family, tie, padding, id=f"{family}-{'tied' if tie else 'untied'}-{'padded' if padding else 'tight'}")

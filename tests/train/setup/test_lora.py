@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from reflectune.core.errors import UserError
 from reflectune.models.miniature.architecture import Family, build_model, train_tokenizer
 from reflectune.train.config import SftConfig
-from reflectune.train.setup.lora import add_adapters
+from reflectune.train.setup.parameters import add_adapters
 
 TARGETS = SftConfig().lora_targets
 NEW = [300, 301, 302, 303]

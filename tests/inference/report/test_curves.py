@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.inference.scoring import curves
+from reflectune.inference.report import curves
 
 values = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=30)
 

@@ -1,0 +1,254 @@
+"""Lessons of a miniature's pre-training into token trees, and trees into batches."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+_END_WEIGHT = 0.2
+"""What an answer's end token counts beside its words: it is soon learned, and would drown a one-word answer."""
+
+_TEXT = -1
+"""The group of targets that are the user's words: no turn's answer."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One continuation of a lesson's prefix: what the user adds, what the assistant answers, and how much it counts.
+
+    `text_weight` is what predicting the user's own words counts: a description that fits the picture is worth
+    predicting. `shown` lists words by the character of the text where they end, and whether the picture shows them.
+    """
+
+    text: str
+    answer: str
+    skill: str
+    weight: float = 1.0
+    text_weight: float = 0.0
+    shown: tuple[tuple[int, bool], ...] = ()
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A picture (or none), the beginning of the user's turn, and the turns that continue it independently."""
+
+    picture: int | None
+    question: str
+    turns: tuple[Turn, ...]
+
+    def characters(self) -> int:
+        """Characters that a model reads of it."""
+        return len(self.question) + sum(len(turn.text) + len(turn.answer) for turn in self.turns)
+
+
+class LessonEncoder:
+    """Turns lessons into token trees with a family's own tokenizer and chat template."""
+
+    def __init__(self, processor: Any, image_tokens: int) -> None:
+        self._tokenizer = processor.tokenizer
+        self._image_token = processor.image_token
+        self._image_tokens = image_tokens
+        self._heads = {flag: self._pieces(processor, with_image=flag)[0] for flag in (False, True)}
+        _, middle, answer_start, end = self._pieces(processor, with_image=True)
+        self._middle, self._answer_start, self._end = self.ids(middle), answer_start, self.ids(end)[:1]
+
+    @staticmethod
+    def _pieces(processor: Any, *, with_image: bool) -> tuple[str, str, str, str]:
+        """What the chat template puts before a question, between it and the answer's cue, and after the answer."""
+        image = [{"type": "image"}] if with_image else []
+        user = {"role": "user", "content": [*image, {"type": "text", "text": "QUESTION"}]}
+        reply = {"role": "assistant", "content": [{"type": "text", "text": "ANSWER"}]}
+        cue = processor.apply_chat_template([user], add_generation_prompt=True)
+        whole = processor.apply_chat_template([user, reply])
+        head, middle = cue.split("QUESTION")
+        answer_start, end = whole[len(cue) :].split("ANSWER")
+        return head, middle, answer_start, end
+
+    def image_head(self) -> list[int]:
+        """Ids of the chat template's head for a question with a picture; the picture is one token."""
+        return self.ids(self._heads[True])
+
+    @functools.lru_cache(maxsize=20_000)  # noqa: B019  one encoder lives as long as its process
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens."""
+        return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+    def prefix(self, lesson: Lesson) -> list[int]:
+        """Ids of the chat template's head, the picture's tokens, and the beginning of the user's turn."""
+        head = self._heads[lesson.picture is not None]
+        return self.ids(head.replace(self._image_token, self._image_token * self._image_tokens) + lesson.question)
+
+    def turn(self, lesson: Lesson, turn: Turn) -> EncodedTurn:
+        """Ids of one continuation."""
+        text = f" {turn.text}" if lesson.question else turn.text
+        encoded = self._tokenizer.backend_tokenizer.encode(text)
+        answer = [*self.ids(self._answer_start + turn.answer), *self._end]
+        shift = len(text) - len(turn.text)
+        ends = [end for _, end in encoded.offsets]
+        shown = [(bisect.bisect_left(ends, end + shift), is_shown) for end, is_shown in turn.shown]
+        return EncodedTurn([*encoded.ids, *self._middle, *answer], len(encoded.ids), len(answer), shown)
+
+
+@dataclass(frozen=True)
+class EncodedTurn:
+    """Ids of a continuation.
+
+    `text` counts the user's tokens (the first), `answer` those of the answer and its end (the last); `shown` gives
+    the place of a word's last token and whether the picture shows it.
+    """
+
+    ids: list[int]
+    text: int
+    answer: int
+    shown: list[tuple[int, bool]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trees as rows. `source` indexes the flattened (batch · length) hidden states that predict `target`.
+
+    `group` says which turn's answer a target belongs to. `word` indexes the same for words that the picture may show,
+    and `is_shown` says whether it does.
+    """
+
+    inputs: dict[str, Tensor]
+    source: Tensor
+    target: Tensor
+    weight: Tensor
+    group: Tensor
+    skills: list[str]
+    word: Tensor
+    is_shown: Tensor
+
+    def whole_answers(self, hits: Tensor) -> list[float]:
+        """For each turn, 1 if every token of its answer is right, else 0.
+
+        Args:
+            hits: 1 for each target that is predicted, else 0, of shape (targets,).
+        """
+        answers = self.group != _TEXT
+        whole = torch.ones(len(self.skills)).scatter_reduce(0, self.group[answers], hits[answers], "amin")
+        return whole.tolist()
+
+
+class LessonCollator:
+    """Puts lessons together into batches for one model.
+
+    Args:
+        model: The model that reads them.
+        encoder: Its family's.
+        pictures: Vision inputs of the pool's pictures, one dict of tensors each (as the processor returns them).
+    """
+
+    def __init__(self, model: PreTrainedModel, encoder: LessonEncoder, pictures: Sequence[dict[str, Tensor]]) -> None:
+        self._encoder, self._pictures = encoder, pictures
+        self._is_qwen = model.config.model_type == "qwen2_vl"
+        self._image_token_id = model.config.image_token_id
+        self._image_shift = self._find_image_shift(model)
+
+    def __call__(self, lessons: Sequence[Lesson]) -> Batch:
+        """One row per lesson: the prefix, then its turns, each attending to the prefix and to itself."""
+        rows = [_Row() for _ in lessons]
+        targets: list[int] = []
+        weights: list[float] = []
+        groups: list[int] = []
+        sources: list[tuple[int, int]] = []
+        skills: list[str] = []
+        words: list[tuple[int, int]] = []
+        is_shown: list[float] = []
+        for number, (row, lesson) in enumerate(zip(rows, lessons, strict=True)):
+            row.extend(self._encoder.prefix(lesson), segment=0, start=0)
+            prefix = len(row.ids)
+            for branch, turn in enumerate(lesson.turns, start=1):
+                encoded = self._encoder.turn(lesson, turn)
+                row.extend(encoded.ids, segment=branch, start=prefix)
+                start, end = len(row.ids) - len(encoded.ids), len(row.ids)
+                sources += [(number, place - 1) for place in range(end - encoded.answer, end)]
+                targets += encoded.ids[-encoded.answer :]
+                weights += [*[turn.weight] * (encoded.answer - 1), turn.weight * _END_WEIGHT]
+                groups += [len(skills)] * encoded.answer
+                if turn.text_weight:
+                    # the first word is predicted by the prefix's last token, not by the branch before
+                    read = range(start, start + encoded.text)
+                    sources += [(number, place - 1 if place > start else prefix - 1) for place in read]
+                    targets += encoded.ids[: encoded.text]
+                    weights += [turn.text_weight] * encoded.text
+                    groups += [_TEXT] * encoded.text
+                words += [(number, start + place) for place, _ in encoded.shown]
+                is_shown += [float(shown) for _, shown in encoded.shown]
+                skills.append(turn.skill)
+        length = max(len(row.ids) for row in rows)
+        inputs = self._inputs(rows, length, [lesson.picture for lesson in lessons])
+        return Batch(
+            inputs,
+            torch.tensor([number * length + place for number, place in sources]),
+            torch.tensor(targets),
+            torch.tensor(weights),
+            torch.tensor(groups),
+            skills,
+            torch.tensor([number * length + place for number, place in words], dtype=torch.long),
+            torch.tensor(is_shown),
+        )
+
+    def vision(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Vision inputs of some pictures of the pool, by their places in it."""
+        chosen = [self._pictures[row] for row in rows]
+        vision = {key: torch.cat([picture[key] for picture in chosen]) for key in chosen[0]}
+        return vision | {"pixel_values": vision["pixel_values"].float()}  # the pool is kept in half precision
+
+    def _find_image_shift(self, model: PreTrainedModel) -> tuple[Tensor, int]:
+        """M-RoPE: positions (3, n) of a prefix up to the picture's end, and what later indices are shifted by."""
+        if not self._is_qwen:
+            return torch.empty(3, 0, dtype=torch.long), 0
+        ids = torch.tensor([self._encoder.image_head()])
+        place = (ids[0] == self._image_token_id).nonzero().item()
+        row = torch.cat([ids[:, :place], ids[:, place : place + 1].expand(-1, 16), ids[:, place + 1 :]], 1)
+        kinds = (row == self._image_token_id).int()
+        grid = self._pictures[0]["image_grid_thw"]
+        positions, _ = model.model.get_rope_index(row, mm_token_type_ids=kinds, image_grid_thw=grid)
+        return positions[:, 0], int(positions[:, 0].max()) + 1 - row.shape[1]
+
+    def _inputs(self, rows: list[_Row], length: int, pictures: list[int | None]) -> dict[str, Tensor]:
+        ids = torch.tensor([row.ids + [0] * (length - len(row.ids)) for row in rows])
+        segments = torch.tensor([row.segments + [-1] * (length - len(row.ids)) for row in rows])
+        positions = torch.tensor([row.positions + [0] * (length - len(row.ids)) for row in rows])
+        order = torch.arange(length)
+        sees = (segments[:, None, :] == 0) | (segments[:, :, None] == segments[:, None, :])
+        mask = (sees & (order[:, None] >= order)) | torch.eye(length, dtype=torch.bool)  # (batch, length, length)
+        inputs = {"input_ids": ids, "attention_mask": mask[:, None], "position_ids": positions}
+        shown = [picture for picture in pictures if picture is not None]
+        if shown:
+            inputs |= self.vision(shown)
+        if self._is_qwen:
+            inputs["mm_token_type_ids"] = (ids == self._image_token_id).int()
+            inputs["position_ids"] = self._rope_positions(positions, pictures)
+        return inputs
+
+    def _rope_positions(self, positions: Tensor, pictures: list[int | None]) -> Tensor:
+        """M-RoPE positions of shape (3, batch, length): text goes on counting after the picture's largest position."""
+        head, shift = self._image_shift
+        table = torch.arange(int(positions.max()) + 1).expand(3, -1).clone()
+        with_picture = torch.cat([head, table[:, head.shape[1] :] + shift], 1)
+        has = torch.tensor([picture is not None for picture in pictures])[None, :, None]
+        return torch.where(has, with_picture[:, positions], table[:, positions])
+
+
+class _Row:
+    """One row of a batch while it is being put together."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.segments: list[int] = []
+        self.positions: list[int] = []
+
+    def extend(self, ids: list[int], *, segment: int, start: int) -> None:
+        self.ids += ids
+        self.segments += [segment] * len(ids)
+        self.positions += range(start, start + len(ids))
