@@ -69,7 +69,7 @@ def _reflection(turns: Sequence[str], scheme: PassageScheme) -> Piece:
     tokens, first = scheme.tokens, turns[1]
     if len(turns) == 2 and first == tokens["retrieve"]:
         return Piece("gate", turns[0])
-    if answer := _after(first, tokens["no_retrieve"], scheme):
+    if answer := _after(first, tokens["no_retrieve"]):
         return Piece("look", turns[0], answer=answer, follow_ups=_follow_ups(turns[2:], scheme), style="free")
     if len(turns) == 2 and first == tokens["no_retrieve"]:
         return Piece("gate", turns[0], retrieve=False)
@@ -84,7 +84,7 @@ def _reflection(turns: Sequence[str], scheme: PassageScheme) -> Piece:
     if len(turns) > 4:
         raise UserError(f"a row is about one passage, this has {len(turns) // 2 - 1}; write a row for each of them")
     passage, style = _passage(turns[2], scheme)
-    answer, verdict = _after(turns[3], tokens["relevant"], scheme), turns[3]
+    answer, verdict = _after(turns[3], tokens["relevant"]), turns[3]
     if not answer and verdict != tokens["irrelevant"]:
         raise UserError(
             f"the verdict should be {tokens['irrelevant']}, or {tokens['relevant']} and an answer; found {verdict!r}"
@@ -97,7 +97,7 @@ def _follow_ups(turns: Sequence[str], scheme: PassageScheme) -> tuple[FollowUp, 
     token = scheme.tokens["no_retrieve"]
     later = []
     for question, said in zip(turns[::2], turns[1::2], strict=True):
-        answer = _after(said, token, scheme)
+        answer = _after(said, token)
         if not question or not answer:
             raise UserError(
                 f"a conversation that begins with {token} and an answer should go on so in each round; found "
@@ -193,7 +193,6 @@ def as_passage(text: str) -> Passage:
     return Passage("", 0, 0, "", "", "", text)
 
 
-def _after(text: str, token: str, scheme: PassageScheme) -> str:
-    """The words after a token and what parts it from an answer, or ""."""
-    beginning = f"{token}{scheme.separator}"
-    return text.removeprefix(beginning).strip() if text.startswith(beginning) else ""
+def _after(text: str, token: str) -> str:
+    """The words after a token and a space, or ""."""
+    return text.removeprefix(f"{token} ").strip() if text.startswith(f"{token} ") else ""

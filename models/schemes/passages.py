@@ -9,7 +9,6 @@ assistant: [Relevant] {answer}              or     [Irrelevant]
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
 
 from PIL import Image
 
@@ -39,8 +38,6 @@ class PassageScheme(Scheme):
     example_type = ReflectionExample
     gates = (Gate("retrieve", "retrieve", "no_retrieve"), Gate("relevance", "relevant", "irrelevant"))
     long_question = 6
-    separator: ClassVar[str] = " "
-    """What stands between a reflection token and an answer behind it."""
 
     # Turns.
 
@@ -72,7 +69,7 @@ class PassageScheme(Scheme):
         """
         turns = [*question_turns(), self.reply("no_retrieve", answer=True)]
         for number in range(2, follow_ups + 2):
-            answered = (self.tokens["no_retrieve"], self.separator, Slot(f"answer_{number}"))
+            answered = (self.tokens["no_retrieve"], " ", Slot(f"answer_{number}"))
             turns += [Turn("user", (Slot(f"question_{number}"),)), Turn("assistant", answered)]
         return tuple(turns)
 
@@ -83,7 +80,7 @@ class PassageScheme(Scheme):
 
     def reply(self, role: str, *, answer: bool = False) -> Turn:
         """assistant: a reflection token, and after it an answer if there is one."""
-        return Turn("assistant", (self.tokens[role], *((self.separator, ANSWER) if answer else ())))
+        return Turn("assistant", (self.tokens[role], *((" ", ANSWER) if answer else ())))
 
     # What a model reads on top of image and question (`Renderer.prefix`).
 

@@ -1,9 +1,9 @@
 """ReflectiVA, arXiv 2411.16863 (CVPR 2025): two-stage reflective tokens, those of its released checkpoint.
 
     user:      <image> {question}
-    assistant: [No Retrieval]{answer}           or     [Retrieval], followed, once per passage, by
+    assistant: [No Retrieval] {answer}          or     [Retrieval], followed, once per passage, by
     user:      Consider this paragraph: <paragraph>{passage}</paragraph>
-    assistant: [Relevant]{answer}               or     [No Relevant]
+    assistant: [Relevant] {answer}              or     [No Relevant]
 
 and at last, behind [Retrieval], by all relevant passages in one paragraph with `. Give a short answer.`
 """
@@ -23,7 +23,6 @@ class Reflectiva(PassageScheme):
     """ReflectiVA. Its answers are asked for in the same words whatever their style, and stand behind their token."""
 
     title = "ReflectiVA ([2411.16863](https://arxiv.org/abs/2411.16863))"
-    separator = ""
     is_released = True
     learns_from = ("mr2ag",)
 

@@ -29,7 +29,7 @@ from reflectune.inference.grid.mmkb_stages import MODEL, STRING, srt_labels, ste
 from reflectune.inference.grid.outcomes import Outcome, Results, to_row
 from reflectune.inference.grid.tables_config import TablesConfig
 from reflectune.inference.grid.tables_mr2ag import tuning
-from reflectune.inference.scoring.evaluation import BASELINES
+from reflectune.inference.scoring.evaluation import baselines
 from reflectune.inference.scoring.scores import Measure
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 from reflectune.retrieval.build_index import IndexConfig
@@ -131,7 +131,7 @@ def test_every_claim_of_a_lead_is_over_each_baseline_of_evaluate_at_that_depth()
         cells = [point for _, point in tables_mr2ag.baselines(count)]
         read = {(settings[name]["pipeline"], settings[name].get("top_n")) for name in cells}
         wanted = set()
-        for name in BASELINES:
+        for name in baselines():
             plain = name.replace("naive_rag_article_tuned", "naive_rag_articles_tuned")
             if name in ("naive_rag_article", "naive_rag_article_tuned"):  # one entry whole, at whatever depth
                 wanted.add((plain if name.endswith("_tuned") else "naive_rag_articles", 1))

@@ -26,7 +26,7 @@ def test_a_passage_is_judged_and_answered_behind_the_gate(make):
     end = renderer.decode([renderer.end_token_id])
 
     assert spoken(renderer, tree.prefix) == f"[Retrieval]{end}"
-    assert [spoken(renderer, branch) for branch in tree.branches] == [f"[Relevant]oak{end}", f"[No Relevant]{end}"]
+    assert [spoken(renderer, branch) for branch in tree.branches] == [f"[Relevant] oak{end}", f"[No Relevant]{end}"]
     for branch in tree.branches:
         for role in ("paragraph", "end_of_paragraph"):
             assert [*tree.prefix.ids, *branch.ids].count(renderer.token_id(role)) == 1
@@ -39,7 +39,7 @@ def test_an_answer_without_retrieval_stands_behind_its_token_whatever_its_style(
     for style in ("short", "list", "free"):
         example = ReflectionExample("q", "", QUESTION, False, answer="a red bus", style=style)
         assert SCHEME.problem(example) == ""
-        assert spoken(renderer, SCHEME.encode(renderer, example, IMAGE).prefix) == f"[No Retrieval]a red bus{end}"
+        assert spoken(renderer, SCHEME.encode(renderer, example, IMAGE).prefix) == f"[No Retrieval] a red bus{end}"
         assert SCHEME.direct_branch(renderer, style) == [renderer.token_id("no_retrieve")]
 
 
