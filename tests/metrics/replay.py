@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from reflectune.metrics import bem, evqa, infoseek, retrieval, text, vqa
+from reflectune.metrics import bem, cover, evqa, infoseek, retrieval, vqa
 
 Case = Mapping[str, Any]
 
@@ -153,7 +153,7 @@ METRICS: dict[str, Callable[..., Any]] = {
     "evqa.bem_input_segments": evqa.bem_segments,
     "evqa.evaluate_example_fixed_bem_logits": _with_fixed_logits,
     "vqa.soft_accuracy": lambda **inputs: vqa.percent(vqa.soft_accuracy(**inputs)),
-    "selfrag.match": text.match,
+    "selfrag.match": cover.match,
     "echosight.recall_at_k": retrieval.recall_at_k,
 }
 
