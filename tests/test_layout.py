@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -81,3 +82,10 @@ def test_every_command_is_there_and_runs_as_one() -> None:
 def test_a_packages_init_holds_a_docstring_alone(path: Path) -> None:
     (statement,) = ast.parse(path.read_text(encoding="utf-8")).body
     assert isinstance(statement, ast.Expr)
+
+
+def test_every_folder_of_modules_is_in_the_wheel() -> None:
+    """Packages are named one by one, since each top folder is mapped into the namespace."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    folders = {".".join(("reflectune", *path.parent.relative_to(ROOT).parts)) for path in MODULES}
+    assert folders == set(settings["packages"]) - {"reflectune.configs"}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -65,7 +66,6 @@ def test_an_asset_has_the_hash_of_its_text() -> None:
 
 
 def test_a_wheel_holds_every_template_style_and_script() -> None:
-    tomllib = pytest.importorskip("tomllib")  # of the standard library from Python 3.11 on
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     declared = {
         path

@@ -34,9 +34,9 @@ from reflectune.train.fine_tuning.logs import write_log
 from reflectune.train.fine_tuning.trainer import ReflectionTrainer, TrainingRun
 from reflectune.train.fine_tuning.validation import GateReader, load_validation
 from reflectune.train.forecasting.preview import describe, parameter_table
+from reflectune.train.publishing.model_card import data_in_words, publish, write_card
 from reflectune.train.saving.best import end_with_best, has_stopped_early
 from reflectune.train.saving.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
-from reflectune.train.saving.publishing import data_in_words, publish, write_card
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig, greater_is_better
 from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers

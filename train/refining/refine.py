@@ -39,12 +39,12 @@ from reflectune.train.fine_tuning.fine_tune import (
 )
 from reflectune.train.fine_tuning.trainer import TrainingRun
 from reflectune.train.forecasting.preview import parameter_table
+from reflectune.train.publishing.model_card import publish, write_card
 from reflectune.train.refining.config import GateConfig
 from reflectune.train.refining.gate_trainer import GateTrainer, Objective
 from reflectune.train.refining.gate_trees import GateExample, GateExamples
 from reflectune.train.refining.rewards import Costs, rewards_of
 from reflectune.train.saving.checkpoints import is_finished, refuse_occupied
-from reflectune.train.saving.publishing import publish, write_card
 from reflectune.train.setup.launch import refuse_bad_launch, sharding
 from reflectune.train.setup.parameters import keep_trained_weights_in_fp32
 

@@ -19,7 +19,7 @@ from reflectune.models.loading import load
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tuning.fine_tune import fine_tune
-from reflectune.train.saving.publishing import front_matter, validation
+from reflectune.train.publishing.model_card import front_matter, validation
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""A finished checkpoint's card, and its way to the Hub."""
