@@ -368,6 +368,19 @@ def test_a_recipes_header_has_the_memory_that_is_computed_and_it_fits(folder: st
     assert written < card
 
 
+def test_every_evaluation_names_what_filters_for_naive_rag() -> None:
+    """A baseline must not be weak by default: on the miniature it is everywhere the strongest filter that there is."""
+    rerankers = {}
+    for path in RUNS:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if {"naive_rag", "tuned_baselines"} & set(values.get("pipelines", ())):
+            rerankers[path.relative_to(ROOT)] = (values.get("reranker"), values.get("reranker_model", ""))
+    assert len(rerankers) >= 3
+    assert all(kind for kind, _ in rerankers.values()), rerankers
+    shipped = {named for path, named in rerankers.items() if path.parent.name == "miniature"}
+    assert shipped == {("embedding", "miniature/text")}
+
+
 def test_no_two_recipes_write_into_one_folder() -> None:
     outputs = [settings(folder, name)["output_dir"] for folder, name in RECIPES]
 
