@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Mapping, Sequence
 
 from PIL import Image
 
-from reflectune.core.types import Passage, Question
+from reflectune.core.types import Question
 from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.gated import drawn_place, fallback_of, gate_and_judge
 from reflectune.inference.pipelines.oracle import WithGoldEntries
 from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed, with_entry
 from reflectune.inference.pipelines.stages import passage_reader
@@ -19,9 +19,8 @@ from reflectune.inference.reading.reader import Answer, Opened
 from reflectune.inference.selection.ranking import best
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, split_passages
+from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.retriever import Retriever
-from reflectune.retrieval.types import Hit
 
 
 class MR2AG:
@@ -63,58 +62,37 @@ class MR2AG:
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """One trace per question, in order; each step works on the questions that still need it."""
         clock = Clock()
-        with clock.step("gate"):
-            opened = self._reader.open(questions, images)
-            gates = self._reader.gates(opened)
-        looked_up = [i for i, gate in enumerate(gates) if gate >= self._gamma]
-        with clock.step("retrieve"):
-            hits = self._retrieve(images, looked_up)
-        with clock.step("judge"):
-            found = [[p for hit in hits.get(i, ()) for p in self._passages(hit)] for i in range(len(questions))]
-            judged = self._reader.judge(opened, found)
-        reads = [
-            [_read(p, judged.relevance[i][k], hits[i]) for k, p in enumerate(own)]
-            for i, own in enumerate(judged.passages)
-        ]
-        fallbacks = {i: self._fallback_for(reads[i]) for i in looked_up if not any(p.relevant for p in reads[i])}
+        gated = gate_and_judge(
+            self.name,
+            clock,
+            self._reader,
+            self._retriever,
+            self._knowledge,
+            questions,
+            images,
+            top_n=self._top_n,
+            gamma=self._gamma,
+            lead=self._lead,
+        )
+        traces, reads = gated.traces, [list(trace.passages) for trace in gated.traces]
+        fallbacks = {i: how for i, trace in enumerate(traces) if (how := fallback_of(trace, self._fallback))}
         with clock.step("answer"):
-            direct = self._answer_directly(opened, looked_up, fallbacks)
-            self._answer_from_passages(opened, judged, reads, fallbacks)
+            direct = self._answer_directly(gated.opened, traces, fallbacks)
+            self._answer_from_passages(gated.opened, gated.judged, reads, fallbacks)
+        seconds = clock.share(len(questions))
         return [
             self._trace(
-                Trace(
-                    question_id=question.id,
-                    pipeline=self.name,
-                    gate=gates[i],
-                    retrieved=i in hits,
-                    hits=tuple(hits.get(i, ())),
-                    passages=tuple(reads[i]),
-                    fallback=fallbacks.get(i, ""),
-                    seconds=clock.share(len(questions)),
-                    tokens={"passages_read": len(reads[i]), "passages_left_out": len(found[i]) - len(reads[i])},
-                ),
+                dataclasses.replace(trace, passages=tuple(reads[i]), fallback=fallbacks.get(i, ""), seconds=seconds),
                 direct.get(i),
             )
-            for i, question in enumerate(questions)
+            for i, trace in enumerate(traces)
         ]
 
-    def _retrieve(self, images: Sequence[Image.Image], rows: Sequence[int]) -> dict[int, list[Hit]]:
-        """The hits of the questions that the gate lets through, by position."""
-        found = self._retriever.search([images[i] for i in rows], self._top_n) if rows else []
-        return dict(zip(rows, found, strict=True))
-
-    def _passages(self, hit: Hit) -> list[Passage]:
-        return split_passages(self._knowledge.get(hit.entry_id), lead=self._lead)
-
-    def _fallback_for(self, reads: Sequence[PassageTrace]) -> Fallback:
-        """The fallback of a question without a relevant passage; with no passage at all there is none to choose."""
-        return "closed_book" if self._fallback in ("best_product", "random") and not reads else self._fallback
-
     def _answer_directly(
-        self, opened: Opened, looked_up: Sequence[int], fallbacks: Mapping[int, Fallback]
+        self, opened: Opened, traces: Sequence[Trace], fallbacks: Mapping[int, Fallback]
     ) -> dict[int, Answer]:
         """Answers without passages: where the gate says so, and where that is the fallback; by position."""
-        rows = [i for i in range(len(opened.questions)) if i not in looked_up or fallbacks.get(i) == "closed_book"]
+        rows = [i for i, trace in enumerate(traces) if not trace.retrieved or fallbacks.get(i) == "closed_book"]
         return dict(zip(rows, self._reader.answer_directly(opened, rows), strict=True))
 
     def _answer_from_passages(
@@ -140,17 +118,6 @@ class MR2AG:
             return trace
         chosen = candidates[best([scores for _, scores in candidates])][0]
         return dataclasses.replace(trace, answer=trace.passages[chosen].answer or "", chosen=chosen)
-
-
-def _read(passage: Passage, relevance: tuple[float, float], hits: Sequence[Hit]) -> PassageTrace:
-    """A judged passage, with the retrieval score of its entry (equation 3)."""
-    score = next(hit.score for hit in hits if hit.entry_id == passage.entry_id)
-    return PassageTrace(passage, s_ret=score, s_rel=relevance[0], s_irr=relevance[1])
-
-
-def drawn_place(question: Question, count: int) -> int:
-    """The place of one of so many passages, drawn by the question's id: the same in every run."""
-    return random.Random(question.id).randrange(count)
 
 
 def _make(parts: Parts, retriever: Retriever) -> MR2AG:

@@ -10,15 +10,15 @@ from PIL import Image
 from reflectune.core.types import Passage, Question
 from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.mr2ag import drawn_place
+from reflectune.inference.pipelines.gated import drawn_place, fallback_of, gate_and_judge
 from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.reading.reader import Answer, Opened
-from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.inference.trace import Trace
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.reflectiva import Reflectiva
 from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Lead, split_passages
+from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.retriever import Retriever
 
 
@@ -93,35 +93,21 @@ class ReflectiVA:
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """One trace per question, in order; each step works on the questions that still need it."""
         clock = Clock()
-        with clock.step("gate"):
-            opened = self._reader.open(questions, images)
-            gates = self._reader.gates(opened)
-        rows = [i for i, gate in enumerate(gates) if gate >= self._gamma]
-        with clock.step("retrieve"):
-            found = self._retriever.search([images[i] for i in rows], self._top_n) if rows else []
-            hits = dict(zip(rows, found, strict=True))
-        with clock.step("judge"):
-            given = [
-                [
-                    p
-                    for hit in hits.get(i, ())
-                    for p in split_passages(self._knowledge.get(hit.entry_id), lead=self._lead)
-                ]
-                for i in range(len(questions))
-            ]
-            judged = self._reader.judge(opened, given)
-        traces = []
-        for i, question in enumerate(questions):
-            s_ret = {hit.entry_id: hit.score for hit in hits.get(i, ())}
-            passages = tuple(
-                PassageTrace(passage, s_ret=s_ret[passage.entry_id], s_rel=yes, s_irr=no)
-                for passage, (yes, no) in zip(judged.passages[i], judged.relevance[i], strict=True)
-            )
-            counts = {"passages_read": len(passages), "passages_left_out": len(given[i]) - len(passages)}
-            trace = Trace(question.id, self.name, gate=gates[i], retrieved=i in hits, passages=passages, tokens=counts)
-            traces.append(self._chosen(question, dataclasses.replace(trace, hits=tuple(hits.get(i, ())))))
+        gated = gate_and_judge(
+            self.name,
+            clock,
+            self._reader,
+            self._retriever,
+            self._knowledge,
+            questions,
+            images,
+            top_n=self._top_n,
+            gamma=self._gamma,
+            lead=self._lead,
+        )
+        traces = [self._chosen(question, trace) for question, trace in zip(questions, gated.traces, strict=True)]
         with clock.step("answer"):
-            answers = self._answer(opened, traces)
+            answers = self._answer(gated.opened, traces)
         seconds = clock.share(len(questions))
         return [
             dataclasses.replace(_answered(trace, answers.get(i)), seconds=seconds) for i, trace in enumerate(traces)
@@ -130,11 +116,9 @@ class ReflectiVA:
     def _chosen(self, question: Question, trace: Trace) -> Trace:
         """The trace with the passages to answer from: the relevant ones, or what the fallback takes."""
         kept = tuple(place for place, passage in enumerate(trace.passages) if passage.relevant)
-        if kept or not trace.retrieved:
+        fallback, places = fallback_of(trace, self._fallback), range(len(trace.passages))
+        if fallback is None:
             return dataclasses.replace(trace, kept=kept, used=kept)
-        fallback, places = self._fallback, range(len(trace.passages))
-        if fallback in ("best_product", "random") and not places:
-            fallback = "closed_book"
         used: tuple[int, ...] = ()
         if fallback == "random":
             used = (drawn_place(question, len(places)),)

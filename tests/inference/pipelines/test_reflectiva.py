@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from reflectune.core.types import Entry, Passage, Question, Section
-from reflectune.inference.pipelines.mr2ag import drawn_place
+from reflectune.inference.pipelines.gated import drawn_place
 from reflectune.inference.pipelines.reflectiva import ReflectiVA, ReflectivaReader
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import Loaded, load

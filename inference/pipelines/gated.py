@@ -1,0 +1,116 @@
+"""How pipelines that reflect turn by turn begin: read the gate, retrieve where it opens, judge every passage."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+
+from reflectune.core.types import Passage, Question
+from reflectune.inference.config import Fallback
+from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.reading.passage_reader import Judged, PassageReader
+from reflectune.inference.reading.reader import Opened
+from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.passages import Lead, split_passages
+from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.types import Hit
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A batch of questions whose gates and passages have been read, and nothing answered yet.
+
+    Attributes:
+        opened: The questions.
+        judged: Their passages.
+        traces: One a question, in order: gate, hits, passages with S_ret and S_rel, and how many were read.
+    """
+
+    opened: Opened
+    judged: Judged
+    traces: list[Trace]
+
+
+def gate_and_judge(
+    name: str,
+    clock: Clock,
+    reader: PassageReader,
+    retriever: Retriever,
+    knowledge: KnowledgeBase,
+    questions: Sequence[Question],
+    images: Sequence[Image.Image],
+    *,
+    top_n: int,
+    gamma: float,
+    lead: Lead,
+) -> Gated:
+    """Read the gates, and judge every passage of the top entries of those questions whose gate opens.
+
+    Args:
+        name: What traces are filed under.
+        clock: Counts the steps `gate`, `retrieve` and `judge`.
+        reader: The fine-tuned model, with its scheme.
+        retriever: Finds entries for an image; equation 3 of mR²AG.
+        knowledge: The entries.
+        questions: The questions.
+        images: Theirs.
+        top_n: Entries to retrieve.
+        gamma: A gate opens if its probability is at least this.
+        lead: What stands before each passage.
+    """
+    with clock.step("gate"):
+        opened = reader.open(questions, images)
+        gates = reader.gates(opened)
+    rows = [i for i, gate in enumerate(gates) if gate >= gamma]
+    with clock.step("retrieve"):
+        ranked = retriever.search([images[i] for i in rows], top_n) if rows else []
+        hits = dict(zip(rows, ranked, strict=True))
+    with clock.step("judge"):
+        passages = [
+            [p for hit in hits.get(i, ()) for p in split_passages(knowledge.get(hit.entry_id), lead=lead)]
+            for i in range(len(questions))
+        ]
+        judged = reader.judge(opened, passages)
+    traces = []
+    for i, question in enumerate(questions):
+        read = tuple(
+            _read(passage, relevance, hits[i])
+            for passage, relevance in zip(judged.passages[i], judged.relevance[i], strict=True)
+        )
+        traces.append(
+            Trace(
+                question_id=question.id,
+                pipeline=name,
+                gate=gates[i],
+                retrieved=i in hits,
+                hits=tuple(hits.get(i, ())),
+                passages=read,
+                tokens={"passages_read": len(read), "passages_left_out": len(passages[i]) - len(read)},
+            )
+        )
+    return Gated(opened, judged, traces)
+
+
+def fallback_of(trace: Trace, wanted: Fallback) -> Fallback | None:
+    """What to do about a question; None if it has a relevant passage or was not looked up.
+
+    With no passage at all there is none to choose, so that it is answered closed book.
+    """
+    if not trace.retrieved or any(passage.relevant for passage in trace.passages):
+        return None
+    return "closed_book" if wanted in ("best_product", "random") and not trace.passages else wanted
+
+
+def drawn_place(question: Question, count: int) -> int:
+    """The place of one of so many passages, drawn by the question's id: the same in every run."""
+    return random.Random(question.id).randrange(count)
+
+
+def _read(passage: Passage, relevance: tuple[float, float], hits: Sequence[Hit]) -> PassageTrace:
+    """A judged passage, with the retrieval score of its entry (equation 3)."""
+    score = next(hit.score for hit in hits if hit.entry_id == passage.entry_id)
+    return PassageTrace(passage, s_ret=score, s_rel=relevance[0], s_irr=relevance[1])
