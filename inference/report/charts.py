@@ -14,7 +14,7 @@ from reflectune.inference.report import curves
 from reflectune.inference.report.curves import Line, line_chart
 from reflectune.inference.scoring.evaluation import gate_rows
 from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
-from reflectune.inference.scoring.scores import Measure, Traces
+from reflectune.inference.scoring.scores import Measure, Traces, traces_of_reflecting
 from reflectune.inference.selection.ranking import product
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics import gates
@@ -22,7 +22,7 @@ from reflectune.metrics import gates
 
 def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure) -> Markup:
     """All charts that the traces allow, as HTML."""
-    gate, ret = gate_rows(questions, _turn_by_turn(traces)), ret_rows(questions, traces, measure)
+    gate, ret = gate_rows(questions, traces_of_reflecting(traces, "relevance")), ret_rows(questions, traces, measure)
     return Markup().join(
         [
             _gate("The gate against its threshold γ", gate, ("knowledge-based", "visual"), gamma),
@@ -102,7 +102,7 @@ def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace], mea
 
 
 def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure) -> Markup:
-    tuned, probed = _turn_by_turn(traces), traces.get("relevance", {}).values()
+    tuned, probed = traces_of_reflecting(traces, "relevance"), traces.get("relevance", {}).values()
     judged = [(p.s_rel, float(p.source == GOLD)) for t in probed for p in t.passages if p.s_rel is not None]
     answered = [
         (p.s_ans, measure.correctness(q, tuned[q.id]))
@@ -135,8 +135,3 @@ def _chosen(trace: Trace) -> PassageTrace | None:
 
 def _s_rel(traces: Iterable[Trace], wanted: Callable[[PassageTrace], bool]) -> list[float]:
     return [p.s_rel for t in traces for p in t.passages if p.s_rel is not None and wanted(p)]
-
-
-def _turn_by_turn(traces: Traces) -> Mapping[str, Trace]:
-    """The traces of a pipeline whose gate tells knowledge-based questions from visual ones."""
-    return next((traces[name] for name in reflecting("relevance") if name in traces), {})

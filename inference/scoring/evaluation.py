@@ -14,7 +14,7 @@ from reflectune.inference.pipelines.recipe import TUNED_BASELINES
 from reflectune.inference.pipelines.registry import all_forms, find_recipe, reflecting
 from reflectune.inference.scoring.paper_numbers import MR2AG_5
 from reflectune.inference.scoring.reflection_metrics import reflection
-from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows
+from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows, traces_of_reflecting
 from reflectune.inference.selection.ranking import FULL, RANKINGS, order_agreement
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics import gates
@@ -58,8 +58,8 @@ def evaluate(
         tables[BEST_BASELINE] = tables[strongest]
         pipelines = {**pipelines, BEST_BASELINE: pipelines[strongest]}
     base = traces.get("closed_book", {})
-    turn_by_turn = next((traces[name] for name in reflecting("relevance") if name in traces), {})
-    tuned = next((traces[name] for name in reflecting() if name in traces), {})
+    turn_by_turn = traces_of_reflecting(traces, "relevance")
+    tuned = traces_of_reflecting(traces)
     probed = traces.get("relevance", {})
     return {
         "metric": measure.facts(asked),

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reflectune.core.types import Question
-from reflectune.inference.pipelines.registry import reflecting
-from reflectune.inference.scoring.scores import Measure, Traces
+from reflectune.inference.scoring.scores import Measure, Traces, traces_of_reflecting
 
 MINIATURE_PARAMETERS = 50_000_000
 """A model with fewer parameters is a miniature."""
@@ -69,7 +68,7 @@ def notices(
 def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[str, Any], measure: Measure) -> list[str]:
     told = []
     asked = measure.official(questions)
-    if any(name in traces for name in reflecting("relevance")):
+    if traces_of_reflecting(traces, "relevance"):
         if not any(q.evidence for q in asked):
             told.append(
                 "The data set does not say where answers stand (no evidence): relevance, and answers from the gold "

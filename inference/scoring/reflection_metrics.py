@@ -10,8 +10,7 @@ import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import STATING
-from reflectune.inference.pipelines.registry import reflecting
-from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows
+from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows, traces_of_reflecting
 from reflectune.inference.selection.document_choice import PROBLEMS, by_relevance
 from reflectune.inference.trace import Trace
 from reflectune.metrics import gates
@@ -42,14 +41,14 @@ def reflection(
         (`stating_first_retriever`). `retrieved`: the share of the pipeline's questions that were looked up. `mct`: how
         many replies there were, and how many of them had which problem.
     """
-    (name,) = reflecting("reflection")
-    if not {name, "reflection"} & set(traces):
+    answers = traces_of_reflecting(traces, "reflection")
+    if not answers and "reflection" not in traces:
         return None
     judged = {key: trace for key, trace in traces.get("reflection", {}).items() if not trace.error}
     known = [q for q in measure.official(questions) if q.id in judged]
     every = [*known, *(q for q in measure.visual(questions) if q.id in judged)]
     scopes: Scopes = {OVERALL: lambda question: True} | {own.name: own.holds for own in measure.columns(known)}
-    answered = [trace for trace in traces.get(name, {}).values() if not trace.error]
+    answered = [trace for trace in answers.values() if not trace.error]
     return {
         "ret": _by_scope(every, scopes, lambda own: _ret(ret_rows(own, traces, measure), gamma, seed)),
         "ret_knowledge": _by_scope(known, scopes, lambda own: _ret(ret_rows(own, traces, measure), gamma, seed)),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.types import Question
+from reflectune.inference.pipelines.registry import reflecting
 from reflectune.inference.selection.ranking import choice_weights
 from reflectune.inference.trace import Trace
 from reflectune.metrics import breakdown as tables
@@ -21,6 +22,16 @@ __all__ = ["Measure", "Score", "Traces", "check_scorable", "is_two_hop", "mean",
 
 Traces = Mapping[str, Mapping[str, Trace]]
 """By pipeline or stage, then by question id."""
+
+
+def traces_of_reflecting(traces: Traces, measured_by: str = "") -> Mapping[str, Trace]:
+    """The traces of the one pipeline of a run that reflects; none if there is none.
+
+    Args:
+        traces: By pipeline, then by question id.
+        measured_by: Only a pipeline whose decisions this stage measures; any if "".
+    """
+    return next((traces[name] for name in reflecting(measured_by) if name in traces), {})
 
 
 class Measure:

@@ -581,6 +581,13 @@ def test_all_problems_of_a_config_are_told_at_once(tmp_path: Path) -> None:
         assert f"`{name}` is needed" in told, name
 
 
+def test_a_scheme_that_cannot_answer_from_each_passage_refines_its_retrieval_gate_alone(tmp_path: Path) -> None:
+    path = tmp_path / "grpo.yaml"
+    path.write_text("scheme: reflectiva\ngates: [retrieve, relevance]\n")
+    with pytest.raises(UserError, match="`gates`: reflectiva can't answer from each passage alone"):
+        parse_config(GrpoConfig, argv=["--config", str(path)])
+
+
 @pytest.mark.parametrize("key", ["train_data", "gamma", "eval_data", "tree", "ret"])
 def test_keys_that_have_no_meaning_here_are_unknown(tmp_path: Path, key: str) -> None:
     path = tmp_path / "grpo.yaml"
