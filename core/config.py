@@ -63,12 +63,12 @@ def bound_problems(config: Any, kind: type) -> list[str]:
         config: An instance of `kind`, or of a class that inherits it.
         kind: A config class. Fields that it declares itself are checked, those that it inherits are not.
     """
-    own = vars(kind).get("__annotations__", {})
+    declared_fields = vars(kind).get("__annotations__", {})
     problems = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         is_unset = value is None and field.default is None
-        if field.name in own and "bounds" in field.metadata and not is_unset:
+        if field.name in declared_fields and "bounds" in field.metadata and not is_unset:
             problems.append(field.metadata["bounds"].problem(field.name, value))
     return [problem for problem in problems if problem]
 

@@ -38,20 +38,20 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
         BadImage: The file is missing, truncated, no image, or so large that decoding it would exhaust memory.
         UserError: The file leads out of `root`.
     """
-    asked = f" (needed by {needed_by})" if needed_by else ""
+    asker = f" (needed by {needed_by})" if needed_by else ""
     try:
         full = Path(path) if root is None else resolve_below(path, root)
     except OutsideRoot as error:
-        raise UserError(f"image refused{asked}: {error}") from error
+        raise UserError(f"image refused{asker}: {error}") from error
     if not full.is_file():
-        raise BadImage(f"image not found: {full}{asked}", "check the path, or re-create the data set", is_missing=True)
+        raise BadImage(f"image not found: {full}{asker}", "check the path, or re-create the data set", is_missing=True)
     try:
         with Image.open(full) as image:
             return to_rgb(image)
     except Image.DecompressionBombError as error:
-        raise BadImage(f"image too large to decode safely: {full}{asked}: {error}", "scale it down first") from error
+        raise BadImage(f"image too large to decode safely: {full}{asker}: {error}", "scale it down first") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise BadImage(f"image unreadable: {full}{asked}: {error}", "replace or remove the file") from error
+        raise BadImage(f"image unreadable: {full}{asker}: {error}", "replace or remove the file") from error
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
