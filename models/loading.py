@@ -89,31 +89,33 @@ def load(
         dtype = quantization.dtype
     wanted = find_scheme(scheme) if scheme else None
     source = resolve(model)
-    own = _own_scheme(source, wanted) if isinstance(source, Path) else None
+    tuned_scheme = _own_scheme(source, wanted) if isinstance(source, Path) else None
     if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():
         if quantization is not None:
             raise UserError(f"{source} is an adapter, and 4 bits are for a base model; merge it with train.merge first")
-        network, processor, base = _load_adapter(source, own, as_dtype(dtype), find_device(device))
+        network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), find_device(device))
     else:
         network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, find_device(device))
         base = ""
-        if own is None and wanted is not None and _is_released(network, processor, wanted):
-            own = wanted
-        elif own is None and wanted is not None:
+        if tuned_scheme is None and wanted is not None and _is_released(network, processor, wanted):
+            tuned_scheme = wanted
+        elif tuned_scheme is None and wanted is not None:
             _refuse_orphan(network, processor, wanted, source)
             add_reflection_tokens(network, processor, wanted, seed=seed)
-    _fit_images(processor, network, images, model, is_tuned=own is not None)
-    used = own or wanted
+    _fit_images(processor, network, images, model, is_tuned=tuned_scheme is not None)
+    used = tuned_scheme or wanted
     renderer = Renderer(used, processor)
     parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(as_dtype(dtype))]
     parts.append(images_fingerprint(processor))
-    if used is not None and own is None:
+    if used is not None and tuned_scheme is None:
         parts.append(str(seed))
     if quantization is None:
         network.requires_grad_(True).eval().to(find_device(device))
     else:
         parts.append(asdict(quantization))
-    return Loaded(network.eval(), processor, used, renderer, model, fingerprint(parts), own is not None, quantization)
+    return Loaded(
+        network.eval(), processor, used, renderer, model, fingerprint(parts), tuned_scheme is not None, quantization
+    )
 
 
 def save_checkpoint(
@@ -186,13 +188,13 @@ def _own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
         if (folder / INFO_FILE).is_file() or (folder / ADAPTER_FILE).is_file():
             raise UserError(f"{folder} is a fine-tuned checkpoint without its {SCHEME_FILE}; copy that file beside it")
         return None
-    found = load_scheme(folder)
-    if wanted is not None and found.name != wanted.name:
+    scheme = load_scheme(folder)
+    if wanted is not None and scheme.name != wanted.name:
         raise UserError(
-            f"{folder} was trained with scheme {found.name}, but {wanted.name} is asked for; choose another "
-            f"checkpoint, or scheme={found.name}"
+            f"{folder} was trained with scheme {scheme.name}, but {wanted.name} is asked for; choose another "
+            f"checkpoint, or scheme={scheme.name}"
         )
-    return found
+    return scheme
 
 
 def _is_released(network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme) -> bool:

@@ -168,7 +168,7 @@ def kernels_of(device: str, dtype: torch.dtype) -> list[tuple[str, Kernel]]:
 
 @functools.cache
 def has_backward(device: str, dtype: torch.dtype, size: int) -> bool:
-    """Whether `attend_backward` is there for a kind of device, and right, as a small trial shows."""
+    """Whether `attend_backward` runs on a kind of device and its gradients are right, tried on small random inputs."""
     if device != "cpu" or kernel_for(device, dtype, size) is attend_plainly:
         return False
     generator = torch.Generator().manual_seed(0)
@@ -180,11 +180,11 @@ def has_backward(device: str, dtype: torch.dtype, size: int) -> bool:
             wanted = torch.autograd.grad(whole, exact, grad.float())
         output, lse = attend(query, keys, values, scale=size**-0.5, causal=True)
         try:
-            found = attend_backward(grad, query, keys, values, output, lse, scale=size**-0.5, causal=True)
+            grads = attend_backward(grad, query, keys, values, output, lse, scale=size**-0.5, causal=True)
         except (RuntimeError, NotImplementedError, TypeError):
             return False
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
-    return all(torch.allclose(a.float(), b, rtol=tolerance, atol=tolerance) for a, b in zip(found, wanted, strict=True))
+    return all(torch.allclose(a.float(), b, rtol=tolerance, atol=tolerance) for a, b in zip(grads, wanted, strict=True))
 
 
 def _is_right(kernel: Kernel, device: str, dtype: torch.dtype, size: int) -> bool:
@@ -200,8 +200,8 @@ def _is_right(kernel: Kernel, device: str, dtype: torch.dtype, size: int) -> boo
         bias[1, :, :, seen // 2 :] = -torch.inf
         how = (size**-0.5, None if causal else bias, causal)
         both = zip(kernel(query, keys, values, *how), attend_plainly(query, keys, values, *how), strict=True)
-        for found, expected in both:
-            if found.shape != expected.shape or not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
+        for actual, expected in both:
+            if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=tolerance, atol=tolerance):
                 return False
     return True
 

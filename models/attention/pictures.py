@@ -83,14 +83,17 @@ def _forget_places(*_: Any) -> None:
 
 
 def get_image_features(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Transformers' own, with a picture's features in each of its places; pickle knows it by this name."""
-    found = type(model).get_image_features(model, *args, **kwargs)
+    """The class's own `get_image_features`, with a picture's features repeated for each place that shows it.
+
+    Pickle refers to this function by its name.
+    """
+    output = type(model).get_image_features(model, *args, **kwargs)
     places = _PLACES.get()
     if places is not None:
-        found.pooler_output = _taken(found.pooler_output, places)
-        if "deepstack_features" in found:  # Qwen3-VL's, of several layers
-            found.deepstack_features = [_taken(features, places) for features in found.deepstack_features]
-    return found
+        output.pooler_output = _taken(output.pooler_output, places)
+        if "deepstack_features" in output:  # Qwen3-VL's, of several layers
+            output.deepstack_features = [_taken(features, places) for features in output.deepstack_features]
+    return output
 
 
 def _taken(features: Tensor | Sequence[Tensor], places: Tensor) -> Tensor | list[Tensor]:

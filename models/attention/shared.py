@@ -39,12 +39,12 @@ def share_prefixes(model: nn.Module) -> None:
     """
     whole = inner_model(model)
     config = whole.config.get_text_config()
-    found = attention_of(config)
-    if found not in ("sdpa", IMPLEMENTATION):
-        reason = _WHY_NOT.get(found.split("|")[0], "it has not been shown to be replaced exactly")
+    implementation = attention_of(config)
+    if implementation not in ("sdpa", IMPLEMENTATION):
+        reason = _WHY_NOT.get(implementation.split("|")[0], "it has not been shown to be replaced exactly")
         raise UserError(
-            f"a shared prefix needs attn_implementation=sdpa, found {found}: {reason}; load the model with sdpa, or "
-            "train without trees"
+            f"a shared prefix needs attn_implementation=sdpa, found {implementation}: {reason}; load the model with "
+            "sdpa, or train without trees"
         )
     if set(getattr(config, "layer_types", None) or ("full_attention",)) != {"full_attention"}:
         raise UserError(
@@ -138,18 +138,18 @@ class SharedContext:
         self._masks: dict[int, Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        """Attention of queries (rows, heads, T, size) to what they see and, causally, to their own tokens."""
+        """Attention of queries (rows, heads, T, size) to the shared parts and, causally, to their own tokens."""
         if query.device.type == "cpu" and query.shape[2] > 1 and self._tokens <= COPIED:
             return self._attend_to_copies(query, key, value, layer, scale)
-        own = attend(query, key, value, scale=scale, causal=query.shape[2] > 1)
-        output, _ = merge([own, *(part.attend(query, layer, scale) for part in self.parts)])
+        self_attention = attend(query, key, value, scale=scale, causal=query.shape[2] > 1)
+        output, _ = merge([self_attention, *(part.attend(query, layer, scale) for part in self.parts)])
         return output
 
     def _attend_to_copies(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         copies = zip(*(part.cache[layer] for part in self.parts), strict=True)
         keys, values = (
-            torch.cat([*(copy[part.row] for copy, part in zip(side, self.parts, strict=True)), own], 2)
-            for side, own in zip(copies, (key, value), strict=True)
+            torch.cat([*(copy[part.row] for copy, part in zip(side, self.parts, strict=True)), own_tokens], 2)
+            for side, own_tokens in zip(copies, (key, value), strict=True)
         )
         with whole_float32():
             return F.scaled_dot_product_attention(

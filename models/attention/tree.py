@@ -191,7 +191,7 @@ def _forked(last: np.ndarray, branch: Segment, *, first: bool) -> np.ndarray:
 
 def _weights(tree: Tree) -> np.ndarray:
     """Loss weights of a tree's row, laid out as its ids."""
-    own: list[float] = list(tree.prefix.weights)
+    row_weights: list[float] = list(tree.prefix.weights)
     for number, branch in enumerate(tree.branches):
-        own += branch.weights if number == 0 else (0.0, *branch.weights)
-    return np.array(own, dtype=np.float32)
+        row_weights += branch.weights if number == 0 else (0.0, *branch.weights)
+    return np.array(row_weights, dtype=np.float32)

@@ -88,17 +88,18 @@ def tree_attention(
 ) -> Tensor:
     """Attention of a batch of trees.
 
-    By parts where kernels take and give denominators, which is on a CPU; else with a dense mask for each tree. Of the
-    sizes that `benchmarks/tree_attention.py` tries, the parts are faster at all but the smallest.
+    On a CPU the kernels accept and return softmax denominators, so prefixes and branches are computed in parts that are
+    merged afterwards. Elsewhere each tree has a dense mask. Of the sizes in `benchmarks/tree_attention.py`, the parts
+    are faster at all but the smallest.
 
     Args:
         query: Of shape (B, heads, L, size).
         keys: Of shape (B, key heads, L, size).
-        values: The same.
+        values: Of the same shape as `keys`.
         segments: Of shape (B, 1, 1, L): for tree t of the batch, t · STRIDE for its prefix, then t · STRIDE + k for
             branch k; -1 for padding. A tree's tokens follow one another, and so do those of a branch.
         scale: What scores are multiplied by.
-        dropout: Of the softmax's weights; dense alone.
+        dropout: Of the softmax's weights. Above 0 the dense mask is used on every device.
 
     Returns:
         Of shape (B, L, heads, size); zero where padded.
@@ -114,8 +115,8 @@ def tree_attention(
         if index.numel():
             q, k, v = (_take(tensor, index) for tensor in tokens)
             how: dict[str, Any] = {"is_causal": True} if mask is None else {"attn_mask": mask}
-            found = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, **how)
-            output = output.index_copy(0, index.flatten(), found.transpose(1, 2).flatten(0, 1))
+            attended = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, **how)
+            output = output.index_copy(0, index.flatten(), attended.transpose(1, 2).flatten(0, 1))
     return output[:-1].view(rows, length, heads, size)
 
 
@@ -146,8 +147,8 @@ class _TreeAttention(torch.autograd.Function):
         output, lse = q.new_zeros(q.shape), torch.full(q.shape[:2], torch.inf)
         for index in (layout.plain, layout.prefixes, layout.branches):
             if index.numel():
-                own = attend(*(_take(tensor, index) for tensor in (q, k, v)), scale=scale, causal=True)
-                _put(output, lse, index, *own)
+                attended = attend(*(_take(tensor, index) for tensor in (q, k, v)), scale=scale, causal=True)
+                _put(output, lse, index, *attended)
         if layout.tails.numel():
             seen = (_take(tensor, layout.prefixes) for tensor in (k, v))
             above = attend(_take(q, layout.tails), *seen, scale=scale, bias=bias)
@@ -168,14 +169,14 @@ class _TreeAttention(torch.autograd.Function):
 
         def add(seen_from: Tensor, seen: Tensor, **how: Any) -> None:
             """Add the gradients of what queries at `seen_from` take from keys at `seen`."""
-            found = attend_backward(
+            gradients = attend_backward(
                 *(_take(tensor, seen_from) for tensor in (d_output, q)),
                 *(_take(tensor, seen) for tensor in (k, v)),
                 *(_take(tensor, seen_from) for tensor in (output, lse)),
                 scale=scale,
                 **how,
             )
-            for total, part, where in zip((d_q, d_k, d_v), found, (seen_from, seen, seen), strict=True):
+            for total, part, where in zip((d_q, d_k, d_v), gradients, (seen_from, seen, seen), strict=True):
                 total.index_add_(0, where.flatten(), part.transpose(1, 2).flatten(0, 1))
 
         for index in (layout.plain, layout.prefixes, layout.branches):
@@ -217,10 +218,10 @@ def _bias(index: Tensor, none: int, dtype: torch.dtype) -> Tensor | None:
 
 
 def _padded(flat: Tensor, row: Tensor, rows: int, none: int) -> Tensor:
-    """Values by row, in order, as a padded matrix (rows, most of a row)."""
+    """Values grouped by row, in order, as a matrix (rows, longest row) that is padded with `none`."""
     sizes = torch.bincount(row, minlength=rows)
-    found = flat.new_full((rows, int(sizes.max()) if rows else 0), none)
+    padded = flat.new_full((rows, int(sizes.max()) if rows else 0), none)
     order = row.argsort(stable=True)
     rank = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row[order]]
-    found[row[order], rank] = flat[order]
-    return found
+    padded[row[order], rank] = flat[order]
+    return padded

@@ -87,10 +87,10 @@ class Branches:
 
     def probabilities(self, token_ids: Sequence[int]) -> list[Tensor]:
         """Probability that each token comes next, in the full softmax: for each question (branches, tokens)."""
-        rows = [(q, k) for q, own in enumerate(self.ids) for k in range(len(own))]
+        rows = [(q, k) for q, question_branches in enumerate(self.ids) for k in range(len(question_branches))]
         hidden = [chunk.rows.hidden for chunk in self.chunks]
-        found = self.engine.probabilities(hidden, [self.places[row] for row in rows], token_ids)
-        return list(found.split([len(own) for own in self.ids]))
+        branch_probabilities = self.engine.probabilities(hidden, [self.places[row] for row in rows], token_ids)
+        return list(branch_probabilities.split([len(question_branches) for question_branches in self.ids]))
 
 
 class PrefixEngine:
@@ -147,14 +147,14 @@ class PrefixEngine:
 
     def _shared_heads(self, prefixes: Sequence[Rendered]) -> dict[int, tuple[str, Rendered, list[int]]]:
         """Prefixes that share their pictures with others, or may with later ones: key, head and tail by question."""
-        found = {}
+        parts_by_question = {}
         for q, prefix in enumerate(prefixes):
             if (parts := split_head(prefix, self._forward.positions.image_token_id)) is not None:
-                found[q] = (key_of(parts[0]), *parts)
+                parts_by_question[q] = (key_of(parts[0]), *parts)
         if self._heads.most:
-            return found
-        often = Counter(key for key, _, _ in found.values())
-        shared = {q: parts for q, parts in found.items() if often[parts[0]] > 1}
+            return parts_by_question
+        often = Counter(key for key, _, _ in parts_by_question.values())
+        shared = {q: parts for q, parts in parts_by_question.items() if often[parts[0]] > 1}
         lengths = {key: len(head.ids) for key, head, _ in shared.values()}
         saved = sum((often[key] - 1) * length for key, length in lengths.items())
         return shared if saved >= WORTHWHILE else {}
@@ -192,12 +192,15 @@ class PrefixEngine:
         kept = 0
         for number in range(len(prefixes.chunks)):
             rows = [
-                (q, k) for q, own in enumerate(branches) if prefixes.places[q][0] == number for k in range(len(own))
+                (q, k)
+                for q, question_branches in enumerate(branches)
+                if prefixes.places[q][0] == number
+                for k in range(len(question_branches))
             ]
             for part in _split([len(branches[q][k]) for q, k in rows], self.token_budget):
                 chosen = [rows[i] for i in part]
                 read = self._read_branches(prefixes, branches, chosen)
-                kept += read.own.real.numel()
+                kept += read.last_level.real.numel()
                 places.update({row: (len(chunks), i) for i, row in enumerate(chosen)})
                 chunks.append(BranchRows(chosen, read if kept <= self._most_kept else _forget(read)))
         return Branches(self, prefixes, branches, chunks, places)
@@ -225,12 +228,12 @@ class PrefixEngine:
         """
         if sampling is not None and len(sampling.seeds) != len(rows):
             raise ValueError(f"expected a seed for each of {len(rows)} rows, found {len(sampling.seeds)}")
-        found: list[Generation | None] = [None] * len(rows)
+        answers: list[Generation | None] = [None] * len(rows)
         for ready, part in self._ready(state, rows, [len(forced) + max_new_tokens] * len(rows)):
             draw = sampling.of(part) if sampling is not None else None
             for i, answer in zip(part, self._decode(ready, forced, max_new_tokens, draw), strict=True):
-                found[i] = answer
-        return [answer for answer in found if answer is not None]
+                answers[i] = answer
+        return [answer for answer in answers if answer is not None]
 
     @torch.no_grad()
     def score(
@@ -249,11 +252,11 @@ class PrefixEngine:
                 to count.
             forced: Tokens that every answer begins with; they are not scored.
         """
-        found: list[list[float]] = [[] for _ in rows]
+        token_log_probs: list[list[float]] = [[] for _ in rows]
         for ready, part in self._ready(state, rows, [len(forced) + len(answer) for answer in answers]):
             for i, log_probs in zip(part, self._score(ready, forced, [answers[i] for i in part]), strict=True):
-                found[i] = log_probs
-        return found
+                token_log_probs[i] = log_probs
+        return token_log_probs
 
     @torch.no_grad()
     def probabilities(
@@ -274,14 +277,14 @@ class PrefixEngine:
         chunk = prefixes.chunks[prefixes.places[rows[0][0]][0]]
         before = chunk.take(self._index([prefixes.places[q][1] for q, _ in rows])).compact()
         ids = [branches[q][k] for q, k in rows]
-        for count, own in zip(before.lengths().tolist(), ids, strict=True):
-            self._check_length(count + len(own))
+        for count, branch_ids in zip(before.lengths().tolist(), ids, strict=True):
+            self._check_length(count + len(branch_ids))
         return self._forward.append(before, ids)[1]
 
     def _ready(
         self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], new: Sequence[int]
     ) -> Iterator[tuple[Rows, list[int]]]:
-        """Rows to go on from, in batches, and which of `rows` they are. Branches that were not kept are read again."""
+        """Batches of rows to continue from, with their places in `rows`. Branches that were not kept are read again."""
         places = [state.places[row[0]] if isinstance(state, Prefixes) else state.places[row] for row in rows]
         for chunk in sorted({chunk for chunk, _ in places}):
             members = [i for i, (c, _) in enumerate(places) if c == chunk]
@@ -289,7 +292,7 @@ class PrefixEngine:
                 chosen = [members[i] for i in part]
                 if isinstance(state, Prefixes):
                     read = state.chunks[chunk].take(self._index([places[i][1] for i in chosen]))
-                elif state.chunks[chunk].rows.own.cache:
+                elif state.chunks[chunk].rows.last_level.cache:
                     read = state.chunks[chunk].rows.take(self._index([places[i][1] for i in chosen]))
                 else:
                     read = self._read_branches(state.prefixes, state.ids, [rows[i] for i in chosen])
@@ -325,19 +328,19 @@ class PrefixEngine:
         return [self._generation(*each) for each in zip(ids, log_probs, finished.tolist(), strict=True)]
 
     def _score(self, rows: Rows, forced: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probabilities of answers under rows: what predicts a token is the state before it."""
+        """Log-probabilities of the tokens of answers that follow rows; the state before a token predicts it."""
         written = [[*forced, *answer] for answer in answers]
         if max(map(len, written)) == 1:
             before = rows.hidden[:, None]
         else:
-            states, _ = self._forward.append(rows, [own[:-1] or own for own in written])
+            states, _ = self._forward.append(rows, [token_ids[:-1] or token_ids for token_ids in written])
             before = torch.cat([rows.hidden[:, None], states], 1)
-        found = []
-        for row, own in enumerate(written):
-            targets = torch.tensor(own[len(forced) :], device=before.device)
-            log_probs = self._log_probabilities(before[row, len(forced) : len(own)])
-            found.append(log_probs.gather(1, targets[:, None])[:, 0].tolist())
-        return found
+        answer_log_probs = []
+        for row, token_ids in enumerate(written):
+            targets = torch.tensor(token_ids[len(forced) :], device=before.device)
+            log_probs = self._log_probabilities(before[row, len(forced) : len(token_ids)])
+            answer_log_probs.append(log_probs.gather(1, targets[:, None])[:, 0].tolist())
+        return answer_log_probs
 
     def _generation(self, ids: list[int], log_probs: list[float], finished: bool) -> Generation:
         text = self.renderer.decode(ids[:-1] if finished else ids)
@@ -359,7 +362,7 @@ class PrefixEngine:
 
 def _forget(rows: Rows) -> Rows:
     """The rows without the keys and values of their last level."""
-    return replace(rows, levels=(*rows.levels[:-1], replace(rows.own, cache=[])))
+    return replace(rows, levels=(*rows.levels[:-1], replace(rows.last_level, cache=[])))
 
 
 def _split(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -375,5 +378,5 @@ def _split(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 def _end_tokens(loaded: Loaded) -> list[int]:
     """What ends an answer: the template's end of turn, and the model's own end tokens."""
-    own = loaded.model.generation_config.eos_token_id
-    return sorted({loaded.renderer.end_token_id, *([own] if isinstance(own, int) else own or ())})
+    end_ids = loaded.model.generation_config.eos_token_id
+    return sorted({loaded.renderer.end_token_id, *([end_ids] if isinstance(end_ids, int) else end_ids or ())})

@@ -107,10 +107,10 @@ class Forward:
 
     def _padded(self, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Token ids padded on the right, and which are real, both of shape (rows, longest)."""
-        counts = np.array([len(own) for own in ids])
+        counts = np.array([len(row_ids) for row_ids in ids])
         real = np.arange(counts.max()) < counts[:, None]
         padded = np.zeros(real.shape, dtype=np.int64)
-        padded[real] = np.concatenate([np.asarray(own, dtype=np.int64) for own in ids])
+        padded[real] = np.concatenate([np.asarray(row_ids, dtype=np.int64) for row_ids in ids])
         return torch.from_numpy(padded).to(self.model.device), torch.from_numpy(real).to(self.model.device)
 
     def _next_positions(self, start: Tensor, count: int) -> Tensor:

@@ -42,9 +42,9 @@ def stacked(heads: Sequence[Rows]) -> Rows:
     """Several heads of one row each as rows of one level."""
     if len(heads) == 1:
         return heads[0]
-    longest = max(head.own.real.shape[1] for head in heads)
-    missing = [longest - head.own.real.shape[1] for head in heads]
-    layers = zip(*(head.own.cache for head in heads), strict=True)
+    longest = max(head.last_level.real.shape[1] for head in heads)
+    missing = [longest - head.last_level.real.shape[1] for head in heads]
+    layers = zip(*(head.last_level.cache for head in heads), strict=True)
     cache = [
         tuple(
             torch.cat([F.pad(pair[side], (0, 0, 0, n)) for pair, n in zip(layer, missing, strict=True)])
@@ -52,7 +52,7 @@ def stacked(heads: Sequence[Rows]) -> Rows:
         )
         for layer in layers
     ]
-    real = torch.cat([F.pad(head.own.real, (0, n)) for head, n in zip(heads, missing, strict=True)])
+    real = torch.cat([F.pad(head.last_level.real, (0, n)) for head, n in zip(heads, missing, strict=True)])
     row = torch.arange(len(heads), device=real.device)
     next_position, hidden = (torch.cat([getattr(head, name) for head in heads]) for name in ("next_position", "hidden"))
     return Rows((Level([(keys, values) for keys, values in cache], real),), (row,), next_position, hidden)

@@ -50,8 +50,8 @@ class Rows:
         return len(self.next_position)
 
     @property
-    def own(self) -> Level:
-        """The last level."""
+    def last_level(self) -> Level:
+        """The level that was read last, `levels[-1]`."""
         return self.levels[-1]
 
     def take(self, index: Tensor) -> Rows:

@@ -165,9 +165,9 @@ class RemoteConfig:
 
     def _options(self) -> dict[str, Any]:
         try:
-            found = json.loads(self.llm_options or "{}")
+            options = json.loads(self.llm_options or "{}")
         except json.JSONDecodeError as error:
             raise UserError(f"`llm_options` is not valid JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise UserError(f'`llm_options` must be a JSON object, e.g. {{"seed": 0}}; found {type(found).__name__}')
-        return found
+        if not isinstance(options, dict):
+            raise UserError(f'`llm_options` must be a JSON object, e.g. {{"seed": 0}}; found {type(options).__name__}')
+        return options

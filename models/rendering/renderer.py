@@ -302,19 +302,19 @@ class Renderer:
 
     def _find_tokens(self) -> dict[str, int]:
         """Ids by role. Each must be one id; that of a reply directly follows the assistant's cue."""
-        found: dict[str, int] = {}
+        ids_by_role: dict[str, int] = {}
         for role, token in self.scheme.tokens.items() if self.scheme else ():
             text = self._safe.trust(token)
             if self.scheme and role in self.scheme.replies:
                 text = _fill(self._after_gate((*question_turns(), Turn("assistant", (token,)))), {})
             first = self._safe.encode_continuation(text)[:1]
-            found[role] = self.tokenizer.convert_tokens_to_ids(token)
-            if first != [found[role]] or found[role] == self.tokenizer.unk_token_id:
+            ids_by_role[role] = self.tokenizer.convert_tokens_to_ids(token)
+            if first != [ids_by_role[role]] or ids_by_role[role] == self.tokenizer.unk_token_id:
                 raise UserError(
                     f"the tokenizer doesn't read {token} as one token behind the assistant's cue; load the model with "
                     f"scheme={self.scheme.name if self.scheme else ''}, which adds it"
                 )
-        return found
+        return ids_by_role
 
     @property
     def _prompts(self) -> Mapping[str, str]:

@@ -33,12 +33,12 @@ def write_reply(keep: Sequence[int], summary: str) -> str:
 
 
 def read_reply(text: str, documents: int) -> MctReply:
-    """What a model means by its reply, when it was shown this many documents."""
-    found = _REPLY.fullmatch(text)
-    if found is None:
+    """Read the reply of a model that was shown this many documents."""
+    match = _REPLY.fullmatch(text)
+    if match is None:
         return MctReply((), " ".join(text.split()), "no_numbers")
-    keep = tuple(int(number) for number in found[1].split(","))
-    summary = " ".join(found[2].split())
+    keep = tuple(int(number) for number in match[1].split(","))
+    summary = " ".join(match[2].split())
     if not all(1 <= number <= documents for number in keep):
         return MctReply((), summary, "out_of_range")
     if len(set(keep)) < len(keep):

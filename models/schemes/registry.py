@@ -20,8 +20,8 @@ def all_schemes() -> Mapping[str, Scheme]:
     """Every scheme, by name."""
     names = [module.name for module in pkgutil.iter_modules(schemes.__path__)]
     modules = [importlib.import_module(f"{schemes.__name__}.{name}") for name in names]
-    found: list[Scheme] = [module.SCHEME for module in modules if hasattr(module, "SCHEME")]
-    return {scheme.name: scheme for scheme in found}
+    known_schemes: list[Scheme] = [module.SCHEME for module in modules if hasattr(module, "SCHEME")]
+    return {scheme.name: scheme for scheme in known_schemes}
 
 
 def find_scheme(name: str) -> Scheme:

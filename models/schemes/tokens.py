@@ -64,10 +64,10 @@ def token_id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
     """
     token_id: Any = tokenizer.convert_tokens_to_ids(token)
     for text in (token, f" {token}", f"a: {token}", f"a:{token} b", f"\n{token}</s>"):
-        found = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if token_id is None or token_id == tokenizer.unk_token_id or found.count(token_id) != 1:
+        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if token_id is None or token_id == tokenizer.unk_token_id or token_ids.count(token_id) != 1:
             raise UserError(
-                f"the tokenizer reads {token} in {text!r} as {tokenizer.convert_ids_to_tokens(found)}, not as one "
+                f"the tokenizer reads {token} in {text!r} as {tokenizer.convert_ids_to_tokens(token_ids)}, not as one "
                 "token; it may hold a token of another kind with this text"
             )
     return token_id

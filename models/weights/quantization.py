@@ -71,10 +71,10 @@ def check_quantized(model: PreTrainedModel) -> PreTrainedModel:
     quantized = quantized_layers(model)
     outside = [name for name in quantized if "language_model" not in name]
     if outside or not quantized:
-        found = f"would quantise {', '.join(outside[:3])}" if outside else "finds no linear layer to quantise"
+        problem = f"would quantise {', '.join(outside[:3])}" if outside else "finds no linear layer to quantise"
         raise UserError(
-            f"4 bits are for the language model's layers, but transformers {found} in {type(model).__name__}; train it "
-            "with `method: lora`"
+            f"4 bits are for the language model's layers, but transformers {problem} in {type(model).__name__}; train "
+            "it with `method: lora`"
         )
     for layer in quantized.values():
         layer.support_avx512bf16_for_cpu = False

@@ -164,9 +164,9 @@ def test_neither_order_nor_budget_matters(loaded, prefixes, branches, budget, or
 def test_a_budget_bounds_what_is_read_at_once_and_kept(loaded, prefixes, branches):
     engine = PrefixEngine(loaded, token_budget=100)
     state = engine.branch(engine.read(prefixes), branches)
-    levels = [rows.own for rows in [*state.prefixes.chunks, *(chunk.rows for chunk in state.chunks)]]
+    levels = [rows.last_level for rows in [*state.prefixes.chunks, *(chunk.rows for chunk in state.chunks)]]
     assert all(len(level.real) == 1 or level.real.numel() <= 100 for level in levels)
-    read = [chunk.rows.own for chunk in state.chunks]
+    read = [chunk.rows.last_level for chunk in state.chunks]
     kept = [level.real.numel() for level in read if level.cache]
     assert 0 < sum(kept) <= 400 < sum(level.real.numel() for level in read)
 
