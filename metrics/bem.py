@@ -69,13 +69,13 @@ class Bem:
 
         encoded = [self.encode(triple) for triple in triples]
         order = sorted(range(len(encoded)), key=lambda place: len(encoded[place][0]))
-        found = np.zeros((len(encoded), 2))
+        triple_logits = np.zeros((len(encoded), 2))
         with torch.inference_mode():
             for start in range(0, len(order), batch_size):
                 places = order[start : start + batch_size]
                 output = self._model(**self._batch([encoded[place] for place in places]))
-                found[places] = output.logits.double().cpu().numpy()  # (batch, 2)
-        return found
+                triple_logits[places] = output.logits.double().cpu().numpy()  # (batch, 2)
+        return triple_logits
 
     def length(self, triple: Segments) -> int:
         """Word pieces of a triple, with [CLS] and the three [SEP]."""
@@ -84,7 +84,7 @@ class Bem:
     def word_pieces(self, text: str) -> list[int]:
         """Ids of a text's word pieces; "[SEP]" written in a text is plain text, as in the original."""
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return [int(found) for found in ids]
+        return [int(piece_id) for piece_id in ids]
 
     def encode(self, triple: Segments) -> tuple[list[int], list[int]]:
         """(ids, segment ids) of `[CLS] candidate [SEP] reference [SEP] question [SEP]`; segments are 0, 1, 2.
@@ -95,7 +95,7 @@ class Bem:
         start, end = self._tokenizer.cls_token_id, self._tokenizer.sep_token_id
         parts = [[*self.word_pieces(text), end] for text in triple]
         parts[0] = [start, *parts[0]]
-        ids = [found for part in parts for found in part]
+        ids = [piece_id for part in parts for piece_id in part]
         if len(ids) > LONGEST:
             raise TooLongError(f"{len(ids)} word pieces, more than the {LONGEST} that BEM reads: {triple[0][:80]!r} …")
         return ids, [segment for segment, part in enumerate(parts) for _ in part]
@@ -107,9 +107,9 @@ class Bem:
         width = max(len(ids) for ids, _ in encoded) if self._mask_padding else LONGEST
         ids = torch.zeros((len(encoded), width), dtype=torch.long)  # (batch, width)
         segments = torch.zeros_like(ids)
-        for row, (found, parts) in enumerate(encoded):
-            ids[row, : len(found)] = torch.tensor(found)
-            segments[row, : len(found)] = torch.tensor(parts)
+        for row, (piece_ids, parts) in enumerate(encoded):
+            ids[row, : len(piece_ids)] = torch.tensor(piece_ids)
+            segments[row, : len(piece_ids)] = torch.tensor(parts)
         mask = (ids != 0).long() if self._mask_padding else torch.ones_like(ids)
         device = self._model.device
         return {
@@ -133,7 +133,7 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
     from transformers.utils.hub import cached_file
 
     try:
-        found = {
+        files = {
             file: Path(str(cached_file(name, file)))
             for file in (RECORD, "config.json", "vocab.txt", "model.safetensors")
         }
@@ -143,13 +143,13 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
             f"BEM can't be loaded from {name!r}: {error}. Expected a folder or hub id with config.json, "
             f"model.safetensors, vocab.txt and {RECORD}; `python -m reflectune.metrics.convert_bem --help` makes one"
         ) from error
-    record = json.loads(found[RECORD].read_text(encoding="utf-8"))
+    record = json.loads(files[RECORD].read_text(encoding="utf-8"))
     return Bem(
         model.to(device),  # type: ignore[arg-type]
-        load_tokenizer(found["vocab.txt"]),
+        load_tokenizer(files["vocab.txt"]),
         mask_padding=_checked(name, record, model.config),
         name=name,
-        fingerprint=file_fingerprint(*found.values()),
+        fingerprint=file_fingerprint(*files.values()),
     )
 
 

@@ -83,8 +83,8 @@ def convert(
 ) -> Check:
     """Write a checkpoint folder that `load_bem` reads.
 
-    What the published module does not say is found out: whether its GELU is the exact one, and whether padding is
-    masked. Of the four models that this leaves, the one nearest to the original is written.
+    The published module does not say whether its GELU is the exact one, nor whether padding is masked. All four models
+    are tried, and the one whose logits are nearest to the original's is written.
 
     Args:
         variables: TensorFlow's variables by name.
@@ -107,7 +107,7 @@ def convert(
         for mask_padding in (True, False):
             bem = Bem(model, tokenizer, mask_padding=mask_padding)
             checks.append((Check(activation, mask_padding, _difference(bem, examples)), model))
-    best, model = min(checks, key=lambda found: found[0].largest_difference)
+    best, model = min(checks, key=lambda checked_model: checked_model[0].largest_difference)
     if not best.largest_difference <= TOLERANCE:
         raise UserError(
             f"the converted model's logits differ from the original's by {best.largest_difference:.4g} at best, more "
@@ -142,21 +142,21 @@ def torch_weights(variables: Arrays, names: Mapping[str, str]) -> dict[str, np.n
     Raises:
         UserError: Names a variable that no rule knows.
     """
-    found: dict[str, np.ndarray] = {}
+    weights: dict[str, np.ndarray] = {}
     unknown = []
     for name, array in variables.items():
         target = names.get(name) or _torch_name(name)
         if target is None:
             unknown += [] if _NOT_WEIGHTS.search(name) else [f"{name} {array.shape}"]
-        elif target in found:
+        elif target in weights:
             raise UserError(f"two variables are {target}, one of them {name}; say which is which by `names`")
         else:
-            found[target] = _as_torch(name, target, array)
+            weights[target] = _as_torch(name, target, array)
     if unknown:
         raise UserError(
             "\n  ".join(["variables of unknown naming; give their PyTorch names by `names`:", *sorted(unknown)])
         )
-    return found
+    return weights
 
 
 def _torch_name(name: str) -> str | None:
@@ -193,7 +193,7 @@ def _model(weights: Arrays, activation: str) -> Any:
         config = BertConfig(
             vocab_size=words,
             hidden_size=hidden,
-            num_hidden_layers=1 + max(int(found[1]) for key in weights if (found := re.search(r"layer\.(\d+)", key))),
+            num_hidden_layers=1 + max(int(match[1]) for key in weights if (match := re.search(r"layer\.(\d+)", key))),
             num_attention_heads=max(1, hidden // 64),
             intermediate_size=weights["bert.encoder.layer.0.intermediate.dense.bias"].shape[0],
             max_position_embeddings=weights["bert.embeddings.position_embeddings.weight"].shape[0],
@@ -222,6 +222,6 @@ def _difference(bem: Bem, examples: Sequence[Mapping[str, Any]]) -> float:
 
 def _same_word_pieces(bem: Bem, row: Mapping[str, Any]) -> None:
     ids = list(np.trim_zeros(row["input_ids"], "b"))
-    own = bem.encode((row["candidate"], row["reference"], row["question"]))[0]
-    if ids != own:
-        raise UserError(f"word pieces of {row['candidate']!r} differ from the original's: {own} and not {ids}")
+    bem_ids = bem.encode((row["candidate"], row["reference"], row["question"]))[0]
+    if ids != bem_ids:
+        raise UserError(f"word pieces of {row['candidate']!r} differ from the original's: {bem_ids} and not {ids}")

@@ -48,9 +48,9 @@ class Headline:
         return None if self.half is None else harmonic
 
     def rows(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
-        """What `statistic` is taken of, from one value a question."""
-        found = np.asarray(values, dtype=float)
-        return found if self.half is None else np.column_stack([self.half, found])
+        """The rows that `statistic` takes, from one value per question."""
+        scores = np.asarray(values, dtype=float)
+        return scores if self.half is None else np.column_stack([self.half, scores])
 
 
 CAPTIONS: Mapping[Metric, str] = {
@@ -112,14 +112,14 @@ def headline(metric: Metric, questions: Sequence[Question]) -> Headline:
 def breakdown(
     metric: Metric, questions: Sequence[Question], values: Sequence[float] | np.ndarray, seed: int
 ) -> dict[str, Score | None]:
-    """The overall score and that of each column, of one value a question; None where there is nothing to score."""
-    found = np.asarray(values, dtype=float)
+    """The overall score and each column's, from one value per question; None where there is nothing to score."""
+    scores = np.asarray(values, dtype=float)
     first = headline(metric, questions)
     table: dict[str, Score | None] = {OVERALL: None}
     if first.name == OVERALL:
-        table[OVERALL] = score_rows(first.rows(found), seed, first.statistic, strata=first.half)
+        table[OVERALL] = score_rows(first.rows(scores), seed, first.statistic, strata=first.half)
     for column in columns(metric, questions):
-        table[column.name] = mean(found[[column.holds(question) for question in questions]], seed)
+        table[column.name] = mean(scores[[column.holds(question) for question in questions]], seed)
     return table
 
 

@@ -137,4 +137,4 @@ def _softmax(logits: Sequence[float]) -> np.ndarray:
 
 
 def _preprocessed(answers: Sequence[str]) -> list[str]:
-    return [found for answer in answers if (found := preprocess_answer(answer))]
+    return [preprocessed for answer in answers if (preprocessed := preprocess_answer(answer))]

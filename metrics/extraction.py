@@ -68,20 +68,20 @@ class Extracted:
     prompt_hash: str
 
 
-def extract_answer(asked: Shot, demonstrations: Sequence[Shot], complete: Complete) -> Extracted:
+def extract_answer(query: Shot, demonstrations: Sequence[Shot], complete: Complete) -> Extracted:
     """Ask a model for the short answer.
 
     Args:
-        asked: The question, with the context to answer from.
-        demonstrations: Usually `nearest(asked, pool)`, in the order in which they are shown.
+        query: The question, with the context to answer from.
+        demonstrations: Usually `nearest(query, pool)`, in the order in which they are shown.
         complete: Asks the model; it is called with one user turn.
     """
-    messages = extraction_messages(asked, demonstrations)
+    messages = extraction_messages(query, demonstrations)
     reply = complete(messages)
     return Extracted(short_answer(reply), reply, fingerprint({"messages": messages, "temperature": TEMPERATURE}))
 
 
-def extraction_messages(asked: Shot, demonstrations: Sequence[Shot]) -> list[dict[str, Any]]:
+def extraction_messages(query: Shot, demonstrations: Sequence[Shot]) -> list[dict[str, Any]]:
     """One user turn of text and image parts."""
     parts: list[dict[str, Any]] = []
     if demonstrations:
@@ -91,18 +91,18 @@ def extraction_messages(asked: Shot, demonstrations: Sequence[Shot]) -> list[dic
         parts.append(_text(EXTRACTION_START.split("\n\n")[0] + "\n"))
     for number, shot in enumerate(demonstrations, start=1):
         parts += [_text(EXTRACTION_EXAMPLE.format(number=number)), *_fields(shot)]
-    parts += [_text(EXTRACTION_QUESTION), *_fields(asked)]
+    parts += [_text(EXTRACTION_QUESTION), *_fields(query)]
     return [{"role": "user", "content": _joined(parts)}]
 
 
-def nearest(asked: Shot, pool: Sequence[Shot], n: int = SHOTS, similarity: Similarity | None = None) -> list[Shot]:
+def nearest(query: Shot, pool: Sequence[Shot], n: int = SHOTS, similarity: Similarity | None = None) -> list[Shot]:
     """The n demonstrations whose questions are most like the one asked, best first; ties in the pool's order.
 
     The asked question itself is left out if it is in the pool with the same image.
     """
     measure = similarity or word_overlap
-    others = [shot for shot in pool if (shot.question, shot.image) != (asked.question, asked.image)]
-    return sorted(others, key=lambda shot: -measure(asked.question, shot.question))[:n]
+    others = [shot for shot in pool if (shot.question, shot.image) != (query.question, query.image)]
+    return sorted(others, key=lambda shot: -measure(query.question, shot.question))[:n]
 
 
 def word_overlap(first: str, second: str) -> float:

@@ -73,7 +73,8 @@ def evaluate(
 
     Args:
         predictions: Answers by question id.
-        questions: Those asked. A split whose name ends in `unseen_question` is one half, all others the other half.
+        questions: The data set's questions. Splits whose names end in `unseen_question` are one half, all others the
+            other.
         mode: `official` scores only answered questions and skips unknown ids. In `strict`, a missing answer is wrong
             and an unknown id is an error.
 
@@ -83,30 +84,32 @@ def evaluate(
     Raises:
         UserError: Two questions share an id, one is `free_form`, or (strict) a prediction's id is unknown.
     """
-    asked = by_id(questions)
-    unknown = sorted(set(predictions) - set(asked))
+    questions_by_id = by_id(questions)
+    unknown = sorted(set(predictions) - set(questions_by_id))
     if mode == "strict" and unknown:
         raise UserError(
             f"{len(unknown)} predictions have ids that no question has, e.g. {unknown[0]!r}: are they of another split?"
         )
     scores = {
         key: score_one(predictions[key], question) if key in predictions else 0.0
-        for key, question in asked.items()
+        for key, question in questions_by_id.items()
         if key in predictions or mode == "strict"
     }
-    halves = [[v for k, v in scores.items() if is_unseen_question(asked[k].split) is half] for half in (True, False)]
+    halves = [
+        [v for k, v in scores.items() if is_unseen_question(questions_by_id[k].split) is half] for half in (True, False)
+    ]
     question_half, entity_half = map(_mean, halves)
-    types = sorted({asked[key].answer_type for key in scores})
+    types = sorted({questions_by_id[key].answer_type for key in scores})
     return Scores(
         overall=None if question_half is None or entity_half is None else overall(question_half, entity_half),
         unseen_question=question_half,
         unseen_entity=entity_half,
         by_type={
-            kind: sum(found) / len(found)
+            kind: sum(kind_scores) / len(kind_scores)
             for kind in types
-            if (found := [value for key, value in scores.items() if asked[key].answer_type == kind])
+            if (kind_scores := [value for key, value in scores.items() if questions_by_id[key].answer_type == kind])
         },
-        coverage=len(asked.keys() & predictions.keys()) / len(asked) if asked else None,
+        coverage=len(questions_by_id.keys() & predictions.keys()) / len(questions_by_id) if questions_by_id else None,
     )
 
 
@@ -219,10 +222,10 @@ def parse_numerical(text: str) -> Number:
     Units, words, percent signs and the minus sign U+2212 are not understood; ".5" reads as 5. The official code crashes
     on a sign with two points ("-.5.2"); here it reads as -0.5.
     """
-    found = [_number(written) for written in _NUMBER.findall(clean_str_range(text))[:2]]
-    if not found:
+    numbers = [_number(written) for written in _NUMBER.findall(clean_str_range(text))[:2]]
+    if not numbers:
         return [0, 0]
-    return found if len(found) == 2 and found[0] <= found[1] else found[0]
+    return numbers if len(numbers) == 2 and numbers[0] <= numbers[1] else numbers[0]
 
 
 def clean_str_range(text: str) -> str:
@@ -238,12 +241,12 @@ def _number(written: str) -> float:
 
 def by_id(questions: Iterable[Question]) -> dict[str, Question]:
     """Questions by their ids; UserError if two share one."""
-    found: dict[str, Question] = {}
+    questions_by_id: dict[str, Question] = {}
     for question in questions:
-        if question.id in found:
+        if question.id in questions_by_id:
             raise UserError(f"two questions have the id {question.id!r}; ids must be unique within a data set")
-        found[question.id] = question
-    return found
+        questions_by_id[question.id] = question
+    return questions_by_id
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -261,6 +264,6 @@ def _official_truth(row: Mapping[str, Any], question_type: str) -> tuple[str, An
 def _percentages(scored: Sequence[tuple[str, float]]) -> dict[str, float]:
     """Score of all rows (kind, right), then by kind; 0 where there is none."""
     parts = {"score": [right for _, right in scored]} | {
-        f"score_{kind}": [right for found, right in scored if found == kind] for kind in ("time", "num", "string")
+        f"score_{kind}": [right for row_kind, right in scored if row_kind == kind] for kind in ("time", "num", "string")
     }
     return {name: round(100 * (sum(rights) / len(rights)), 2) if rights else 0 for name, rights in parts.items()}

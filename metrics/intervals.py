@@ -111,7 +111,7 @@ def permutation_test(
     if statistic is None and a.ndim != 1:
         raise ValueError(f"expected 1-D values to average, found shape {a.shape}; give a statistic")
     measure = statistic or _mean
-    found = abs(measure(a) - measure(b))
+    observed = abs(measure(a) - measure(b))
     generator = np.random.default_rng(seed)
     as_much = 0
     for start in range(0, n, block := max(1, INDICES_AT_ONCE // len(a))):
@@ -121,7 +121,7 @@ def permutation_test(
         else:
             pairs = (swap.reshape(-1, *(1,) * (a.ndim - 1)) for swap in swapped)
             differences = np.array([measure(np.where(s, b, a)) - measure(np.where(s, a, b)) for s in pairs])
-        as_much += int((abs(differences) >= found - _ROUNDING).sum())
+        as_much += int((abs(differences) >= observed - _ROUNDING).sum())
     return (1 + as_much) / (1 + n)
 
 

@@ -187,17 +187,19 @@ def judge(answers: Sequence[Answer], protocol: Protocol, complete: Complete, *, 
 
 def judge_all(answers: Sequence[Answer], protocol: Protocol, complete_all: CompleteAll, *, model: str) -> Judged:
     """As `judge`, with all conversations in one call, for a model that answers many at a time and keeps its replies."""
-    asked = list(dict.fromkeys(answers))
-    texts = complete_all([protocol.messages(answer) for answer in asked])
-    replies = dict(zip(asked, texts, strict=True))
-    found = tuple(replies[answer] for answer in answers)
-    return Judged(model, protocol.name, protocol.prompt_hash, tuple(map(protocol.verdict, found)), found)
+    distinct_answers = list(dict.fromkeys(answers))
+    texts = complete_all([protocol.messages(answer) for answer in distinct_answers])
+    replies = dict(zip(distinct_answers, texts, strict=True))
+    answer_replies = tuple(replies[answer] for answer in answers)
+    return Judged(
+        model, protocol.name, protocol.prompt_hash, tuple(map(protocol.verdict, answer_replies)), answer_replies
+    )
 
 
 def tagged_verdict(reply: str) -> Verdict:
     """Yes or no between the last `<judge>` tags, whatever marks stand round it ("**Yes**", "No.")."""
-    found = _TAGGED.findall(reply)
-    return _as_verdict(found[-1], yes="yes", no="no") if found else "unparsed"
+    tagged = _TAGGED.findall(reply)
+    return _as_verdict(tagged[-1], yes="yes", no="no") if tagged else "unparsed"
 
 
 def label_verdict(reply: str) -> Verdict:

@@ -112,10 +112,10 @@ def _targets(row: Row, keep_empty: bool) -> list[list[str]]:
         return _kept([group for name in entity for group in _listed(str(name))], keep_empty)
     if not _missing(entity):
         return _kept([group for name in _as_list(entity) for group in _alone(name)], keep_empty)
-    found = _kept([group for name in _references(row) for group in _alone(name)], keep_empty)
-    if found and not keep_empty:
-        return found
-    return found + _kept([group for name in _as_list(row.get("answer")) for group in _alone(name)], keep_empty)
+    groups = _kept([group for name in _references(row) for group in _alone(name)], keep_empty)
+    if groups and not keep_empty:
+        return groups
+    return groups + _kept([group for name in _as_list(row.get("answer")) for group in _alone(name)], keep_empty)
 
 
 def _kept(groups: list[list[str]], keep_empty: bool) -> list[list[str]]:
@@ -155,8 +155,8 @@ def _references(row: Row) -> list[Any]:
         inner.get("answer"),
     )
     for value in candidates:
-        if not isinstance(value, bool) and not _missing(value) and (found := _as_list(value)):
-            return found
+        if not isinstance(value, bool) and not _missing(value) and (names := _as_list(value)):
+            return names
     return []
 
 
@@ -165,9 +165,9 @@ def _iterations(row: Row) -> list[tuple[str, str]]:
     records = _trajectory(row).get("records")
     if not isinstance(records, list) or not records:
         return [(whole, "")] if (whole := knowledge(row)) else []
-    found = [(_text(record), _image(record)) for record in records if isinstance(record, Mapping)]
-    if any(text or image for text, image in found) or not knowledge(row):
-        return found
+    iterations = [(_text(record), _image(record)) for record in records if isinstance(record, Mapping)]
+    if any(text or image for text, image in iterations) or not knowledge(row):
+        return iterations
     raise UserError(
         f"row {row.get('record_id')!r} has `all_knowledge` but no `text_results` or `image_results` in its records: "
         "recall by iteration can't be read from it; run PMSR's program again with a version that saves its records"
@@ -175,8 +175,8 @@ def _iterations(row: Row) -> list[tuple[str, str]]:
 
 
 def _trajectory(row: Row) -> Mapping[str, Any]:
-    found = row.get("trajectory")
-    return found if isinstance(found, Mapping) else {}
+    trajectory = row.get("trajectory")
+    return trajectory if isinstance(trajectory, Mapping) else {}
 
 
 def _text(record: Mapping[str, Any]) -> str:
@@ -194,10 +194,10 @@ def _image(record: Mapping[str, Any]) -> str:
 
 
 def _as_list(value: Any) -> list[Any]:
-    found = literal(value)
-    if found is None or found == "":
+    parsed = literal(value)
+    if parsed is None or parsed == "":
         return []
-    return list(found) if isinstance(found, (list, tuple)) else [found]
+    return list(parsed) if isinstance(parsed, (list, tuple)) else [parsed]
 
 
 def _missing(value: Any) -> bool:

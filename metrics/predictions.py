@@ -66,12 +66,12 @@ def read_predictions(path: str | Path) -> PredictionFile:
             error names file, line, id and field.
     """
     path = Path(path)
-    found = [(where, row) for file in _files(path) for where, row in _raw_rows(file)]
-    if not found:
+    rows = [(where, row) for file in _files(path) for where, row in _raw_rows(file)]
+    if not rows:
         raise UserError(f"{path} holds no predictions")
-    layout = _layout(*found[0])
+    layout = _layout(*rows[0])
     read = _LAYOUTS[layout][1]
-    return PredictionFile(path, layout, tuple(read(where, row) for where, row in found))
+    return PredictionFile(path, layout, tuple(read(where, row) for where, row in rows))
 
 
 def _files(path: Path) -> list[Path]:
@@ -157,7 +157,7 @@ def _by_id(where: str, row: Row) -> Prediction:
 
 def _reflectiva(where: str, row: Row) -> Prediction:
     references = row.get("reference")
-    if not isinstance(references, list) or not all(isinstance(found, str) for found in references):
+    if not isinstance(references, list) or not all(isinstance(reference, str) for reference in references):
         raise UserError(f"{where}: field `reference`: expected a list of texts, found {references!r}")
     question = _text(where, row, "question", "")
     return Prediction(

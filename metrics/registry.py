@@ -115,8 +115,8 @@ def find_metric_name(name: str) -> Metric:
     """The metric that has this name; UserError if there is none."""
     if name not in METRICS:
         raise UserError(f"`metric` is one of {', '.join(METRICS)}; found `{name}`")
-    found: Metric = name
-    return found
+    metric: Metric = name
+    return metric
 
 
 NEEDS_BEM = (

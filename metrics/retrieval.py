@@ -92,12 +92,12 @@ def cumulative_recall(hits: Sequence[Sequence[bool]]) -> list[float]:
         One recall for each iteration of the longest question; [] if no question has any.
     """
     rounds = max(map(len, hits), default=0)
-    return [sum(any(found[: count + 1]) for found in hits) / len(hits) for count in range(rounds)]
+    return [sum(any(question_hits[: count + 1]) for question_hits in hits) / len(hits) for count in range(rounds)]
 
 
 def reciprocal_rank(ranked: Sequence[str], gold: Collection[str]) -> float:
     """1 / (place of the first gold id, counted from 1); 0.0 if there is none."""
-    return next((1.0 / place for place, found in enumerate(ranked, start=1) if found in gold), 0.0)
+    return next((1.0 / place for place, entry_id in enumerate(ranked, start=1) if entry_id in gold), 0.0)
 
 
 def mrr(rankings: Sequence[Sequence[str]], golds: Sequence[Collection[str]]) -> float:

@@ -44,16 +44,16 @@ class ScoreConfig(RemoteConfig):
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         needed = {"predictions": self.predictions, "dataset": self.dataset}
-        found = [f"`{key}` is needed" for key, value in needed.items() if not value]
+        issues = [f"`{key}` is needed" for key, value in needed.items() if not value]
         paths = [path for path in (*needed.values(), self.against) if path]
-        found += [f"not found: {path}" for path in paths if not Path(path).exists()]
-        found += self.metric_issues()
-        found += self.llm_problems() if self.judge else []
+        issues += [f"not found: {path}" for path in paths if not Path(path).exists()]
+        issues += self.metric_issues()
+        issues += self.llm_problems() if self.judge else []
         if self.judge and not self.judge_cache:
-            found.append("`output` or `llm_cache` is needed: it says where the judge's replies are kept")
+            issues.append("`output` or `llm_cache` is needed: it says where the judge's replies are kept")
         if self.judge and "temperature" in self.llm_options:
-            found.append("`llm_options` can't set the temperature of a judge: it is 0")
-        return found
+            issues.append("`llm_options` can't set the temperature of a judge: it is 0")
+        return issues
 
     def metric_issues(self) -> list[str]:
         """What is wrong with the metric, or lacks for it; a missing data set is said elsewhere."""
@@ -99,11 +99,11 @@ def main() -> None:
             model = stack.enter_context(RemoteModel(config.endpoint(), config.judge_cache))
             judging = Judging(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, what="judge"))
         settings = (config.scored_by(), config.mode, bem, judging)
-        found = score_files(files, questions, *settings, touched=not config.splits, seed=config.seed)
-    found["dataset"] = {"folder": config.dataset, "fingerprint": dataset.Dataset(Path(config.dataset)).fingerprint}
+        report = score_files(files, questions, *settings, touched=not config.splits, seed=config.seed)
+    report["dataset"] = {"folder": config.dataset, "fingerprint": dataset.Dataset(Path(config.dataset)).fingerprint}
     if config.output:
-        write_json(config.output, found)
-    print("\n".join(lines(found)))
+        write_json(config.output, report)
+    print("\n".join(lines(report)))
 
 
 if __name__ == "__main__":

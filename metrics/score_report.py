@@ -31,7 +31,7 @@ def score_files(
 
     Args:
         paths: The file, and the one that it is compared with.
-        questions: Those asked.
+        questions: The data set's questions.
         metric: See `reflectune.metrics.scoring.score`; so are the other arguments.
         mode: `official` or `strict`.
         bem: For `evqa`.
@@ -39,13 +39,13 @@ def score_files(
         touched: Leave out questions of splits that no prediction of the first file is of.
         seed: Seed of the intervals and the paired test.
     """
-    found: dict[str, Any] = {"metric": metric, "mode": mode, "seed": seed, "runs": []}
+    report: dict[str, Any] = {"metric": metric, "mode": mode, "seed": seed, "runs": []}
     if bem is not None:
-        found["bem"] = {"name": bem.name, "fingerprint": bem.fingerprint}
+        report["bem"] = {"name": bem.name, "fingerprint": bem.fingerprint}
     files = [read_predictions(path) for path in paths]
     if touched:
         questions = _of_touched_splits(files[0], questions)
-    found["splits"] = sorted({question.split for question in questions})
+    report["splits"] = sorted({question.split for question in questions})
     scored: list[Scored] = []
     for path, file in zip(paths, files, strict=True):
         joined = join(file.rows, questions, mode)
@@ -56,19 +56,19 @@ def score_files(
             run["connected_lists"] = _connected_lists(joined, metric)
             if judging is not None:
                 run["judge"] = _judged(joined, judging)
-        found["runs"].append(run)
+        report["runs"].append(run)
     if len(scored) == 2:
         first, second = scored
-        found["difference"] = compare(first, second, seed=seed)
-    return found
+        report["difference"] = compare(first, second, seed=seed)
+    return report
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def lines(report: Mapping[str, Any]) -> Iterator[str]:
     """What a person reads: scores in %, intervals, coverage."""
-    yield f"splits: {', '.join(found['splits']) or '(none)'}"
-    for run in found["runs"]:
+    yield f"splits: {', '.join(report['splits']) or '(none)'}"
+    for run in report["runs"]:
         counts = run["counts"]
-        yield f"{run['predictions']} ({run['layout']}), {found['metric']}, {found['mode']} mode"
+        yield f"{run['predictions']} ({run['layout']}), {report['metric']}, {report['mode']} mode"
         yield (
             f"  coverage {_percent(counts['coverage'])}: {counts['questions']} questions, {counts['missing']} missing, "
             f"{counts['doubled']} doubled, {counts['unknown']} of no known question, {counts['left_out']} left out "
@@ -79,8 +79,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"  `&&` was read as a comma in {run['connected_lists']} answers: official code parts lists at commas"
         yield from _judge_lines(run.get("judge"))
         yield from _retrieval_lines(run["retrieval"])
-    if "difference" in found:
-        yield _difference_line(found["difference"])
+    if "difference" in report:
+        yield _difference_line(report["difference"])
 
 
 def _contents(file: PredictionFile, joined: Joined) -> dict[str, Any]:
@@ -105,12 +105,13 @@ def _judged(joined: Joined, judging: Judging) -> dict[str, Any]:
     return judging.judged(answers).summary(missing=len(joined.missing))
 
 
-def _judge_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
-    if found is not None:
+def _judge_lines(verdicts: Mapping[str, Any] | None) -> Iterator[str]:
+    if verdicts is not None:
         yield (
-            f"  judge {found['judge']} by {found['protocol']} (prompt {found['prompt_hash']}, temperature 0): "
-            f"{_percent(found['accuracy_strict'])} of all, {_percent(found['accuracy_official'])} of replies read; "
-            f"{found['correct']} correct, {found['incorrect']} incorrect, {found['unparsed']} replies not understood"
+            f"  judge {verdicts['judge']} by {verdicts['protocol']} (prompt {verdicts['prompt_hash']}, temperature 0): "
+            f"{_percent(verdicts['accuracy_strict'])} of all, {_percent(verdicts['accuracy_official'])} of replies "
+            f"read; {verdicts['correct']} correct, {verdicts['incorrect']} incorrect, "
+            f"{verdicts['unparsed']} replies not understood"
         )
 
 
@@ -131,21 +132,21 @@ def _score_lines(scores: Mapping[str, Any]) -> Iterator[str]:
         yield f"  counted wrong, too long for BEM: {len(long)} answers, e.g. of {long[0]}"
 
 
-def _retrieval_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"  {name:<28}{_percent(value)}" for name, value in found.items() if isinstance(value, float))
-    for number, step in enumerate(found.get("entity_mention_recall_by_iteration", []), start=1):
+def _retrieval_lines(recalls: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"  {name:<28}{_percent(value)}" for name, value in recalls.items() if isinstance(value, float))
+    for number, step in enumerate(recalls.get("entity_mention_recall_by_iteration", []), start=1):
         parts = ", ".join(f"{name} {_percent(value)}" for name, value in step.items())
         yield f"    until iteration {number}: {parts}"
 
 
-def _difference_line(found: Mapping[str, Any]) -> str:
-    if found["value"] is None:
+def _difference_line(delta: Mapping[str, Any]) -> str:
+    if delta["value"] is None:
         return "difference: no question was answered by both"
-    points = ", ".join(f"{100 * found[key]:+.2f}" for key in ("low", "high"))
+    points = ", ".join(f"{100 * delta[key]:+.2f}" for key in ("low", "high"))
     return (
-        f"difference, first less second: {100 * found['value']:+.2f} points, {found['of'].replace('_', ' ')} (95 % "
-        f"interval {points}), paired test p = {found['p']:.4f}; on {found['n']} questions, "
-        f"better on {found['better']}, worse on {found['worse']}"
+        f"difference, first less second: {100 * delta['value']:+.2f} points, {delta['of'].replace('_', ' ')} (95 % "
+        f"interval {points}), paired test p = {delta['p']:.4f}; on {delta['n']} questions, "
+        f"better on {delta['better']}, worse on {delta['worse']}"
     )
 
 

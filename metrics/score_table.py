@@ -27,17 +27,17 @@ def table(scored: Scored, seed: int) -> dict[str, Any]:
     if not len(scored.values):
         return {"overall": None, "by_split": {}, "by_type": {}}
     metric, questions = scored.metric, scored.questions
-    found: dict[str, Any] = breakdown(metric, questions, scored.values, seed)
-    found["columns"] = {column.name: column.title for column in columns(metric, questions)}
+    scores: dict[str, Any] = breakdown(metric, questions, scored.values, seed)
+    scores["columns"] = {column.name: column.title for column in columns(metric, questions)}
     if metric == "infoseek":
         kinds = [_KINDS.get(question.answer_type, "string") for question in questions]
         splits = [question.split for question in questions]
-        found["official_report"] = infoseek.percent_report(zip(splits, kinds, scored.values.tolist(), strict=True))
-    found["by_split"] = by_label(scored.values, [question.split for question in questions], seed)
-    found["by_type"] = by_label(scored.values, [kind(question, metric) for question in questions], seed)
+        scores["official_report"] = infoseek.percent_report(zip(splits, kinds, scored.values.tolist(), strict=True))
+    scores["by_split"] = by_label(scored.values, [question.split for question in questions], seed)
+    scores["by_type"] = by_label(scored.values, [kind(question, metric) for question in questions], seed)
     if scored.too_long:
-        found["too_long_for_bem"] = list(scored.too_long)
-    return found
+        scores["too_long_for_bem"] = list(scored.too_long)
+    return scores
 
 
 def compare(first: Scored, second: Scored, seed: int) -> dict[str, Any]:
@@ -54,9 +54,9 @@ def compare(first: Scored, second: Scored, seed: int) -> dict[str, Any]:
     common = [key for key in values[0] if key in values[1]]
     if not common:
         return {"of": None, "value": None, "low": None, "high": None, "p": None, "n": 0, "better": 0, "worse": 0}
-    a, b = (np.array([found[key] for key in common]) for found in values)
-    asked = {question.id: question for question in first.questions}
-    first_number = headline(first.metric, [asked[key] for key in common])
+    a, b = (np.array([score_by_id[key] for key in common]) for score_by_id in values)
+    questions_by_id = {question.id: question for question in first.questions}
+    first_number = headline(first.metric, [questions_by_id[key] for key in common])
     one, other = first_number.rows(a), first_number.rows(b)
     difference = paired_bootstrap(one, other, first_number.statistic, seed=seed, strata=first_number.half)
     p = permutation_test(one, other, first_number.statistic, seed=seed)
@@ -75,24 +75,24 @@ def compare(first: Scored, second: Scored, seed: int) -> dict[str, Any]:
 def retrieval_table(file: PredictionFile, joined: Joined) -> dict[str, Any]:
     """What the file says of retrieval: article recall and MRR over ranked articles; PMSR's entity-mention recall."""
     known = [(p.retrieved, q.entity_ids) for q, p in joined.pairs if p.retrieved and q.entity_ids]
-    found: dict[str, Any] = {}
+    retrieval_scores: dict[str, Any] = {}
     if known:
         for k in RECALLS:
-            found[f"article_recall@{k}"] = sum(article_recall_at_k(*pair, k) for pair in known) / len(known)
-        found["mrr"] = sum(reciprocal_rank(*pair) for pair in known) / len(known)
-        found["n"] = len(known)
+            retrieval_scores[f"article_recall@{k}"] = sum(article_recall_at_k(*pair, k) for pair in known) / len(known)
+        retrieval_scores["mrr"] = sum(reciprocal_rank(*pair) for pair in known) / len(known)
+        retrieval_scores["n"] = len(known)
     if file.layout == "pmsr" and joined.pairs:
         rows = [prediction.row for _, prediction in joined.pairs]
-        found["entity_mention_recall"] = pmsr.entity_mention_recall(rows)
-        found["entity_mention_recall_by_iteration"] = [
+        retrieval_scores["entity_mention_recall"] = pmsr.entity_mention_recall(rows)
+        retrieval_scores["entity_mention_recall_by_iteration"] = [
             {"text": step.text, "image": step.image, "combined": step.combined}
             for step in pmsr.recall_by_iteration(rows)
         ]
-    return found
+    return retrieval_scores
 
 
 def _first_values(scored: Scored) -> dict[str, float]:
-    found: dict[str, float] = {}
+    value_by_id: dict[str, float] = {}
     for question, value in zip(scored.questions, scored.values.tolist(), strict=True):
-        found.setdefault(question.id, value)
-    return found
+        value_by_id.setdefault(question.id, value)
+    return value_by_id

@@ -57,15 +57,15 @@ class Joined:
     def counts(self) -> dict[str, Any]:
         """How many of each, and `coverage`: the share of questions that have a prediction."""
         answered = len(self.pairs) - len(self.doubled)
-        asked = answered + len(self.missing)
+        questions = answered + len(self.missing)
         return {
-            "questions": asked,
+            "questions": questions,
             "predictions": len(self.pairs) + len(self.unknown) + len(self.left_out),
             "missing": len(self.missing),
             "unknown": len(self.unknown),
             "doubled": len(self.doubled),
             "left_out": len(self.left_out),
-            "coverage": answered / asked if asked else None,
+            "coverage": answered / questions if questions else None,
         }
 
 
@@ -97,26 +97,26 @@ def join(predictions: Sequence[Prediction], questions: Iterable[Question], mode:
     Raises:
         UserError: Two questions share an id; in `strict` mode also an unknown or doubled prediction.
     """
-    asked = infoseek.by_id(questions)
-    find = _finder(asked)
-    found = [(find(prediction), prediction) for prediction in predictions]
+    questions_by_id = infoseek.by_id(questions)
+    find = _finder(questions_by_id)
+    matches = [(find(prediction), prediction) for prediction in predictions]
     seen: dict[str, Prediction] = {}
     doubled = []
-    for question, prediction in found:
+    for question, prediction in matches:
         if question is not None and seen.setdefault(question.id, prediction) is not prediction and _counts(question):
             doubled.append(prediction)
             if mode == "strict":
                 first = seen[question.id].where
                 raise UserError(f"{prediction.where}: id {question.id} was answered at {first}; keep one of the two")
-    unknown = [prediction for question, prediction in found if question is None]
+    unknown = [prediction for question, prediction in matches if question is None]
     if unknown and mode == "strict":
         name = ", ".join(unknown[0].ids) or unknown[0].question
         raise UserError(
             f"{unknown[0].where}: no question is known as {name!r} (nor those of {len(unknown) - 1} more rows): is the "
             "file of another data set or split? `mode: official` leaves them out"
         )
-    scored = [(question, prediction) for question, prediction in found if question is not None]
-    missing = [question for key, question in asked.items() if key not in seen and _counts(question)]
+    scored = [(question, prediction) for question, prediction in matches if question is not None]
+    missing = [question for key, question in questions_by_id.items() if key not in seen and _counts(question)]
     return Joined(
         pairs=tuple(pair for pair in scored if _counts(pair[0])),
         missing=tuple(missing),
@@ -156,24 +156,24 @@ def _counts(question: Question) -> bool:
     return question.is_knowledge_based is not False
 
 
-def _finder(asked: dict[str, Question]) -> Callable[[Prediction], Question | None]:
+def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Question | None]:
     by_row: dict[int, Question] = {}
     by_text: dict[tuple[str, tuple[str, ...]], deque[Question]] = defaultdict(deque)
-    for question in asked.values():
-        said = question.meta.get("row") or ((found := _LAST_NUMBER.search(question.id)) and found[1])
+    for question in questions_by_id.values():
+        said = question.meta.get("row") or ((match := _LAST_NUMBER.search(question.id)) and match[1])
         if said and said.isdigit():
             by_row.setdefault(int(said), question)
         by_text[question.text, question.answers].append(question)
 
     def find(prediction: Prediction) -> Question | None:
         for name in prediction.ids:
-            if name in asked:
-                return asked[name]
+            if name in questions_by_id:
+                return questions_by_id[name]
             if (row := _ECHOSIGHT_ROW.fullmatch(name)) is not None:
                 return by_row.get(int(row[1]))
         if prediction.ids:
             return None
-        # Questions of one text and one list of answers differ in the image alone: which is which makes no score differ.
+        # Questions with the same text and answers differ in the image alone, so mixing them up changes no score.
         same = by_text.get((prediction.question, prediction.references))
         return same.popleft() if same else None
 
@@ -222,25 +222,25 @@ def score_answers(
 
 def _values(answers: Sequence[Answered], one: Worth) -> np.ndarray:
     values = np.zeros(len(answers))
-    for place, own in enumerate(answers):
+    for place, answered in enumerate(answers):
         try:
-            values[place] = one(own.answer, own.question)
+            values[place] = one(answered.answer, answered.question)
         except ValueError as error:
-            raise UserError(f"{own.where}: {error}") from error
+            raise UserError(f"{answered.where}: {error}") from error
     return values
 
 
 def _evqa_values(
     answers: Sequence[Answered], bem: Bem, too_long: Literal["stop", "wrong"]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The official function twice: once to learn what it asks BEM, then with all of BEM's answers in one go."""
-    asked: dict[Segments, None] = {}
+    """Run the official function twice: to collect what it asks BEM, then with all of BEM's answers from one call."""
+    triples: dict[Segments, None] = {}
     long: set[Segments] = set()
 
     def note(*segments: str) -> tuple[float, float]:
         triple = (segments[0], segments[1], segments[2])
         if (pieces := bem.length(triple)) <= LONGEST:
-            asked[triple] = None
+            triples[triple] = None
         elif too_long == "wrong":
             long.add(triple)
         else:
@@ -251,16 +251,16 @@ def _evqa_values(
         return never()
 
     _values(answers, lambda answer, question: evqa_score(answer, question, note))
-    known = dict(zip(asked, bem.logits(list(asked)).tolist(), strict=True)) if asked else {}
+    known = dict(zip(triples, bem.logits(list(triples)).tolist(), strict=True)) if triples else {}
 
     def recall(*segments: str) -> Sequence[float]:
         return known.get((segments[0], segments[1], segments[2]), never())
 
     values = _values(answers, lambda answer, question: evqa_score(answer, question, recall))
-    return values, tuple(own.question.id for own in answers if not long.isdisjoint(_triples(own)))
+    return values, tuple(answered.question.id for answered in answers if not long.isdisjoint(_triples(answered)))
 
 
-def _triples(own: Answered) -> list[Segments]:
-    question, candidate = own.question, evqa_candidate(own.answer, own.question)
+def _triples(answered: Answered) -> list[Segments]:
+    question, candidate = answered.question, evqa_candidate(answered.answer, answered.question)
     kind = evqa_type(question)
     return [evqa.bem_segments(question.text, reference, candidate, kind) for reference in question.answers]

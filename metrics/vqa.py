@@ -48,11 +48,11 @@ def percent(value: float) -> float:
 def process_punctuation(text: str) -> str:
     """Deletes each mark that stands beside a space (every mark, where a number has a comma); others become spaces."""
     numeric = _COMMA_IN_NUMBER.search(text) is not None
-    found = text
+    cleaned = text
     for mark in _PUNCTUATION:
         beside_space = f"{mark} " in text or f" {mark}" in text
-        found = found.replace(mark, "" if beside_space or numeric else " ")
-    return _LONE_STOP.sub("", found, count=_STOPS_DELETED)
+        cleaned = cleaned.replace(mark, "" if beside_space or numeric else " ")
+    return _LONE_STOP.sub("", cleaned, count=_STOPS_DELETED)
 
 
 def process_words(text: str) -> str:
