@@ -42,8 +42,8 @@ def find_documents(
     """
     scores = {hit.entry_id: hit.score for hit in hits}
     passages = [passage for entry_id in scores for passage in passages_of(entry_id)]
-    found = best_by_words(question, passages, most)
-    return [Document(passage, scores[passage.entry_id], rank) for rank, passage in enumerate(found, start=1)]
+    best_passages = best_by_words(question, passages, most)
+    return [Document(passage, scores[passage.entry_id], rank) for rank, passage in enumerate(best_passages, start=1)]
 
 
 def shorten(document: Document, room: int, count: Callable[[Passage], int]) -> Document | None:
@@ -56,16 +56,16 @@ def shorten(document: Document, room: int, count: Callable[[Passage], int]) -> D
     """
     if count(document.passage) <= room:
         return document
-    own = list(sentences(document.passage.text))
-    fits, too_many = 0, len(own)  # bisect: more sentences are more tokens
+    texts = list(sentences(document.passage.text))
+    fits, too_many = 0, len(texts)  # bisect: more sentences are more tokens
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if count(_first(document.passage, own, middle)) <= room:
+        if count(_first(document.passage, texts, middle)) <= room:
             fits = middle
         else:
             too_many = middle
-    return dataclasses.replace(document, passage=_first(document.passage, own, fits), cut=True) if fits else None
+    return dataclasses.replace(document, passage=_first(document.passage, texts, fits), cut=True) if fits else None
 
 
-def _first(passage: Passage, own: Sequence[str], count: int) -> Passage:
-    return dataclasses.replace(passage, text=" ".join(own[:count]))
+def _first(passage: Passage, texts: Sequence[str], count: int) -> Passage:
+    return dataclasses.replace(passage, text=" ".join(texts[:count]))

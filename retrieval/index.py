@@ -148,14 +148,15 @@ def _origin(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
     }
 
 
-def _check_origin(folder: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+def _check_origin(folder: Path, recorded: dict[str, Any], expected: dict[str, Any]) -> None:
     """Refuse vectors of another knowledge base or encoder. Names may differ: content decides."""
     for side, name in (("kb", "knowledge base"), ("encoder", "encoder")):
         key = f"{side}_fingerprint"
-        if found.get(key) != expected[key]:
+        if recorded.get(key) != expected[key]:
             raise UserError(
-                f"the index {folder} was built with the {name} `{found.get(side)}` ({found.get(key)}), but the {name} "
-                f"now is `{expected[side]}` ({expected[key]}); use that one, or build the index in another folder"
+                f"the index {folder} was built with the {name} `{recorded.get(side)}` ({recorded.get(key)}), but the "
+                f"{name} now is `{expected[side]}` ({expected[key]}); use that one, or build the index in another "
+                "folder"
             )
 
 
@@ -204,18 +205,18 @@ def _rejected_rows(folder: Path) -> list[BadRow]:
 
 
 def _claim(folder: Path, origin: dict[str, Any], batch_size: int, shard_rows: int) -> None:
-    """Note what the shards are of, or check that those which are there are of the same."""
+    """Write the settings that shards are built with, or check that existing shards were built with the same."""
     settings = {**origin, "batch_size": batch_size, "shard_rows": shard_rows}
     if not (folder / _SETTINGS).is_file():
         write_json(folder / _SETTINGS, settings)
         return
-    found = read_json(folder / _SETTINGS, "the unfinished index's settings")
-    _check_origin(folder, found, origin)
+    recorded = read_json(folder / _SETTINGS, "the unfinished index's settings")
+    _check_origin(folder, recorded, origin)
     for key in ("batch_size", "shard_rows"):
-        if found[key] != settings[key]:
+        if recorded[key] != settings[key]:
             raise UserError(
-                f"the unfinished index {folder} was begun with {key} {found[key]}, now it is {settings[key]}; "
-                f"go on with {found[key]}, or delete the folder to start again"
+                f"the unfinished index {folder} was begun with {key} {recorded[key]}, now it is {settings[key]}; "
+                f"go on with {recorded[key]}, or delete the folder to start again"
             )
 
 

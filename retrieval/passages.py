@@ -84,7 +84,7 @@ def first_sentence(text: str) -> str:
     the next with it.
     """
     text = " ".join(text.split())
-    ends = (found.end() for found in _SENTENCE_END.finditer(text))
+    ends = (match.end() for match in _SENTENCE_END.finditer(text))
     return next((text[:end] for end in ends if not _NO_END.search(text[:end])), text)
 
 
@@ -92,8 +92,8 @@ def sentences(text: str) -> Iterator[str]:
     """The sentences of a text, white space made single; what follows the last one's end is one too."""
     text = " ".join(text.split())
     start = 0
-    for found in _SENTENCE_END.finditer(text):
-        end = found.end()
+    for match in _SENTENCE_END.finditer(text):
+        end = match.end()
         if not _NO_END.search(text, max(0, start - 1, end - _LONGEST_ABBREVIATION), end):
             yield text[start:end]
             start = end + 1
