@@ -31,11 +31,13 @@ def shapes_file(config: EstimateConfig, arguments: list[str]) -> Path:
     Raises:
         UserError: There is neither.
     """
-    own = Path(config.model, "config.json")
+    model_config = Path(config.model, "config.json")
     beside = (
-        Path(arguments[arguments.index("--config") + 1]).with_name(ARCHITECTURE) if "--config" in arguments else own
+        Path(arguments[arguments.index("--config") + 1]).with_name(ARCHITECTURE)
+        if "--config" in arguments
+        else model_config
     )
-    for path in (own, beside):
+    for path in (model_config, beside):
         if path.is_file():
             return path
     raise UserError(

@@ -39,12 +39,14 @@ class GlobalBatch:
         return self.per_device * self.processes if self.processes > 1 else 1
 
     def divided(self, size: int) -> GlobalBatch | None:
-        """These processes reading a global batch of another size, in batches no larger; None if it is no multiple."""
-        own, rest = divmod(size, self.processes)
+        """These processes with a global batch of `size`, in batches no larger; None if they can't divide it evenly."""
+        process_batch, rest = divmod(size, self.processes)
         if rest:
             return None
-        per_device = max(count for count in range(1, min(self.per_device, own) + 1) if own % count == 0)
-        return GlobalBatch(per_device, own // per_device, self.processes)
+        per_device = max(
+            count for count in range(1, min(self.per_device, process_batch) + 1) if process_batch % count == 0
+        )
+        return GlobalBatch(per_device, process_batch // per_device, self.processes)
 
     def settings(self, why_fixed: str) -> dict[str, int]:
         """What of it determines the weights: the product, or all three if they are fixed for a reason."""

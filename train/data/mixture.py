@@ -81,12 +81,12 @@ class Mixture(dict[str, Any]):
         """Values that are neither a weight nor a mapping of the right keys, one sentence each."""
         issues = []
         for data, value in self.items():
-            own = _keys(value)
-            unknown = set(own) - set(_KEYS)
+            settings = _keys(value)
+            unknown = set(settings) - set(_KEYS)
             if unknown:
                 issues.append(f"{data} has the unknown key(s) {', '.join(sorted(unknown))}, not {', '.join(_KEYS)}")
-            wrong = [name for name in set(own) & set(_KEYS) if not isinstance(own[name], _KEYS[name])]
-            issues += [f"{data}: `{name}` can't be {own[name]!r}" for name in wrong]
+            wrong = [name for name in set(settings) & set(_KEYS) if not isinstance(settings[name], _KEYS[name])]
+            issues += [f"{data}: `{name}` can't be {settings[name]!r}" for name in wrong]
         return issues
 
     def parts(self, split: str, image_root: str) -> list[Part]:

@@ -82,14 +82,14 @@ class TrainingOrder(Sampler[int]):
         return [index for pool in pools for index in self._grouped(pool, generator)]
 
     def _read(self, generator: torch.Generator) -> list[int]:
-        """What an epoch reads of each data set: every example as often as the weight is whole, and some once more."""
+        """Indices that an epoch reads: each example `int(weight)` times, and a random part of a data set once more."""
         read: list[int] = []
         start = 0
         for count, weight in self.parts:
-            own = range(start, start + count)
-            read += list(own) * int(weight)
+            indices = range(start, start + count)
+            read += list(indices) * int(weight)
             if some := epoch_reads(count, weight) - count * int(weight):
-                read += [own[i] for i in torch.randperm(count, generator=generator)[:some].tolist()]
+                read += [indices[i] for i in torch.randperm(count, generator=generator)[:some].tolist()]
             start += count
         return read
 

@@ -51,13 +51,13 @@ class AnswerReader:
         self.sample = random.Random(seed).sample(answerable, min(count, len(answerable)))
 
     def read(self, rank: int, processes: int) -> list[bool]:
-        """Whether this process's share of the answers is right; every n-th of the sample is its own."""
+        """Whether each answer of this process's share is right; the share is every `processes`-th of the sample."""
         engine = self._engine
         self._loaded.model.eval()
-        own = self.sample[rank::processes]
+        share = self.sample[rank::processes]
         right: list[bool] = []
-        for start in range(0, len(own), self._batch_size):
-            right += self._read_batch(engine, own[start : start + self._batch_size])
+        for start in range(0, len(share), self._batch_size):
+            right += self._read_batch(engine, share[start : start + self._batch_size])
         return right
 
     @functools.cached_property
@@ -66,16 +66,16 @@ class AnswerReader:
         return PrefixEngine(self._loaded)
 
     def _read_batch(self, engine: PrefixEngine, examples: Sequence[TrainingExample]) -> list[bool]:
-        asked = [self._ask(example) for example in examples]
-        prefixes = engine.read([each.prefix for each in asked])
-        branches = engine.branch(prefixes, [[each.branch] for each in asked])
-        right = [False] * len(asked)
-        for role in sorted({each.role for each in asked}):
-            rows = [i for i, each in enumerate(asked) if each.role == role]
+        prompts = [self._ask(example) for example in examples]
+        prefixes = engine.read([each.prefix for each in prompts])
+        branches = engine.branch(prefixes, [[each.branch] for each in prompts])
+        right = [False] * len(prompts)
+        for role in sorted({each.role for each in prompts}):
+            rows = [i for i, each in enumerate(prompts) if each.role == role]
             forced = [engine.renderer.token_id(role)] if role else []
-            found = engine.generate(branches, [(i, 0) for i in rows], forced, _MAX_NEW_TOKENS)
-            for i, generation in zip(rows, found, strict=True):
-                right[i] = is_right(engine.renderer, generation, asked[i].answer)
+            generations = engine.generate(branches, [(i, 0) for i in rows], forced, _MAX_NEW_TOKENS)
+            for i, generation in zip(rows, generations, strict=True):
+                right[i] = is_right(engine.renderer, generation, prompts[i].answer)
         return right
 
     def _ask(self, example: TrainingExample) -> AskedAnswer:

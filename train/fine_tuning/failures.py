@@ -128,12 +128,12 @@ def _advice(config: TrainingConfig, model: nn.Module, reading: Reading | None, a
         where, batch = "between batches (moving the model, or stepping its weights)", _NO_BATCH
     else:
         where, batch = f"at {reading.words}", reading.batch(patch_size)
-    found = forecast(config, model, batch, device, args.world_size)
+    predicted = forecast(config, model, batch, device, args.world_size)
     available = memory_of(device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    ways = "\n  ".join(suggestions(config, model, found, available))
+    ways = "\n  ".join(suggestions(config, model, predicted, available))
     return (
         f"out of memory {where}. {device.type} has {in_words(available)}, and this takes about "
-        f"{in_words(total(found.parts()))} by the estimate that --dry_run prints. What takes less:\n  {ways}\n"
+        f"{in_words(total(predicted.parts()))} by the estimate that --dry_run prints. What takes less:\n  {ways}\n"
         "The last checkpoint is kept: with `gradient_checkpointing` alone changed, the run goes on from it; other "
         "changes need another `output_dir`"
     )

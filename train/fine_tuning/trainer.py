@@ -165,19 +165,19 @@ class ReflectionTrainer(Trainer):
         began = time.monotonic()
         model = self.model_wrapped
         model.eval()  # DeepSpeed's returns nothing
-        own = self._reader.read(model, self._prepare_inputs, self.args.process_index, self.args.world_size)
+        gate_results = self._reader.read(model, self._prepare_inputs, self.args.process_index, self.args.world_size)
         right: list[bool] = []
         if self._answers is not None:
             with self.accelerator.autocast():
                 right = self._answers.read(self.args.process_index, self.args.world_size)
         model.train()
-        parts = gather_object([(*own, right)])
-        readings = [reading for found, _, _ in parts for reading in found]
+        parts = gather_object([(*gate_results, right)])
+        readings = [reading for process_readings, _, _ in parts for reading in process_readings]
         sums = Sums(sum(part.loss for _, part, _ in parts), sum(part.weight for _, part, _ in parts))
-        found = gate_metrics(readings, sums)
+        measured = gate_metrics(readings, sums)
         if self._answers is not None:
-            found[ANSWERS] = sum(sum(own) for *_, own in parts) / len(self._answers.sample)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+            measured[ANSWERS] = sum(sum(process_right) for *_, process_right in parts) / len(self._answers.sample)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self._tokens_since += time.monotonic() - began
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

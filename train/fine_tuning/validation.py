@@ -106,7 +106,7 @@ class GateReader:
     def read(
         self, model: nn.Module, prepare: Callable[[dict[str, Any]], dict[str, Any]], rank: int, processes: int
     ) -> tuple[list[Reading], Sums]:
-        """What this process reads of its share: every n-th example.
+        """Read this process's share of the data: every `processes`-th example.
 
         Each process makes the same number of forward passes, which weights that are divided among them need; one
         that has run out reads its first batch again and doesn't count it.
@@ -122,13 +122,13 @@ class GateReader:
         share = range(rank, len(self.dataset), processes)
         most = -(-len(self.dataset) // processes)
         for start in range(0, most, self._batch_size):
-            own = share[start : start + self._batch_size]
-            batch = self._collator([self.dataset[i] for i in own or [rank % len(self.dataset)]])
+            batch_indices = share[start : start + self._batch_size]
+            batch = self._collator([self.dataset[i] for i in batch_indices or [rank % len(self.dataset)]])
             for name in ("sample_ids", "tokens"):
                 batch.pop(name)
-            found, loss, weight = self._read_batch(model, prepare(batch))
-            if own:
-                readings += found
+            batch_readings, loss, weight = self._read_batch(model, prepare(batch))
+            if batch_indices:
+                readings += batch_readings
                 sums = Sums(sums.loss + loss, sums.weight + weight)
         return readings, sums
 
@@ -177,14 +177,14 @@ def first_gates(ids: Tensor, labels: Tensor, image_token: int, gate_tokens: Sequ
 
 def gate_metrics(readings: Iterable[Reading], sums: Sums) -> dict[str, float]:
     """`loss`, and for each gate that was read its accuracy, AUROC (if both labels occur) and calibration error."""
-    found: dict[str, float] = {"loss": sums.loss / sums.weight}
+    metrics: dict[str, float] = {"loss": sums.loss / sums.weight}
     by_gate: dict[str, list[Reading]] = defaultdict(list)
     for reading in readings:
         by_gate[reading.gate].append(reading)
-    for gate, own in sorted(by_gate.items()):
-        probabilities, truths = [r.probability for r in own], [r.positive for r in own]
-        found[f"{gate}_accuracy"] = accuracy([p >= 0.5 for p in probabilities], truths)
+    for gate, gate_readings in sorted(by_gate.items()):
+        probabilities, truths = [r.probability for r in gate_readings], [r.positive for r in gate_readings]
+        metrics[f"{gate}_accuracy"] = accuracy([p >= 0.5 for p in probabilities], truths)
         if len(set(truths)) == 2:
-            found[f"{gate}_auroc"] = auroc(probabilities, truths)
-        found[f"{gate}_calibration_error"] = expected_calibration_error(probabilities, truths)
-    return found
+            metrics[f"{gate}_auroc"] = auroc(probabilities, truths)
+        metrics[f"{gate}_calibration_error"] = expected_calibration_error(probabilities, truths)
+    return metrics

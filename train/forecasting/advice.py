@@ -19,27 +19,27 @@ _MANY = 8
 """Devices that a suggestion to divide the model names, if there is one alone."""
 
 
-def suggestions(config: TrainingConfig, model: nn.Module, found: Forecast, available: int) -> list[str]:
+def suggestions(config: TrainingConfig, model: nn.Module, forecast: Forecast, available: int) -> list[str]:
     """Changes that need less memory, each with what it would take.
 
     Args:
         config: The run's.
         model: Its model, not wrapped.
-        found: The forecast of the batch that did not fit.
+        forecast: The forecast of the batch that did not fit.
         available: Bytes of the device's memory.
     """
-    now = total(found.parts())
-    ways = [*_smaller_batch(config, found, min(available, now)), *_other_settings(config, model, found)]
+    now = total(forecast.parts())
+    ways = [*_smaller_batch(config, forecast, min(available, now)), *_other_settings(config, model, forecast)]
     return [f"{way}: about {in_words(needed)}" for way, needed in ways if needed < now]
 
 
-def _smaller_batch(config: TrainingConfig, found: Forecast, available: int) -> Iterator[tuple[str, int]]:
-    """The largest part of the batch that fits, as often as makes the same batch of an optimiser step."""
+def _smaller_batch(config: TrainingConfig, forecast: Forecast, available: int) -> Iterator[tuple[str, int]]:
+    """The largest batch per device that fits, accumulated so that an optimiser step reads as many questions as now."""
     size, steps = config.per_device_train_batch_size, config.gradient_accumulation_steps
     parts = [part for part in range(size - 1, 0, -1) if size % part == 0]
     if not parts:
         return
-    taken = {part: total(replace(found, batch=found.batch.times(part / size)).parts()) for part in parts}
+    taken = {part: total(replace(forecast, batch=forecast.batch.times(part / size)).parts()) for part in parts}
     chosen = next((part for part in parts if taken[part] <= _HEADROOM * available), 1)
     yield (
         f"`per_device_train_batch_size` {size} → {chosen} with `gradient_accumulation_steps` {steps} → "
@@ -48,30 +48,30 @@ def _smaller_batch(config: TrainingConfig, found: Forecast, available: int) -> I
     )
 
 
-def _other_settings(config: TrainingConfig, model: nn.Module, found: Forecast) -> Iterator[tuple[str, int]]:
+def _other_settings(config: TrainingConfig, model: nn.Module, forecast: Forecast) -> Iterator[tuple[str, int]]:
     if not config.gradient_checkpointing:
-        again = replace(found, passing=replace(found.passing, checkpointing=True))
+        again = replace(forecast, passing=replace(forecast.passing, checkpointing=True))
         yield "`gradient_checkpointing: true`, for one more forward pass", total(again.parts())
-    if config.dtype == "float32" and found.accelerator:
-        yield "`dtype: bfloat16`", total(_changed(replace(config, dtype="bfloat16"), found).parts())
+    if config.dtype == "float32" and forecast.accelerator:
+        yield "`dtype: bfloat16`", total(_changed(replace(config, dtype="bfloat16"), forecast).parts())
     if config.method == "full":
         adapters = replace(config, method="lora")
         weights = planned_weights(inner_model(model), adapters)
-        yield "`method: lora`", total(replace(_changed(adapters, found), weights=weights).parts())
-        if found.division.kind != "zero3":
-            processes = found.division.processes if found.division.processes > 1 else _MANY
+        yield "`method: lora`", total(replace(_changed(adapters, forecast), weights=weights).parts())
+        if forecast.division.kind != "zero3":
+            processes = forecast.division.processes if forecast.division.processes > 1 else _MANY
             divided = Division("zero3", processes)
             launch = f"a launch with configs/accelerate/zero3.yaml on {processes} GPUs"
-            yield launch, total(_changed(config, replace(found, division=divided)).parts())
+            yield launch, total(_changed(config, replace(forecast, division=divided)).parts())
     elif config.method == "lora":
         inside = _language_weights(model)
-        weights = replace(found.weights, quantized=inside, frozen=found.weights.frozen - inside, double=True)
-        yield "`method: qlora`", total(replace(found, weights=weights).parts())
+        weights = replace(forecast.weights, quantized=inside, frozen=forecast.weights.frozen - inside, double=True)
+        yield "`method: qlora`", total(replace(forecast, weights=weights).parts())
 
 
-def _changed(config: TrainingConfig, found: Forecast) -> Forecast:
-    device = "cuda" if found.accelerator else "cpu"
-    return replace(found, passing=passing(config, found.division, found.architecture, device))
+def _changed(config: TrainingConfig, forecast: Forecast) -> Forecast:
+    device = "cuda" if forecast.accelerator else "cpu"
+    return replace(forecast, passing=passing(config, forecast.division, forecast.architecture, device))
 
 
 def _language_weights(model: nn.Module) -> int:

@@ -96,10 +96,10 @@ def memory_of(device: torch.device) -> int | None:
 
 
 def largest_batch(examples: Sequence[EncodedExample], size: int, patch_size: int) -> Batch:
-    """The batch of so many questions that has most tokens."""
+    """The batch of the `size` questions with the most tokens; scaled up where there are fewer examples."""
     longest = sorted(examples, key=_length)[-size:]
-    found = batch_of([tree for example in longest for tree in example.trees], patch_size)
-    return found.times(size / len(longest))
+    batch = batch_of([tree for example in longest for tree in example.trees], patch_size)
+    return batch.times(size / len(longest))
 
 
 def batch_of(trees: Sequence[Tree], patch_size: int) -> Batch:

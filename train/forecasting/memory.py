@@ -73,12 +73,14 @@ def four_bits(weights: int, *, double: bool) -> int:
     return weights // 2 + (scales + 4 * -(-scales // SCALES_BLOCK) if double else 4 * scales)
 
 
-def memory(weights: Weights, found: Activations, division: Division, compute: int, *, accelerator: bool) -> list[Part]:
+def memory(
+    weights: Weights, activations: Activations, division: Division, compute: int, *, accelerator: bool
+) -> list[Part]:
     """What each device holds at the peak of a step.
 
     Args:
         weights: The model's.
-        found: The largest batch's activations.
+        activations: The largest batch's activations.
         division: Of the run.
         compute: Bytes of a number in products: 2 in bfloat16, 4 in float32.
         accelerator: Whether the device is one, whose context takes memory too.
@@ -87,9 +89,9 @@ def memory(weights: Weights, found: Activations, division: Division, compute: in
         *_weights(weights, division, compute),
         *_training(weights, division, compute),
         *_buffers(weights, division, compute),
-        Part("activations", found.kept, "kept for the backward pass"),
-        Part("working", found.working, "a layer computed again, if any, and its gradients"),
-        Part("logits", found.logits, "of supervised tokens, with their loss and gradient"),
+        Part("activations", activations.kept, "kept for the backward pass"),
+        Part("working", activations.working, "a layer computed again, if any, and its gradients"),
+        Part("logits", activations.logits, "of supervised tokens, with their loss and gradient"),
         Part("context", CONTEXT if accelerator else 0, "of the accelerator and its kernels, assumed"),
     ]
     return [part for part in parts if part.bytes]
@@ -137,12 +139,13 @@ def _weights(weights: Weights, division: Division, compute: int) -> list[Part]:
 def _training(weights: Weights, division: Division, compute: int) -> list[Part]:
     if division.offloads_optimizer:
         return []
-    own = compute if division.kind.startswith("zero") else 4
+    grad_bytes = compute if division.kind.startswith("zero") else 4
     sent, divided = ("zero2", "zero3", "fsdp"), ("zero1", "zero2", "zero3", "fsdp")
-    what = f"in {_named(own)}{_of(division, *sent)}"
-    parts, of = [Part("gradients", _share(own * weights.trained, division, *sent), what)], _of(division, *divided)
+    what = f"in {_named(grad_bytes)}{_of(division, *sent)}"
+    parts = [Part("gradients", _share(grad_bytes * weights.trained, division, *sent), what)]
+    of = _of(division, *divided)
     if division.kind.startswith("zero"):
-        if own < 4:
+        if grad_bytes < 4:
             parts.append(Part("gradients", _share(4 * weights.trained, division, *divided), f"in float32, to step{of}"))
         parts.append(Part("masters", _share(4 * weights.trained, division, *divided), f"weights in float32{of}"))
     return [*parts, Part("moments", _share(8 * weights.trained, division, *divided), f"AdamW's two, in float32{of}")]

@@ -31,8 +31,8 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
         config: The run's and the machine's settings.
         shapes: A recipe's `architecture.json`, or a model's `config.json`.
     """
-    found = read_json(shapes, "the model's shapes")
-    facts: dict[str, Any] = found["config"] if shapes.name == ARCHITECTURE else found
+    shapes_json = read_json(shapes, "the model's shapes")
+    facts: dict[str, Any] = shapes_json["config"] if shapes.name == ARCHITECTURE else shapes_json
     of_model = AutoConfig.for_model(**facts)
     refuse_other_family(config.image_settings(), of_model.model_type)
     with torch.device("meta"):
@@ -74,9 +74,9 @@ def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:
     return (vision.image_size // vision.patch_size) ** 2 * (_TILES if model.model_type == "llava_next" else 1)
 
 
-def report(config: EstimateConfig, found: Forecast) -> str:
+def report(config: EstimateConfig, forecast: Forecast) -> str:
     """The table, and what it was computed for."""
-    weights, batch = found.weights, found.batch
+    weights, batch = forecast.weights, forecast.batch
     count = f"{weights.trained:,} of {weights.trained + weights.frozen + weights.quantized:,}"
     how = (
         f"{config.processes} processes, {config.sharding or 'nothing'} divided"
@@ -87,7 +87,7 @@ def report(config: EstimateConfig, found: Forecast) -> str:
         f"{config.model}, {config.method}: {count} weights train; {how}; a batch of "
         f"{config.per_device_train_batch_size} questions with {branches_of(config)} branches, {batch.tokens:,} tokens"
     )
-    return "\n".join([head, *table(found.parts(), found.available)])
+    return "\n".join([head, *table(forecast.parts(), forecast.available)])
 
 
 def _is_qwen(model: PreTrainedConfig) -> bool:

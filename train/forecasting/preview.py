@@ -118,9 +118,9 @@ def _memory_lines(
 ) -> list[str]:
     patch_size = Architecture.of(inner_model(model).config).patch_size
     batch = largest_batch(sample, config.per_device_train_batch_size, patch_size)
-    found = forecast(config, model, batch, device, processes)
+    predicted = forecast(config, model, batch, device, processes)
     head = f"memory of each device, estimated for a batch of the longest questions ({batch.tokens:,} tokens):"
-    return [head, *table(found.parts(), found.available)]
+    return [head, *table(predicted.parts(), predicted.available)]
 
 
 def _time_line(

@@ -95,9 +95,9 @@ def read_projector(path: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{path} is no file of weights alone, and nothing else is unpickled: {reason}; download it again"
         ) from error
-    found = sorted(map(str, held)) if isinstance(held, dict) else [type(held).__name__]
-    if set(found) != set(PROJECTOR):
-        raise UserError(f"{path} should hold {', '.join(PROJECTOR)} (mlp2x_gelu); found {', '.join(found)}")
+    names = sorted(map(str, held)) if isinstance(held, dict) else [type(held).__name__]
+    if set(names) != set(PROJECTOR):
+        raise UserError(f"{path} should hold {', '.join(PROJECTOR)} (mlp2x_gelu); found {', '.join(names)}")
     odd = [name for name, value in held.items() if not isinstance(value, Tensor) or not value.isfinite().all()]
     if odd:
         raise UserError(

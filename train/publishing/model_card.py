@@ -114,11 +114,11 @@ def front_matter(config: TrainingConfig, base: str) -> dict[str, Any]:
 
 def validation(history: Sequence[Mapping[str, Any]], step: int) -> dict[str, float]:
     """What the last validation up to a step has measured, by metric; empty if there was none."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for row in history:
         if row["step"] <= step and any(name.startswith("eval_") for name in row):
-            found = {name.removeprefix("eval_"): value for name, value in row.items() if name.startswith("eval_")}
-    return found
+            metrics = {name.removeprefix("eval_"): value for name, value in row.items() if name.startswith("eval_")}
+    return metrics
 
 
 def _is_on_hub(base: str) -> bool:
@@ -126,8 +126,8 @@ def _is_on_hub(base: str) -> bool:
 
 
 def _metrics(history: Sequence[Mapping[str, Any]], step: int) -> list[str]:
-    found = validation(history, step)
-    return _table(("validation", ""), {name: f"{value:.4f}" for name, value in found.items()}) if found else []
+    metrics = validation(history, step)
+    return _table(("validation", ""), {name: f"{value:.4f}" for name, value in metrics.items()}) if metrics else []
 
 
 def _loading(method: str) -> list[str]:

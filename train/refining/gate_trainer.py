@@ -68,10 +68,10 @@ class GateTrainer(ReflectionTrainer):
     ) -> None:
         super().__init__(run)
         self._objective, self._measure = objective, measure
-        self._reference = {own.question_id: rewards_of(own, objective.costs).log_odds for own in first}
+        self._reference = {outcome.question_id: rewards_of(outcome, objective.costs).log_odds for outcome in first}
         self._held = {
-            own.question_id: [each.log_odds for each in own.anchor.passages if each.log_odds is not None]
-            for own in first
+            outcome.question_id: [each.log_odds for each in outcome.anchor.passages if each.log_odds is not None]
+            for outcome in first
         }
         self._rewards = self._by_question(first)
         self._sums = torch.zeros(7)
@@ -86,7 +86,7 @@ class GateTrainer(ReflectionTrainer):
         self._rewards = self._by_question(outcomes)
 
     def summed_loss(self, model: nn.Module, inputs: dict[str, Any], sample_ids: Sequence[str]) -> Tensor:
-        """The losses of a batch's gates and of what is held, times their weights."""
+        """The weighted loss of a batch: of its refined gates, and of the gates and words that are held as they were."""
         labels, weights = inputs.pop("labels"), inputs.pop("weights")
         places = labels[:, 1:] != IGNORE  # position i predicts label i + 1
         logits = model(**inputs, logits_to_keep=F.pad(places, (0, 1)), use_cache=False).logits.float()
@@ -94,15 +94,17 @@ class GateTrainer(ReflectionTrainer):
         is_gate = sum(targets == yes for yes, _ in self._objective.pairs).bool()
         log_odds = self._log_odds(logits[is_gate], targets[is_gate])
         reference, rewards, is_held = self._known(sample_ids, log_odds)
-        own, retrieval = ~is_held, targets[is_gate] == self._objective.pairs[0][0]
+        is_refined, retrieval = ~is_held, targets[is_gate] == self._objective.pairs[0][0]
         how, weigh, spoken = self._objective, kept[is_gate], kept[~is_gate]
-        refined = gate_losses(log_odds[own], reference[own], rewards, beta=how.beta, kind=how.policy_loss)
+        refined = gate_losses(log_odds[is_refined], reference[is_refined], rewards, beta=how.beta, kind=how.policy_loss)
         gates = divergence(log_odds[is_held], reference[is_held])
         words = F.cross_entropy(logits[~is_gate], targets[~is_gate], reduction="none")
         held = (gates * weigh[is_held]).sum() + (words * spoken).sum()
-        self._count(log_odds[own].detach(), reference[own], rewards, retrieval[own], weigh[own])
+        self._count(
+            log_odds[is_refined].detach(), reference[is_refined], rewards, retrieval[is_refined], weigh[is_refined]
+        )
         self._sums[5:] += torch.stack([held.detach(), weigh[is_held].sum() + spoken.sum()]).cpu()
-        return (refined * weigh[own]).sum() + held
+        return (refined * weigh[is_refined]).sum() + held
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with means since the last time: E_π[R], the probability of retrieving, the divergence, what is held."""
@@ -125,15 +127,15 @@ class GateTrainer(ReflectionTrainer):
         return (logits.gather(1, positive[:, None]) - logits.gather(1, negative[:, None]))[:, 0]
 
     def _known(self, sample_ids: Sequence[str], log_odds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Reference of each gate (gates,), rewards of those that are refined (refined, 2), which are held (gates,)."""
+        """Reference log-odds (gates,), rewards of the refined gates (refined, 2), and which gates are held (gates,)."""
         reference: list[float] = []
         rewards: list[tuple[float, float]] = []
         is_held: list[bool] = []
         for key in sample_ids:
-            own, held = self._reference[key], self._held[key] if self._objective.hold else []
-            reference += [*own, *held]
+            gate_log_odds, held = self._reference[key], self._held[key] if self._objective.hold else []
+            reference += [*gate_log_odds, *held]
             rewards += self._rewards[key].rewards
-            is_held += [False] * len(own) + [True] * len(held)
+            is_held += [False] * len(gate_log_odds) + [True] * len(held)
         pairs = log_odds.new_tensor(rewards).view(-1, 2)
         return log_odds.new_tensor(reference), pairs, torch.tensor(is_held, device=log_odds.device)
 
@@ -149,7 +151,7 @@ class GateTrainer(ReflectionTrainer):
         self._sums[:5] += torch.stack([each.sum() for each in counted]).cpu()
 
     def _by_question(self, outcomes: Sequence[GateOutcome]) -> dict[str, Rewards]:
-        return {own.question_id: rewards_of(own, self._objective.costs) for own in outcomes}
+        return {outcome.question_id: rewards_of(outcome, self._objective.costs) for outcome in outcomes}
 
 
 class _Refresh(TrainerCallback):

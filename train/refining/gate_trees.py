@@ -52,7 +52,7 @@ class GateExample:
     @property
     def length(self) -> int:
         """Characters to read, about."""
-        held = [own.passage for own in self.anchor.passages] if self.hold else []
+        held = [held_passage.passage for held_passage in self.anchor.passages] if self.hold else []
         texts = [text for p in (*self.passages, *held) for text in (p.title, p.lead, p.heading, p.text)]
         return len(self.question.text) + sum(map(len, texts))
 
@@ -103,8 +103,8 @@ class GateExamples(EncodedExamples):
         max_tokens: int,
         cache_bytes: int = 0,
     ) -> None:
-        own: Any = examples  # not of a training set, but with an id and an image as those have
-        super().__init__(own, renderer, roots, max_tokens=max_tokens, cache_bytes=cache_bytes)
+        gate_examples: Any = examples  # not of a training set, but with an id and an image as those have
+        super().__init__(gate_examples, renderer, roots, max_tokens=max_tokens, cache_bytes=cache_bytes)
 
     def _encode(self, example: Any, image: Image.Image) -> Tree:
         return gate_tree(example, self._renderer, image)

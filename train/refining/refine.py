@@ -102,7 +102,12 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
     model = adapted.train() if adapted else prepare_model(loaded, config)
     say(args, parameter_table(model))
     examples = [
-        GateExample(question, tuple(own.passage for own in outcome.passages), outcome.anchor, config.hold)
+        GateExample(
+            question,
+            tuple(passage_outcome.passage for passage_outcome in outcome.passages),
+            outcome.anchor,
+            config.hold,
+        )
         for question, outcome in zip(questions, first, strict=True)
     ]
     most = loaded.model.config.get_text_config().max_position_embeddings
@@ -137,7 +142,7 @@ def chosen(config: GateConfig, dataset: Dataset) -> list[Question]:
 
 
 def load_start(config: GateConfig, args: TrainingArguments) -> tuple[Loaded, PeftModel | None]:
-    """The checkpoint to start from, and its adapter to go on with if it is one.
+    """The checkpoint to start from, and its adapter if training continues one.
 
     `method: full` trains all weights, an adapter's merged into them. `lora` and `qlora` go on with the adapter that the
     checkpoint is, so that the result is an adapter of the same base; on a full checkpoint they begin a new one.
@@ -155,8 +160,8 @@ def load_start(config: GateConfig, args: TrainingArguments) -> tuple[Loaded, Pef
     own_method = "qlora" if info.get("quantization") else "lora"
     if own_method != config.method:
         raise UserError(f"{folder} was trained with `method: {own_method}`; go on with it, or with `method: full`")
-    if (found := load_scheme(folder).name) != config.scheme:
-        raise UserError(f"{folder} was trained with scheme {found}, and `scheme` is {config.scheme}")
+    if (scheme := load_scheme(folder).name) != config.scheme:
+        raise UserError(f"{folder} was trained with scheme {scheme}, and `scheme` is {config.scheme}")
     loaded = load_base(replace(config, model=str(info["base_model"]), seed=int(info["seed"])), args)
     adapted = PeftModel.from_pretrained(loaded.model, folder, is_trainable=True)
     keep_trained_weights_in_fp32(adapted)
@@ -173,10 +178,10 @@ def objective(config: GateConfig, loaded: Loaded) -> Objective:
 
 
 def summary(outcomes: Sequence[GateOutcome], config: GateConfig) -> str:
-    """What the measured rewards say before anything is trained: of either way alone, and of the better one each."""
+    """Mean rewards before training: of always retrieving, of never retrieving, and of each question's better way."""
     costs = Costs(config.retrieval_cost, config.keeping_cost)
-    both = [rewards_of(own, costs).rewards[0] for own in outcomes]
-    retrieved, direct = (sum(own[side] for own in both) / len(both) for side in (0, 1))
+    both = [rewards_of(outcome, costs).rewards[0] for outcome in outcomes]
+    retrieved, direct = (sum(rewards[side] for rewards in both) / len(both) for side in (0, 1))
     best = sum(map(max, both)) / len(both)
     better = sum(yes > no for yes, no in both)
     return (

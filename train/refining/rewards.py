@@ -41,5 +41,7 @@ def rewards_of(outcome: GateOutcome, costs: Costs) -> Rewards:
     """
     looked_up = outcome.retrieved - costs.retrieval * outcome.passages_read
     gates = [((looked_up, outcome.direct), outcome.log_odds)]
-    gates += [((own.right - costs.keeping, 0.0), own.log_odds) for own in outcome.passages]
+    gates += [
+        ((passage_outcome.right - costs.keeping, 0.0), passage_outcome.log_odds) for passage_outcome in outcome.passages
+    ]
     return Rewards(tuple(rewards for rewards, _ in gates), tuple(log_odds for _, log_odds in gates))

@@ -81,13 +81,13 @@ def keep_newest(output_dir: str | Path, count: int) -> None:
 
 
 def checkpoint_folders(output_dir: str | Path) -> list[Path]:
-    """The folders `checkpoint-<step>`, whole or not, by step."""
-    found = {}
+    """The folders `checkpoint-<step>`, complete or not, in order of step."""
+    folder_by_step = {}
     for folder in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         step = folder.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
         if folder.is_dir() and step.isdecimal():
-            found[int(step)] = folder
-    return [found[step] for step in sorted(found)]
+            folder_by_step[int(step)] = folder
+    return [folder_by_step[step] for step in sorted(folder_by_step)]
 
 
 def _newest_whole(output_dir: str | Path) -> Path | None:

@@ -148,8 +148,8 @@ def _check_targets(model: nn.Module, targets: str) -> None:
 
 
 def _examples(names: Iterable[str], count: int = 3) -> str:
-    found: Sequence[str] = list(names)
-    return ", ".join(found[:count]) or "none"
+    listed: Sequence[str] = list(names)
+    return ", ".join(listed[:count]) or "none"
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:
