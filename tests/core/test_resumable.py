@@ -48,8 +48,8 @@ def test_processes_and_interruptions_leave_the_same_file(
         for process in range(processes):
             done = logs(other).places()
             with contextlib.suppress(KeyboardInterrupt):
-                own = Processes(process, processes)
-                run_batches(batches, killed(most), logs(other), done, processes=own, merge=kill)
+                worker = Processes(process, processes)
+                run_batches(batches, killed(most), logs(other), done, processes=worker, merge=kill)
             log = other / f"parts/rows.{process}.jsonl"
             log.write_bytes(log.read_bytes()[: -cut or None])  # in the middle of a row
     for process in reversed(range(1, last)):
@@ -79,15 +79,15 @@ def killed(most: int) -> Callable[[Sequence[Item]], Iterator[tuple[str, Row]]]:
 
 
 def test_every_process_has_every_nth_batch(tmp_path: Path) -> None:
-    batches, asked = [[item] for item in ITEMS], []
+    batches, processed_ids = [[item] for item in ITEMS], []
 
     def work(batch: Sequence[Item]) -> Iterator[tuple[str, Row]]:
-        asked.append(batch[0].id)
+        processed_ids.append(batch[0].id)
         return company(batch)
 
     run_batches(batches, work, logs(tmp_path), {"q3"}, processes=Processes(1, 2))
 
-    assert asked == ["q1", "q5", "q7"]
+    assert processed_ids == ["q1", "q5", "q7"]
     assert [row["id"] for row in logs(tmp_path).rows(["q7", "q1"])] == ["q7", "q1"]
 
 
