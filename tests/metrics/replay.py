@@ -45,8 +45,8 @@ def replay(case: Case, bem_logits: evqa.BemLogits | None = None) -> Outcome:
     if name != NEEDS_BEM and name not in METRICS:
         return Outcome("failed", f"no metric is known as {name}")
     metric = _with_bem(bem_logits) if bem_logits is not None and name == NEEDS_BEM else METRICS[name]
-    found, expected = _printed(metric, case["inputs"]), case["expected"]
-    return Outcome("passed") if found == expected else Outcome("failed", f"expected {expected!r}, found {found!r}")
+    printed, expected = _printed(metric, case["inputs"]), case["expected"]
+    return Outcome("passed") if printed == expected else Outcome("failed", f"expected {expected!r}, found {printed!r}")
 
 
 def read_cases(path: Path) -> list[Case]:

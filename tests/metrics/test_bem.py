@@ -53,8 +53,8 @@ def by_hand(network: BertForSequenceClassification, vocabulary: Path, triple: tu
     words = [re.sub("é", "e", text.lower()) for text in triple]
     pieces = [re.findall(r"\w+|[^\w\s]", text) for text in words]
     ids, segments = [PIECES.index("[CLS]")], [0]
-    for segment, found in enumerate(pieces):
-        known = [PIECES.index(p) if p in PIECES else PIECES.index("[UNK]") for p in found]
+    for segment, text_pieces in enumerate(pieces):
+        known = [PIECES.index(p) if p in PIECES else PIECES.index("[UNK]") for p in text_pieces]
         ids += [*known, PIECES.index("[SEP]")]
         segments += [segment] * (len(known) + 1)
     padding = [0] * (LONGEST - len(ids))
@@ -104,25 +104,25 @@ def test_it_serves_as_the_official_scores_model(vocabulary: Path) -> None:
 
 def first_bert(network: BertForSequenceClassification) -> dict[str, np.ndarray]:
     """Weights under the names and shapes of TensorFlow's first BERT."""
-    found = {}
+    variables = {}
     for name, tensor in network.state_dict().items():
         array = tensor.numpy()
         if name.startswith("classifier"):
-            found[f"output_{'weights' if name.endswith('weight') else 'bias'}"] = array
+            variables[f"output_{'weights' if name.endswith('weight') else 'bias'}"] = array
             continue
         path = re.sub(r"layer\.(\d+)", r"layer_\1", name).replace(".", "/")
         if "embeddings/weight" in path:
-            found[path.removesuffix("/weight")] = array
+            variables[path.removesuffix("/weight")] = array
         elif "LayerNorm" in path:
-            found[path.replace("/weight", "/gamma").replace("LayerNorm/bias", "LayerNorm/beta")] = array
+            variables[path.replace("/weight", "/gamma").replace("LayerNorm/bias", "LayerNorm/beta")] = array
         else:
-            found[path.replace("/weight", "/kernel")] = array.T if array.ndim == 2 else array
-    return {**found, "global_step": np.zeros(1)}
+            variables[path.replace("/weight", "/kernel")] = array.T if array.ndim == 2 else array
+    return {**variables, "global_step": np.zeros(1)}
 
 
 def model_garden(network: BertForSequenceClassification) -> dict[str, np.ndarray]:
     """Weights under the names and shapes of TensorFlow's Model Garden: heads are a dimension of their own."""
-    found = {"adam/iter": np.zeros(1)}
+    variables = {"adam/iter": np.zeros(1)}
     fixed = {
         "bert/embeddings/word_embeddings": "word_embeddings/embeddings",
         "bert/embeddings/position_embeddings": "position_embedding/embeddings",
@@ -141,8 +141,8 @@ def model_garden(network: BertForSequenceClassification) -> dict[str, np.ndarray
             array = array.reshape(*array.shape[:-1], HEADS, SIZE)
         elif path.endswith("attention_output/kernel"):
             array = array.reshape(HEADS, SIZE, HEADS * SIZE)
-        found[path] = array.T if path == "classifier/kernel" else array
-    return found
+        variables[path] = array.T if path == "classifier/kernel" else array
+    return variables
 
 
 def examples(network: BertForSequenceClassification, vocabulary: Path, mask_padding: bool) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from reflectune.metrics.breakdown import breakdown, columns, headline
 from reflectune.metrics.registry import Metric
 
 
-def asked(*splits: str) -> list[Question]:
+def questions_of(*splits: str) -> list[Question]:
     return [Question(f"q{n}", "", "?", answers=("a",), split=split) for n, split in enumerate(splits)]
 
 
@@ -23,16 +23,16 @@ def shown(metric: Metric, questions: list[Question], values: list[float]) -> dic
 
 
 def test_infoseeks_overall_is_the_harmonic_mean_of_its_halves() -> None:
-    questions = asked("val_unseen_question", "val_unseen_question", "val_unseen_entity")
-    found = shown("infoseek", questions, [1.0, 0.0, 1.0])
-    assert found == {"overall": pytest.approx(2 / 3), "unseen_question": 0.5, "unseen_entity": 1.0}
+    questions = questions_of("val_unseen_question", "val_unseen_question", "val_unseen_entity")
+    scores = shown("infoseek", questions, [1.0, 0.0, 1.0])
+    assert scores == {"overall": pytest.approx(2 / 3), "unseen_question": 0.5, "unseen_entity": 1.0}
 
 
 def test_of_one_half_there_is_no_overall_score_and_the_half_is_the_headline() -> None:
     for split, name in (("val_unseen_question", "unseen_question"), ("val_unseen_entity", "unseen_entity")):
-        assert shown("infoseek", asked(split), [1.0])["overall"] is None
-        assert headline("infoseek", asked(split)).name == name
-    assert headline("exact_match", asked("val_unseen_entity")).name == "overall"
+        assert shown("infoseek", questions_of(split), [1.0])["overall"] is None
+        assert headline("infoseek", questions_of(split)).name == name
+    assert headline("exact_match", questions_of("val_unseen_entity")).name == "overall"
 
 
 @pytest.mark.parametrize("metric", ["evqa", "evqa_exact"])
@@ -61,6 +61,6 @@ def test_vqa_has_the_answer_types_that_its_data_says() -> None:
 
 @pytest.mark.parametrize("metric", ["exact_match", "cover_match", "rouge_l"])
 def test_the_others_have_their_splits(metric: Metric) -> None:
-    found = shown(metric, asked("val", "val", "test"), [1.0, 0.0, 1.0])
-    assert found == {"overall": pytest.approx(2 / 3), "split:test": 1.0, "split:val": 0.5}
-    assert shown(metric, asked("val", "val"), [1.0, 0.0]) == {"overall": 0.5}
+    scores = shown(metric, questions_of("val", "val", "test"), [1.0, 0.0, 1.0])
+    assert scores == {"overall": pytest.approx(2 / 3), "split:test": 1.0, "split:val": 0.5}
+    assert shown(metric, questions_of("val", "val"), [1.0, 0.0]) == {"overall": 0.5}

@@ -61,12 +61,12 @@ def test_prints_what_the_official_program_printed_on_every_clone(case: dict[str,
 
 
 def test_the_pairs_cover_every_official_metric() -> None:
-    found = Counter(case["metric"] for case in replay.read_cases(PAIRS))
-    assert set(found) == set(replay.METRICS)
-    assert sum(found.values()) >= 100
+    cases_by_metric = Counter(case["metric"] for case in replay.read_cases(PAIRS))
+    assert set(cases_by_metric) == set(replay.METRICS)
+    assert sum(cases_by_metric.values()) >= 100
     done = run(PAIRS)
     assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == f"{sum(found.values())} passed, 0 failed"
+    assert done.stdout.splitlines()[-1] == f"{sum(cases_by_metric.values())} passed, 0 failed"
 
 
 @pytest.mark.skipif(not CASES.exists(), reason=ABSENT)

@@ -45,19 +45,19 @@ def question(**fields: object) -> Question:
 
 
 def test_more_than_half_of_a_list_is_enough() -> None:
-    asked = question(answers=("red&&blue&&navy",), answer_type="multi_answer")
-    assert cover_one("blue, and a dark red", asked) == 1.0
-    assert cover_one("navy", asked) == 0.0
-    assert cover_one("bluered", asked) == 0.0
-    assert cover_one("bluered", asked, "official") == 1.0
+    list_question = question(answers=("red&&blue&&navy",), answer_type="multi_answer")
+    assert cover_one("blue, and a dark red", list_question) == 1.0
+    assert cover_one("navy", list_question) == 0.0
+    assert cover_one("bluered", list_question) == 0.0
+    assert cover_one("bluered", list_question, "official") == 1.0
     assert cover_one("one", question(answers=("one&&two",))) == 0.0
 
 
 def test_any_number_will_do_officially_and_the_first_strictly() -> None:
-    asked = question(range=(9.0, 11.0), answer_type="numerical")
-    assert cover_one("built in 1900, 10 m high", asked, "official") == 1.0
-    assert cover_one("built in 1900, 10 m high", asked, "strict") == 0.0
-    assert cover_one("10 m", asked, "strict") == 1.0
+    number_question = question(range=(9.0, 11.0), answer_type="numerical")
+    assert cover_one("built in 1900, 10 m high", number_question, "official") == 1.0
+    assert cover_one("built in 1900, 10 m high", number_question, "strict") == 0.0
+    assert cover_one("10 m", number_question, "strict") == 1.0
 
 
 def test_what_has_no_truth_is_refused() -> None:

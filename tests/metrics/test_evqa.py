@@ -72,16 +72,16 @@ def test_lists_agree_when_half_of_their_union_is_shared(wanted: set[str], given_
 
 
 def test_bem_is_asked_only_where_exact_match_fails_and_any_reference_will_do() -> None:
-    asked: list[tuple[str, str, str]] = []
+    bem_triples: list[tuple[str, str, str]] = []
 
     def bem(candidate: str, reference: str, question: str) -> tuple[float, float]:
-        asked.append((candidate, reference, question))
+        bem_triples.append((candidate, reference, question))
         return YES if reference == "elm" else NO
 
     assert evqa.evaluate_example("Q?", ["The oak"], "oak", "templated", bem) == 1.0
-    assert not asked
+    assert not bem_triples
     assert evqa.evaluate_example("Q?", ["oak", "elm"], "an ash", "automatic", bem) == 1.0
-    assert asked == [("an ash", "oak", "Q?"), ("an ash", "elm", "Q?")]
+    assert bem_triples == [("an ash", "oak", "Q?"), ("an ash", "elm", "Q?")]
     assert evqa.evaluate_example("Q?", ["oak"], "an ash", "2_hop", bem) == 0.0
 
 

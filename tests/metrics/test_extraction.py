@@ -43,7 +43,7 @@ def test_without_demonstrations_none_are_announced() -> None:
 
 def test_the_nearest_are_those_of_like_words_and_never_the_question_itself() -> None:
     assert [shot.answer for shot in nearest(ASKED, POOL, n=2)] == ["8,849", "135"]
-    assert nearest(ASKED, POOL, n=9, similarity=lambda asked, other: -len(other))[0].answer == "finch"
+    assert nearest(ASKED, POOL, n=9, similarity=lambda question, other: -len(other))[0].answer == "finch"
     assert ASKED not in nearest(ASKED, POOL, n=9)
 
 
@@ -68,7 +68,7 @@ def test_the_answer_is_the_first_line_that_says_something(reply: str, answer: st
 
 
 def test_the_result_carries_the_reply_and_a_hash_of_all_that_was_asked() -> None:
-    found = extract_answer(ASKED, POOL[:3], lambda messages: "330\nmetres")
-    assert (found.answer, found.reply) == ("330", "330\nmetres")
-    assert found.prompt_hash != extract_answer(ASKED, POOL[:2], lambda messages: "330").prompt_hash
-    assert found.prompt_hash == extract_answer(ASKED, POOL[:3], lambda messages: "331").prompt_hash
+    extracted = extract_answer(ASKED, POOL[:3], lambda messages: "330\nmetres")
+    assert (extracted.answer, extracted.reply) == ("330", "330\nmetres")
+    assert extracted.prompt_hash != extract_answer(ASKED, POOL[:2], lambda messages: "330").prompt_hash
+    assert extracted.prompt_hash == extract_answer(ASKED, POOL[:3], lambda messages: "331").prompt_hash

@@ -91,8 +91,8 @@ def test_a_single_number_stands_for_a_tenth_to_either_side() -> None:
 
 
 def test_times_need_an_exact_match_whatever_the_official_docstring_says() -> None:
-    asked = question("q", answers=("1887", "31 March 1887"), answer_type="time")
-    assert [infoseek.score_one(said, asked) for said in ("1887.", "31 march 1887", "1888", "March 1887")] == [
+    time_question = question("q", answers=("1887", "31 March 1887"), answer_type="time")
+    assert [infoseek.score_one(said, time_question) for said in ("1887.", "31 march 1887", "1888", "March 1887")] == [
         1,
         1,
         0,
@@ -101,20 +101,20 @@ def test_times_need_an_exact_match_whatever_the_official_docstring_says() -> Non
 
 
 def test_a_number_is_scored_by_its_range_and_not_by_its_answers() -> None:
-    asked = question("q", answers=("10",), answer_type="numerical", range=(9.0, 11.0))
-    assert [infoseek.score_one(said, asked) for said in ("10.4 m", "12", "ten")] == [1, 0, 0]
+    number_question = question("q", answers=("10",), answer_type="numerical", range=(9.0, 11.0))
+    assert [infoseek.score_one(said, number_question) for said in ("10.4 m", "12", "ten")] == [1, 0, 0]
 
 
 def test_lists_are_scored_by_overlap_against_any_reference() -> None:
-    asked = question("q", answers=("x && y", "red && blue && green"), answer_type="multi_answer")
+    list_question = question("q", answers=("x && y", "red && blue && green"), answer_type="multi_answer")
     said = ("blue, red", "red", "y and x", "x && y", "green && red && oak")
-    assert [infoseek.score_one(one, asked) for one in said] == [1, 0, 1, 1, 1]
+    assert [infoseek.score_one(one, list_question) for one in said] == [1, 0, 1, 1, 1]
 
 
-@pytest.mark.parametrize("asked", [question("q7", answers=()), question("q7", answer_type="numerical")])
-def test_a_question_that_cannot_be_scored_is_named(asked: Question) -> None:
+@pytest.mark.parametrize("unscorable", [question("q7", answers=()), question("q7", answer_type="numerical")])
+def test_a_question_that_cannot_be_scored_is_named(unscorable: Question) -> None:
     with pytest.raises(UserError, match="q7"):
-        infoseek.score_one("oak", asked)
+        infoseek.score_one("oak", unscorable)
 
 
 QUESTIONS = [
@@ -126,8 +126,8 @@ QUESTIONS = [
 
 
 def test_official_mode_scores_what_was_answered() -> None:
-    found = infoseek.evaluate({"a": "oak", "b": "1901", "c": "Oak", "zz": "oak"}, QUESTIONS)
-    assert found == {
+    scores = infoseek.evaluate({"a": "oak", "b": "1901", "c": "Oak", "zz": "oak"}, QUESTIONS)
+    assert scores == {
         "overall": pytest.approx(2 / 3),
         "unseen_question": 0.5,
         "unseen_entity": 1.0,
@@ -137,16 +137,16 @@ def test_official_mode_scores_what_was_answered() -> None:
 
 
 def test_strict_mode_counts_what_is_missing_as_wrong() -> None:
-    found = infoseek.evaluate({"a": "oak", "b": "1900", "c": "oak"}, QUESTIONS, mode="strict")
-    assert (found["unseen_question"], found["unseen_entity"]) == (1.0, 0.5)
-    assert found["by_type"] == {"string": pytest.approx(2 / 3), "time": 1.0}
+    scores = infoseek.evaluate({"a": "oak", "b": "1900", "c": "oak"}, QUESTIONS, mode="strict")
+    assert (scores["unseen_question"], scores["unseen_entity"]) == (1.0, 0.5)
+    assert scores["by_type"] == {"string": pytest.approx(2 / 3), "time": 1.0}
     with pytest.raises(UserError, match="'zz'"):
         infoseek.evaluate({"zz": "oak"}, QUESTIONS, mode="strict")
 
 
 def test_an_empty_half_has_no_score_and_no_overall() -> None:
-    found = infoseek.evaluate({"c": "oak"}, QUESTIONS)
-    assert (found["overall"], found["unseen_question"], found["unseen_entity"]) == (None, None, 1.0)
+    scores = infoseek.evaluate({"c": "oak"}, QUESTIONS)
+    assert (scores["overall"], scores["unseen_question"], scores["unseen_entity"]) == (None, None, 1.0)
 
 
 def test_ids_must_be_unique() -> None:
@@ -154,9 +154,9 @@ def test_ids_must_be_unique() -> None:
         infoseek.evaluate({}, [question("c"), question("c")])
 
 
-def rows(asked: list[Question]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    references = [{"data_id": q.id, "answer_eval": list(q.answers), "data_split": q.split} for q in asked]
-    return references, [{"data_id": q.id, "question_type": q.answer_type.title()} for q in asked]
+def rows(questions: list[Question]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    references = [{"data_id": q.id, "answer_eval": list(q.answers), "data_split": q.split} for q in questions]
+    return references, [{"data_id": q.id, "question_type": q.answer_type.title()} for q in questions]
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["oak", "1900", "elm"])))
@@ -164,16 +164,16 @@ def test_the_official_report_is_the_official_mode_in_percent(predictions: dict[s
     report = infoseek.official_report(
         [{"data_id": k, "prediction": v} for k, v in predictions.items()], *rows(QUESTIONS)
     )
-    found = infoseek.evaluate(predictions, QUESTIONS)
+    scores = infoseek.evaluate(predictions, QUESTIONS)
     for half in ("unseen_question", "unseen_entity"):
-        assert report[f"{half}_score"]["score"] == round(100 * (found[half] or 0.0), 2)
-    assert report["final_score"] == pytest.approx(100 * (found["overall"] or 0.0), abs=0.02)
+        assert report[f"{half}_score"]["score"] == round(100 * (scores[half] or 0.0), 2)
+    assert report["final_score"] == pytest.approx(100 * (scores["overall"] or 0.0), abs=0.02)
 
 
 def test_the_official_report_rounds_before_it_averages_and_counts_a_repeated_id_twice() -> None:
-    asked = [question("a", "unseen_question"), question("b")]
+    questions = [question("a", "unseen_question"), question("b")]
     said = [("a", "oak"), ("a", "elm"), ("a", "elm"), ("b", "oak"), ("b", "oak"), ("b", "elm"), ("zz", "oak")]
-    report = infoseek.official_report([{"data_id": k, "prediction": v} for k, v in said], *rows(asked))
+    report = infoseek.official_report([{"data_id": k, "prediction": v} for k, v in said], *rows(questions))
     assert report["unseen_question_score"] == {"score": 33.33, "score_time": 0, "score_num": 0, "score_string": 33.33}
     assert report["unseen_entity_score"]["score"] == 66.67
     assert report["final_score"] == round(2 / (1 / 33.33 + 1 / 66.67), 2)
@@ -190,9 +190,9 @@ def test_the_official_report_leaves_its_inputs_alone() -> None:
 
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_overall_is_a_mean_that_leans_to_the_lower(first: float, second: float) -> None:
-    found = infoseek.overall(first, second)
-    assert found == infoseek.overall(second, first)
-    assert min(first, second) - 1e-9 <= found <= (first + second) / 2 + 1e-9
+    mean = infoseek.overall(first, second)
+    assert mean == infoseek.overall(second, first)
+    assert min(first, second) - 1e-9 <= mean <= (first + second) / 2 + 1e-9
 
 
 def test_zero_drags_the_harmonic_mean_to_zero() -> None:

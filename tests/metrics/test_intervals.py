@@ -62,18 +62,18 @@ def test_blocks_bound_memory_and_do_not_change_the_draw(monkeypatch: pytest.Monk
 
 def test_pairing_cancels_what_two_systems_share() -> None:
     better = VALUES | (np.arange(400) % 20 == 0)
-    found = paired_bootstrap(better, VALUES, seed=0)
-    assert found.value == pytest.approx(better.mean() - VALUES.mean())
-    assert 0 < found.low < found.value < found.high
-    assert found.share_not_above == 0.0
+    difference = paired_bootstrap(better, VALUES, seed=0)
+    assert difference.value == pytest.approx(better.mean() - VALUES.mean())
+    assert 0 < difference.low < difference.value < difference.high
+    assert difference.share_not_above == 0.0
     alone = bootstrap_interval(better, seed=0)
-    assert found.high - found.low < alone[1] - alone[0]
-    assert paired_bootstrap(VALUES, better, seed=0).low == pytest.approx(-found.high)
+    assert difference.high - difference.low < alone[1] - alone[0]
+    assert paired_bootstrap(VALUES, better, seed=0).low == pytest.approx(-difference.high)
 
 
 def test_a_system_does_not_differ_from_itself() -> None:
-    found = paired_bootstrap(VALUES, VALUES, seed=0)
-    assert (found.value, found.low, found.high, found.share_not_above) == (0.0, 0.0, 0.0, 1.0)
+    difference = paired_bootstrap(VALUES, VALUES, seed=0)
+    assert (difference.value, difference.low, difference.high, difference.share_not_above) == (0.0, 0.0, 0.0, 1.0)
 
 
 def test_p_is_that_of_the_sign_test_where_systems_differ_on_few_questions() -> None:
@@ -91,8 +91,8 @@ def test_p_of_equal_systems_is_one_and_never_zero() -> None:
 
 def test_p_is_uniform_where_nothing_differs() -> None:
     generator = np.random.default_rng(1)
-    found = [permutation_test(*generator.random((2, 40)), seed=seed, n=199) for seed in range(200)]
-    assert np.mean(np.array(found) <= 0.1) == pytest.approx(0.1, abs=0.06)
+    p_values = [permutation_test(*generator.random((2, 40)), seed=seed, n=199) for seed in range(200)]
+    assert np.mean(np.array(p_values) <= 0.1) == pytest.approx(0.1, abs=0.06)
 
 
 def test_p_of_a_given_statistic_equals_that_of_the_mean() -> None:

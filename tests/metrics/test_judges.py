@@ -56,17 +56,17 @@ def test_mrag_does_not_show_the_question() -> None:
 
 
 def test_equal_answers_are_asked_once_and_order_is_kept() -> None:
-    asked = []
+    conversations = []
 
     def complete(messages: list[dict[str, Any]]) -> str:
-        asked.append(messages)
+        conversations.append(messages)
         return "Correct" if "It is Paris" in messages[0]["content"] else "Incorrect"
 
-    found = judge([PARIS, OSLO, PARIS], PROTOCOLS["mrag"], complete, model="m")
-    assert found.verdicts == ("correct", "incorrect", "correct")
-    assert len(asked) == 2
+    judged = judge([PARIS, OSLO, PARIS], PROTOCOLS["mrag"], complete, model="m")
+    assert judged.verdicts == ("correct", "incorrect", "correct")
+    assert len(conversations) == 2
     many = judge_all([PARIS, OSLO, PARIS], PROTOCOLS["mrag"], lambda all_: [complete(one) for one in all_], model="m")
-    assert many == found
+    assert many == judged
 
 
 def test_a_model_that_loses_replies_is_refused() -> None:
@@ -75,12 +75,12 @@ def test_a_model_that_loses_replies_is_refused() -> None:
 
 
 def test_what_is_not_understood_is_a_third_class() -> None:
-    found = Judged("m", "pmsr", "hash", ("correct", "incorrect", "unparsed", "unparsed"), ("",) * 4)
-    assert found.accuracy("strict") == 1 / 4
-    assert found.accuracy("official") == 1 / 2
-    assert found.accuracy("strict", missing=4) == 1 / 8
+    judged = Judged("m", "pmsr", "hash", ("correct", "incorrect", "unparsed", "unparsed"), ("",) * 4)
+    assert judged.accuracy("strict") == 1 / 4
+    assert judged.accuracy("official") == 1 / 2
+    assert judged.accuracy("strict", missing=4) == 1 / 8
     assert Judged("m", "pmsr", "hash", ("unparsed",), ("",)).accuracy("official") is None
-    summary = found.summary(missing=4)
+    summary = judged.summary(missing=4)
     counts = [summary[key] for key in ("correct", "incorrect", "unparsed", "missing", "temperature")]
     assert counts == [1, 1, 2, 4, 0.0]
 

@@ -23,7 +23,7 @@ def row(*texts: str, captions: tuple[str, ...] = (), **fields: Any) -> dict[str,
 
 
 @pytest.mark.parametrize(
-    ("entity", "text", "found"),
+    ("entity", "text", "is_mentioned"),
     [
         ("Rome", "Romeo and Juliet", True),
         ("Rome|Paris", "Paris and Rome", True),
@@ -40,8 +40,8 @@ def row(*texts: str, captions: tuple[str, ...] = (), **fields: Any) -> dict[str,
         ("Rome", "", False),
     ],
 )
-def test_a_name_is_a_substring_of_the_normalised_texts(entity: Any, text: str, found: bool) -> None:
-    assert pmsr.row_mentions(row(text, entity_text=entity)) is found
+def test_a_name_is_a_substring_of_the_normalised_texts(entity: Any, text: str, is_mentioned: bool) -> None:
+    assert pmsr.row_mentions(row(text, entity_text=entity)) is is_mentioned
 
 
 def test_without_an_entity_the_answers_stand_in() -> None:
@@ -52,9 +52,9 @@ def test_without_an_entity_the_answers_stand_in() -> None:
 
 
 def test_what_the_run_put_together_goes_before_the_records() -> None:
-    found = row("Rome", entity_text="Rome")
-    found["trajectory"]["all_knowledge"] = "Paris"
-    assert not pmsr.row_mentions(found)
+    rome_row = row("Rome", entity_text="Rome")
+    rome_row["trajectory"]["all_knowledge"] = "Paris"
+    assert not pmsr.row_mentions(rome_row)
 
 
 def test_recall_is_over_all_rows() -> None:

@@ -54,19 +54,19 @@ REFLECTIVA_EVQA = {"question": "Q?", "reference": ["a", "b"], "answers": "a", "q
 
 def test_infoseeks_jsonl(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "p.jsonl", *ROWS)
-    found = read_predictions(path)
-    assert found.layout == "data_id"
-    assert [(row.ids, row.answer) for row in found.rows] == [
+    file = read_predictions(path)
+    assert file.layout == "data_id"
+    assert [(row.ids, row.answer) for row in file.rows] == [
         (("infoseek_val_00000000",), "Italy"),
         (("infoseek_val_00000001",), ""),
     ]
-    assert found.rows[1].where == f"{path}:2"
+    assert file.rows[1].where == f"{path}:2"
 
 
 @pytest.mark.parametrize("indent", [None, 4])
 def test_echosights_array(tmp_path: Path, indent: int | None) -> None:
-    found = read_predictions(whole(tmp_path / "answer.json", [{"data_id": "E-VQA_0", "prediction": "red"}], indent))
-    assert [(row.ids, row.answer) for row in found.rows] == [(("E-VQA_0",), "red")]
+    file = read_predictions(whole(tmp_path / "answer.json", [{"data_id": "E-VQA_0", "prediction": "red"}], indent))
+    assert [(row.ids, row.answer) for row in file.rows] == [(("E-VQA_0",), "red")]
 
 
 @pytest.mark.parametrize("indent", [None, 4])
@@ -75,9 +75,9 @@ def test_echosights_retrieval_results(tmp_path: Path, indent: int | None) -> Non
         "E-VQA_0": {"retrieved_entries": ["u1", "u2"], "retrieval_similarities": [0.9, 0.8]},
         "E-VQA_1": {"retrieved_entries": ["u1"], "reranked_entries": ["u3"], "reranked_sections": ["…"]},
     }
-    found = read_predictions(whole(tmp_path / "r.json", value, indent))
-    assert found.layout == "echosight_retrieval"
-    assert [(row.ids, row.answer, row.retrieved) for row in found.rows] == [
+    file = read_predictions(whole(tmp_path / "r.json", value, indent))
+    assert file.layout == "echosight_retrieval"
+    assert [(row.ids, row.answer, row.retrieved) for row in file.rows] == [
         (("E-VQA_0",), None, ("u1", "u2")),
         (("E-VQA_1",), None, ("u3",)),
     ]
@@ -104,9 +104,9 @@ def test_pmsrs_trajectories(tmp_path: Path) -> None:
 
 def test_our_own_traces(tmp_path: Path) -> None:
     trace = {"id": "q1", "question_id": "q1", "pipeline": "mr2ag", "answer": "red", "hits": [{"entry_id": "e1"}]}
-    found = read_predictions(jsonl(tmp_path / "t.jsonl", {"fingerprint": "ab"}, trace))
-    assert found.layout == "traces"
-    assert [(row.ids, row.answer, row.retrieved) for row in found.rows] == [(("q1",), "red", ("e1",))]
+    file = read_predictions(jsonl(tmp_path / "t.jsonl", {"fingerprint": "ab"}, trace))
+    assert file.layout == "traces"
+    assert [(row.ids, row.answer, row.retrieved) for row in file.rows] == [(("q1",), "red", ("e1",))]
 
 
 @pytest.mark.parametrize(

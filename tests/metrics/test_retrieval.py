@@ -62,10 +62,10 @@ def test_an_entity_is_mentioned_strictly_only_by_whole_words_of_one_text() -> No
 
 @given(st.lists(st.lists(st.booleans(), max_size=5), max_size=6))
 def test_cumulative_recall_never_falls_and_ends_at_recall(hits: list[list[bool]]) -> None:
-    found = retrieval.cumulative_recall(hits)
-    assert found == sorted(found)
-    assert len(found) == max(map(len, hits), default=0)
-    assert not found or found[-1] == sum(map(any, hits)) / len(hits)
+    recalls = retrieval.cumulative_recall(hits)
+    assert recalls == sorted(recalls)
+    assert len(recalls) == max(map(len, hits), default=0)
+    assert not recalls or recalls[-1] == sum(map(any, hits)) / len(hits)
 
 
 def test_a_question_that_stops_early_keeps_what_it_found() -> None:

@@ -24,9 +24,9 @@ SPLITS = ("val_unseen_question", "val_unseen_entity")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     for split in (*SPLITS, "train", "test"):
-        asked = [Question(f"{split}_{n}", "", "What?", answers=(f"answer {n}",), split=split) for n in range(4)]
+        questions = [Question(f"{split}_{n}", "", "What?", answers=(f"answer {n}",), split=split) for n in range(4)]
         visual = Question(f"{split}_visual", "", "Colour?", answers=("red",), split=split, requires_retrieval=False)
-        write_questions(folder, split, [*asked, visual])
+        write_questions(folder, split, [*questions, visual])
     write_json(folder / "dataset.json", {"name": "tiny", "metric": "infoseek", "fingerprint": "f00d"})
     return folder
 
@@ -53,10 +53,10 @@ def test_a_file_is_scored_officially_and_coverage_is_printed(tmp_path: Path, dat
     assert done.returncode == 0, done.stderr
     assert "coverage 75.00 %: 8 questions, 2 missing" in done.stdout
     assert "final 66.67, unseen question 66.67, unseen entity 66.67" in done.stdout
-    found = json.loads(output.read_text())
-    assert found["splits"] == sorted(SPLITS)
-    assert found["dataset"]["fingerprint"] == "f00d"
-    assert found["runs"][0]["scores"]["overall"]["value"] == pytest.approx(2 / 3)
+    report = json.loads(output.read_text())
+    assert report["splits"] == sorted(SPLITS)
+    assert report["dataset"]["fingerprint"] == "f00d"
+    assert report["runs"][0]["scores"]["overall"]["value"] == pytest.approx(2 / 3)
 
 
 def test_strict_counts_what_is_missing(tmp_path: Path, dataset: Path) -> None:
@@ -121,9 +121,9 @@ class Judge(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         Judge.requests += 1
-        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        assert json.loads(asked)["temperature"] == 0
-        text = "Correct" if "Answer 0" in asked else "well…" if "Answer 1" in asked else "Incorrect"
+        request = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        assert json.loads(request)["temperature"] == 0
+        text = "Correct" if "Answer 0" in request else "well…" if "Answer 1" in request else "Incorrect"
         body = json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -137,10 +137,10 @@ class Judge(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[str]:
     Judge.requests = 0
-    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as found:
-        threading.Thread(target=found.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{found.server_port}/v1"
-        found.shutdown()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as http_server:
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http_server.server_port}/v1"
+        http_server.shutdown()
 
 
 def test_a_judge_is_asked_once_for_each_answer_and_never_again(tmp_path: Path, dataset: Path, server: str) -> None:
@@ -149,7 +149,7 @@ def test_a_judge_is_asked_once_for_each_answer_and_never_again(tmp_path: Path, d
     for _ in range(2):
         done = run(*arguments)
         assert done.returncode == 0, done.stderr
-        found = json.loads((tmp_path / "scores.json").read_text())["runs"][0]["judge"]
-        assert [found[key] for key in ("correct", "unparsed", "incorrect", "missing")] == [2, 2, 2, 2]
-        assert (found["judge"], found["accuracy_strict"], found["accuracy_official"]) == ("stub", 2 / 8, 2 / 4)
+        verdicts = json.loads((tmp_path / "scores.json").read_text())["runs"][0]["judge"]
+        assert [verdicts[key] for key in ("correct", "unparsed", "incorrect", "missing")] == [2, 2, 2, 2]
+        assert (verdicts["judge"], verdicts["accuracy_strict"], verdicts["accuracy_official"]) == ("stub", 2 / 8, 2 / 4)
         assert Judge.requests == 3

@@ -45,19 +45,19 @@ def test_the_official_report_is_that_of_the_official_rows() -> None:
     ]
     types = [{"data_id": q.id, "question_type": q.answer_type} for q in QUESTIONS]
     predictions = [Prediction("p:1", (row["data_id"],), str(row["prediction"])) for row in [*rows, rows[0]]]
-    found = table(score(join(predictions, QUESTIONS, "official"), "infoseek", "official"), seed=0)
-    assert found["official_report"] == infoseek.official_report([*rows, rows[0]], references, types)
+    scores = table(score(join(predictions, QUESTIONS, "official"), "infoseek", "official"), seed=0)
+    assert scores["official_report"] == infoseek.official_report([*rows, rows[0]], references, types)
 
 
 def test_overall_is_the_harmonic_mean_with_its_interval() -> None:
     run = scored(0.4)
-    found = table(run, seed=0)
+    scores = table(run, seed=0)
     half = np.array([q.split.endswith("unseen_question") for q in QUESTIONS])
     expected = infoseek.overall(run.values[half].mean(), run.values[~half].mean())
-    assert found["overall"]["value"] == pytest.approx(expected)
-    assert found["overall"]["low"] < expected < found["overall"]["high"]
-    assert found["by_split"]["val_unseen_question"]["n"] == 100
-    assert sum(found["by_type"][kind]["n"] for kind in KINDS) == 400
+    assert scores["overall"]["value"] == pytest.approx(expected)
+    assert scores["overall"]["low"] < expected < scores["overall"]["high"]
+    assert scores["by_split"]["val_unseen_question"]["n"] == 100
+    assert sum(scores["by_type"][kind]["n"] for kind in KINDS) == 400
 
 
 def test_overall_needs_both_halves_and_other_metrics_do_not() -> None:
@@ -70,41 +70,41 @@ def test_overall_needs_both_halves_and_other_metrics_do_not() -> None:
 
 
 def test_evqas_single_hop_leaves_two_hop_out() -> None:
-    asked = (Question("a", "", "?"), Question("b", "", "?", meta={"two_hop": "yes"}))
-    found = table(Scored("evqa", "strict", asked, np.array([1.0, 0.0]), too_long=("b",)), seed=0)
-    assert (found["overall"]["value"], found["single_hop"]["value"]) == (0.5, 1.0)
-    assert set(found["by_type"]) == {"templated", "2_hop"}
-    assert found["too_long_for_bem"] == ["b"]
+    questions = (Question("a", "", "?"), Question("b", "", "?", meta={"two_hop": "yes"}))
+    scores = table(Scored("evqa", "strict", questions, np.array([1.0, 0.0]), too_long=("b",)), seed=0)
+    assert (scores["overall"]["value"], scores["single_hop"]["value"]) == (0.5, 1.0)
+    assert set(scores["by_type"]) == {"templated", "2_hop"}
+    assert scores["too_long_for_bem"] == ["b"]
 
 
 def test_a_run_does_not_differ_from_itself() -> None:
-    found = compare(scored(0.4), scored(0.4), seed=0)
-    assert (found["value"], found["p"], found["better"], found["worse"], found["n"]) == (0.0, 1.0, 0, 0, 400)
+    delta = compare(scored(0.4), scored(0.4), seed=0)
+    assert (delta["value"], delta["p"], delta["better"], delta["worse"], delta["n"]) == (0.0, 1.0, 0, 0, 400)
 
 
 def test_a_better_run_is_found_and_the_sides_are_opposite() -> None:
-    found, back = compare(scored(0.6), scored(0.3), seed=0), compare(scored(0.3), scored(0.6), seed=0)
+    forth, back = compare(scored(0.6), scored(0.3), seed=0), compare(scored(0.3), scored(0.6), seed=0)
     values = [table(scored(share), seed=0)["overall"]["value"] for share in (0.6, 0.3)]
-    assert found["value"] == pytest.approx(values[0] - values[1])
-    assert back["value"] == pytest.approx(-found["value"])
-    assert 0 < found["low"] < found["high"]
-    assert found["p"] == pytest.approx(1 / 1001)
-    assert found["better"] == back["worse"] > found["worse"]
+    assert forth["value"] == pytest.approx(values[0] - values[1])
+    assert back["value"] == pytest.approx(-forth["value"])
+    assert 0 < forth["low"] < forth["high"]
+    assert forth["p"] == pytest.approx(1 / 1001)
+    assert forth["better"] == back["worse"] > forth["worse"]
 
 
 def test_only_questions_of_both_are_compared_by_their_first_answers() -> None:
     first = Scored("infoseek", "official", (QUESTIONS[0], QUESTIONS[0], QUESTIONS[1]), np.array([1.0, 0.0, 1.0]))
     second = Scored("infoseek", "official", (QUESTIONS[2], QUESTIONS[0]), np.array([1.0, 0.0]))
-    found = compare(first, second, seed=0)
-    assert (found["n"], found["value"]) == (1, 1.0)
+    difference = compare(first, second, seed=0)
+    assert (difference["n"], difference["value"]) == (1, 1.0)
     nothing = compare(first, Scored("infoseek", "official", (), np.zeros(0)), seed=0)
     assert (nothing["n"], nothing["value"]) == (0, None)
 
 
 def test_retrieval_where_the_file_says_what_was_found() -> None:
-    asked = [Question("a", "", "?", entity_ids=("u1",)), Question("b", "", "?", entity_ids=("u9",))]
+    questions = [Question("a", "", "?", entity_ids=("u1",)), Question("b", "", "?", entity_ids=("u9",))]
     rows = tuple(Prediction("r:1", (key,), retrieved=("u0", "u1")) for key in ("a", "b"))
     file = PredictionFile(Path("r"), "echosight_retrieval", rows)
-    found = retrieval_table(file, join(rows, asked, "official"))
-    assert (found["article_recall@1"], found["article_recall@5"], found["mrr"], found["n"]) == (0.0, 0.5, 0.25, 2)
-    assert retrieval_table(file, join((), asked, "official")) == {}
+    scores = retrieval_table(file, join(rows, questions, "official"))
+    assert (scores["article_recall@1"], scores["article_recall@5"], scores["mrr"], scores["n"]) == (0.0, 0.5, 0.25, 2)
+    assert retrieval_table(file, join((), questions, "official")) == {}

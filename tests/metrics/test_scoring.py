@@ -30,13 +30,13 @@ class Words:
     """A stand-in for BEM in the signature of `Bem`: equivalent if the first letters agree; reads 512 letters."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.triples_read = 0
 
     def length(self, triple: tuple[str, str, str]) -> int:
         return sum(map(len, triple))
 
     def logits(self, triples: list[tuple[str, str, str]]) -> np.ndarray:
-        self.asked += len(triples)
+        self.triples_read += len(triples)
         return np.array([[0.0, 1.0] if c[:1] == r[:1] else [1.0, 0.0] for c, r, _ in triples])
 
     def __call__(self, *segments: str) -> list[float]:
@@ -86,10 +86,10 @@ def test_questions_that_need_no_retrieval_are_left_out() -> None:
 
 def test_strict_infoseek_agrees_with_the_scorer_of_mappings() -> None:
     rows = predictions(("q0", "the PRC"), ("q1", "about 10 m"), ("e0", "Spain"))
-    found = score(join(rows, QUESTIONS, "strict"), "infoseek", "strict")
+    run = score(join(rows, QUESTIONS, "strict"), "infoseek", "strict")
     other = infoseek.evaluate({row.ids[0]: str(row.answer) for row in rows}, QUESTIONS, "strict")
-    half = np.array([infoseek.is_unseen_question(q.split) for q in found.questions])
-    assert (found.values[half].mean(), found.values[~half].mean()) == (other["unseen_question"], other["unseen_entity"])
+    half = np.array([infoseek.is_unseen_question(q.split) for q in run.questions])
+    assert (run.values[half].mean(), run.values[~half].mean()) == (other["unseen_question"], other["unseen_entity"])
 
 
 def test_the_second_name_of_a_row_is_tried() -> None:
@@ -98,19 +98,19 @@ def test_the_second_name_of_a_row_is_tried() -> None:
 
 
 def test_echosights_row_numbers() -> None:
-    asked = [Question(f"evqa_test_{n:08d}", "", "Q?", answers=("a",)) for n in range(12)]
-    assert join(predictions(("E-VQA_11", "a")), asked, "official").pairs[0][0].id == "evqa_test_00000011"
+    questions = [Question(f"evqa_test_{n:08d}", "", "Q?", answers=("a",)) for n in range(12)]
+    assert join(predictions(("E-VQA_11", "a")), questions, "official").pairs[0][0].id == "evqa_test_00000011"
     named = [Question("x7", "", "Q?", meta={"row": "3"}), Question("x3", "", "Q?", meta={"row": "7"})]
     assert join(predictions(("E-VQA_3", "a")), named, "official").pairs[0][0].id == "x7"
-    assert join(predictions(("E-VQA_99", "a")), asked, "official").unknown
+    assert join(predictions(("E-VQA_99", "a")), questions, "official").unknown
 
 
 def test_rows_without_ids_are_found_by_text_and_references_each_once() -> None:
-    asked = [Question(f"q{n}", "", "Q?", answers=("a", "b")) for n in range(2)] + [
+    questions = [Question(f"q{n}", "", "Q?", answers=("a", "b")) for n in range(2)] + [
         Question("z", "", "Q?", answers=("c",))
     ]
     rows = [Prediction(f"p:{n}", (), "a", question="Q?", references=("a", "b")) for n in range(3)]
-    joined = join(rows, asked, "official")
+    joined = join(rows, questions, "official")
     assert [question.id for question, _ in joined.pairs] == ["q0", "q1"]
     assert len(joined.unknown) == 1
     assert [question.id for question in joined.missing] == ["z"]
@@ -142,13 +142,13 @@ EVQA = [
 def test_evqa_is_the_official_function_with_bem_asked_in_one_go() -> None:
     rows = predictions(("0", "bluish"), ("1", "red and blue"), ("2", "Paris"), ("0", "grey"))
     bem = Words()
-    found = score(join(rows, EVQA, "official"), "evqa", "official", bem)  # type: ignore[arg-type]
+    result = score(join(rows, EVQA, "official"), "evqa", "official", bem)  # type: ignore[arg-type]
     expected = [
         evqa.evaluate_example(q.text, q.answers, str(p.answer), evqa_type(q), Words())
         for q, p in join(rows, EVQA, "official").pairs
     ]
-    assert list(found.values) == expected == [1.0, 1.0, 0.0, 0.0]
-    assert bem.asked == 6
+    assert list(result.values) == expected == [1.0, 1.0, 0.0, 0.0]
+    assert bem.triples_read == 6
 
 
 LIST = Question("l", "", "?", answers=("red&&blue",), answer_type="multi_answer")
@@ -161,11 +161,11 @@ def test_a_list_is_read_whether_it_is_connected_as_we_ask_or_as_official_code_re
     metric: Any, answer: str
 ) -> None:
     bem = Words() if metric == "evqa" else None
-    found = score(join(predictions(("l", answer)), [LIST], "official"), metric, "official", bem)  # type: ignore[arg-type]
-    assert list(found.values) == [1.0]
+    result = score(join(predictions(("l", answer)), [LIST], "official"), metric, "official", bem)  # type: ignore[arg-type]
+    assert list(result.values) == [1.0]
     (value,) = by_metric([("l", answer)], {"l": LIST}, metric, bem).values()  # type: ignore[arg-type]
     assert value == find_metric(metric, bem)(answer, LIST) == 1.0
-    assert bem is None or bem.asked == 0
+    assert bem is None or bem.triples_read == 0
 
 
 def test_official_code_is_handed_commas_and_so_is_bem() -> None:
@@ -176,9 +176,9 @@ def test_official_code_is_handed_commas_and_so_is_bem() -> None:
 
     handed: list[tuple[str, str, str]] = []
     rows = predictions(("1", "crimson&&navy"))
-    found = score(join(rows, EVQA, "official"), "evqa", "official", Noting())  # type: ignore[arg-type]
+    result = score(join(rows, EVQA, "official"), "evqa", "official", Noting())  # type: ignore[arg-type]
     by_hand = evqa.evaluate_example("B?", EVQA[1].answers, "crimson,navy", "multi_answer", Words())
-    assert list(found.values) == [by_hand]
+    assert list(result.values) == [by_hand]
     assert handed == [("crimson,navy", "red,blue", "B?"), ("crimson,navy", "green,blue", "B?")]
 
 
@@ -191,11 +191,11 @@ def test_only_a_list_has_its_ampersands_read_as_commas() -> None:
 
 
 def test_exact_match_reads_numbers_by_their_range_and_lists_by_their_items() -> None:
-    asked = [QUESTIONS[1], EVQA[1], Question("x", "", "?", answers=("red",), answer_type="multi_answer")]
+    questions = [QUESTIONS[1], EVQA[1], Question("x", "", "?", answers=("red",), answer_type="multi_answer")]
     said = {"q1": ("about 10 m", "12"), "1": ("blue, the red", "red"), "x": ("red", "red && blue")}
     for number, expected in enumerate((1.0, 0.0)):
         rows = predictions(*((key, answers[number]) for key, answers in said.items()))
-        assert set(score(join(rows, asked, "official"), "exact_match", "official").values) == {expected}
+        assert set(score(join(rows, questions, "official"), "exact_match", "official").values) == {expected}
 
 
 def test_question_types_of_evqa() -> None:
@@ -212,13 +212,13 @@ def test_too_long_for_bem_is_an_error_officially_and_wrong_strictly() -> None:
     rows = predictions(("0", "b" * 600), ("2", "Roma"))
     with pytest.raises(UserError, match=r"p\.jsonl:1: id 0: .* 512"):
         score(join(rows, EVQA, "official"), "evqa", "official", Words())  # type: ignore[arg-type]
-    found = score(join(rows, EVQA, "strict"), "evqa", "strict", Words())  # type: ignore[arg-type]
-    assert list(found.values) == [0.0, 1.0, 0.0]
-    assert found.too_long == ("0",)
+    result = score(join(rows, EVQA, "strict"), "evqa", "strict", Words())  # type: ignore[arg-type]
+    assert list(result.values) == [0.0, 1.0, 0.0]
+    assert result.too_long == ("0",)
 
 
 def test_what_can_not_be_scored_is_named() -> None:
-    asked = [
+    questions = [
         Question("n", "", "?", answer_type="numerical"),
         Question("s", "", "?"),
         Question("e", "", "?", answers=("the",)),
@@ -230,6 +230,6 @@ def test_what_can_not_be_scored_is_named() -> None:
         ("e", "evqa_exact", r"p\.jsonl:1: id e: Reference answer is empty"),
     ):
         with pytest.raises(UserError, match=said):
-            score(join(predictions((key, "x")), asked, "official"), metric, "official")  # type: ignore[arg-type]
+            score(join(predictions((key, "x")), questions, "official"), metric, "official")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="holds no answers"):
-        score(join([Prediction("r:1", ("s",), None)], asked, "official"), "infoseek", "official")
+        score(join([Prediction("r:1", ("s",), None)], questions, "official"), "infoseek", "official")

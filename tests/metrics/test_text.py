@@ -6,7 +6,7 @@ from reflectune.metrics.cover import match
 
 
 @pytest.mark.parametrize(
-    ("prediction", "answers", "found"),
+    ("prediction", "answers", "score"),
     [
         ("Parisian", ["Paris"], 1),
         ("paris", ["Paris"], 0),
@@ -15,5 +15,5 @@ from reflectune.metrics.cover import match
         ("", ["x"], 0),
     ],
 )
-def test_an_answer_counts_wherever_it_stands(prediction: str, answers: list[str], found: int) -> None:
-    assert match(prediction, answers) == found
+def test_an_answer_counts_wherever_it_stands(prediction: str, answers: list[str], score: int) -> None:
+    assert match(prediction, answers) == score
