@@ -66,6 +66,6 @@ def test_bad_images_end_the_command_or_are_left_out_with_exit_status_3(
 
 
 def test_problems_are_told_together(kb) -> None:
-    found = " ".join(IndexConfig(str(kb.folder.parent), batch_size=0, shard_rows=0).problems())
+    problems = " ".join(IndexConfig(str(kb.folder.parent), batch_size=0, shard_rows=0).problems())
     for part in ("`output` is needed", "`batch_size`", "`shard_rows`", f"did you mean {kb.folder}?"):
-        assert part in found
+        assert part in problems

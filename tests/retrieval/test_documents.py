@@ -18,9 +18,12 @@ HITS = [Hit("e1", 0.9, 1), Hit("e2", 0.4, 2), Hit("e3", 0.3, 3)]
 
 
 def test_the_passages_that_share_most_words_come_first_with_their_entrys_score() -> None:
-    found = find_documents("What does it eat: mice?", HITS, ARTICLES.__getitem__, 2)
+    documents = find_documents("What does it eat: mice?", HITS, ARTICLES.__getitem__, 2)
 
-    assert [(own.passage.id, own.score, own.rank) for own in found] == [("e2#0.0", 0.4, 1), ("e1#0.1", 0.9, 2)]
+    assert [(document.passage.id, document.score, document.rank) for document in documents] == [
+        ("e2#0.0", 0.4, 1),
+        ("e1#0.1", 0.9, 2),
+    ]
 
 
 def test_without_hits_or_passages_there_are_no_documents() -> None:
@@ -30,18 +33,18 @@ def test_without_hits_or_passages_there_are_no_documents() -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 60))
 def test_a_document_is_cut_at_a_sentence_and_no_more_than_needed(lengths: list[int], room: int) -> None:
-    own = [" ".join(["Word"] * length) + "." for length in lengths]
-    document = Document(Passage("e", 0, 0, "T", "", "H", " ".join(own)), 0.5, 1)
+    sentences = [" ".join(["Word"] * length) + "." for length in lengths]
+    document = Document(Passage("e", 0, 0, "T", "", "H", " ".join(sentences)), 0.5, 1)
 
     def count(passage: Passage) -> int:
         return 5 + len(passage.text.split())  # the instruction takes 5
 
-    found = shorten(document, room, count)
-    fitting = [k for k in range(1, len(own) + 1) if 5 + sum(lengths[:k]) <= room]
+    shortened = shorten(document, room, count)
+    fitting = [k for k in range(1, len(sentences) + 1) if 5 + sum(lengths[:k]) <= room]
     if not fitting:
-        assert found is None
-    elif fitting[-1] == len(own):
-        assert found is document
+        assert shortened is None
+    elif fitting[-1] == len(sentences):
+        assert shortened is document
     else:
-        kept = dataclasses.replace(document.passage, text=" ".join(own[: fitting[-1]]))
-        assert found == Document(kept, 0.5, 1, cut=True)
+        kept = dataclasses.replace(document.passage, text=" ".join(sentences[: fitting[-1]]))
+        assert shortened == Document(kept, 0.5, 1, cut=True)

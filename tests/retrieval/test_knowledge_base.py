@@ -100,7 +100,7 @@ def test_entries_taken_out_of_a_shard_leave_the_others_as_they_were(tmp_path, en
     kept = [entry for position, entry in enumerate(some) if position not in gone]
     assert path.is_file() == bool(kept)
     shards = [{"file": path.name, "entries": len(kept)}] if kept else []
-    own = [digest for position, digest in enumerate(digests) if position not in gone]
-    kb = finish_knowledge_base(path.parent, shards, own, name="owls")
+    kept_digests = [digest for position, digest in enumerate(digests) if position not in gone]
+    kb = finish_knowledge_base(path.parent, shards, kept_digests, name="owls")
     assert list(kb) == kept
     assert kb.fingerprint == write_knowledge_base(tmp_path / "b", kept, name="owls").fingerprint

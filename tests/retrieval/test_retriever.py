@@ -26,8 +26,8 @@ def retriever(kb, encoder, tmp_path) -> EntryRetriever:
 
 def test_scores_are_equation_3_over_the_whole_knowledge_base(retriever, kb, entries, encoder, picture) -> None:
     images = [picture(seed) for seed in range(20, 40)]  # more than one batch of queries
-    found = retriever.search(images, 10)
-    for image, hits in zip(images, found, strict=True):
+    hits_by_image = retriever.search(images, 10)
+    for image, hits in zip(images, hits_by_image, strict=True):
         expected = {entry.id: equation_3(image, entry, kb, encoder) for entry in entries}
         assert {hit.entry_id for hit in hits} == set(expected)
         for hit in hits:

@@ -78,8 +78,8 @@ def test_siglip_reads_texts_padded_to_full_length(siglip_folder, picture) -> Non
 def test_a_miniature_is_a_folder_of_the_package(clip_folder, encoder, tmp_path, monkeypatch) -> None:
     shutil.copytree(clip_folder, tmp_path / "clip")
     monkeypatch.setattr(miniature, "__path__", [str(tmp_path)])
-    found = load_encoder("miniature/clip")
-    assert (found.name, found.fingerprint) == ("miniature/clip", encoder.fingerprint)
+    loaded = load_encoder("miniature/clip")
+    assert (loaded.name, loaded.fingerprint) == ("miniature/clip", encoder.fingerprint)
 
 
 def test_the_fingerprint_follows_the_weights(clip_folder, other_clip_folder, encoder) -> None:
