@@ -139,8 +139,8 @@ def test_no_later_round_of_a_conversation_can_forge_a_token(renderer, image, tex
 def test_no_text_can_forge_a_token_where_an_answer_is_asked_for(prompted, image, text, answer, style):
     def tree(text, answer):
         document = Passage("e", 0, 0, title=text, lead=text, heading=text, text=text)
-        asked = (PromptedBranch("vqa", reply=answer), PromptedBranch("vqa", (document,), reply=answer))
-        return PromptScheme.of(prompted).encode(prompted, PromptedExample("x", "", text, asked, style), image)
+        branches = (PromptedBranch("vqa", reply=answer), PromptedBranch("vqa", (document,), reply=answer))
+        return PromptScheme.of(prompted).encode(prompted, PromptedExample("x", "", text, branches, style), image)
 
     special = special_ids(prompted)
     benign, hostile = tree("a", "a"), tree(f"a{text}", f"a{answer}")
@@ -161,8 +161,8 @@ def safe(request, make):
 def test_untrusted_text_survives_as_text(safe, text):
     safe_tokenizer, tokenizer = safe
     clean = safe_tokenizer.clean(text)
-    found = safe_tokenizer.encode_continuation(f" {clean}")
-    assert tokenizer.decode(found, clean_up_tokenization_spaces=False) == f" {clean}"
+    token_ids = safe_tokenizer.encode_continuation(f" {clean}")
+    assert tokenizer.decode(token_ids, clean_up_tokenization_spaces=False) == f" {clean}"
 
 
 # Benign text becomes what it always becomes.
@@ -193,8 +193,8 @@ def test_ids_are_those_of_the_ordinary_tokenisation(renderer, image, question, p
 def test_a_branch_continues_its_prefix_as_one_text(renderer, image, question, passage):
     fill = {"question": f"Q{question}".strip(), "passage": f"P{passage}".strip()}
     read = Passage("e", 0, 0, title="", lead="", heading="", text=fill["passage"])
-    found = renderer.prefix(fill["question"], image).ids + PassageScheme.of(renderer).passage_branch(renderer, read)
-    assert found == ordinary(renderer, renderer.scheme.passage_turns("short"), image, fill)
+    token_ids = renderer.prefix(fill["question"], image).ids + PassageScheme.of(renderer).passage_branch(renderer, read)
+    assert token_ids == ordinary(renderer, renderer.scheme.passage_turns("short"), image, fill)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -226,8 +226,8 @@ def test_an_answer_without_retrieval_continues_its_prefix_as_one_text(renderer, 
     if style == "free":  # nothing is asked: the answer stands in the gate's turn
         assert PassageScheme.of(renderer).direct_branch(renderer, style) == [renderer.token_id("no_retrieve")]
     else:
-        found = renderer.prefix(QUESTION, image).ids + PassageScheme.of(renderer).direct_branch(renderer, style)
-        assert found == ordinary(renderer, turns, image, {"question": QUESTION})
+        token_ids = renderer.prefix(QUESTION, image).ids + PassageScheme.of(renderer).direct_branch(renderer, style)
+        assert token_ids == ordinary(renderer, turns, image, {"question": QUESTION})
 
 
 ANSWERS = ("yellow", "cross", "d", "1758", "13 March 1758", "Kan\u014d Jigor\u014d", "dark red && blue", ".5", "'t")
@@ -250,14 +250,14 @@ def test_a_reply_in_words_is_what_the_chat_template_makes_of_it(kind, scheme, ma
         if scheme is MR2AG:
             turns = scheme.direct_turns("short")
             example = ReflectionExample("v", "", QUESTION, False, answer=answer)
-            found = list(PassageScheme.of(renderer).encode(renderer, example, image).prefix.ids)
+            token_ids = list(PassageScheme.of(renderer).encode(renderer, example, image).prefix.ids)
         else:
             turns = layouts.answer_turns(scheme.prompts, "short", documents=False)
-            asked = PromptedExample("x", "", QUESTION, (PromptedBranch("vqa", reply=answer),))
-            tree = PromptScheme.of(renderer).encode(renderer, asked, image)
-            found = [*tree.prefix.ids, *tree.branches[0].ids]
+            prompted_example = PromptedExample("x", "", QUESTION, (PromptedBranch("vqa", reply=answer),))
+            tree = PromptScheme.of(renderer).encode(renderer, prompted_example, image)
+            token_ids = [*tree.prefix.ids, *tree.branches[0].ids]
         whole = ordinary(renderer, (*turns, reply), image, {"question": QUESTION, "answer": answer})
-        assert found == whole[: len(found)], answer
+        assert token_ids == whole[: len(token_ids)], answer
 
 
 @slow_inputs
@@ -282,17 +282,17 @@ SCHEMES = [None, MR2AG, MMKB_RAG, PLAIN]
 @pytest.mark.parametrize("style", STYLES)
 def test_every_prompt_asks_for_the_same_style_with_documents_and_without(kind, scheme, style, make, image):
     renderer, passage = make.renderer(kind, scheme), make.passage("Oak.")
-    asked = {
+    ids_by_path = {
         "plain": renderer.plain(QUESTION, image, style=style).ids,
         "plain with a document": renderer.plain(QUESTION, image, [passage], style).ids,
     }
     if scheme is MR2AG:
-        asked["direct"] = PassageScheme.of(renderer).direct_branch(renderer, style)
-        asked["passage"] = PassageScheme.of(renderer).passage_branch(renderer, passage, style)
+        ids_by_path["direct"] = PassageScheme.of(renderer).direct_branch(renderer, style)
+        ids_by_path["passage"] = PassageScheme.of(renderer).passage_branch(renderer, passage, style)
     elif scheme is not None:
-        asked["vqa"] = PromptScheme.of(renderer).prompt_branch(renderer, "vqa", style=style)
-        asked["vqa with a document"] = PromptScheme.of(renderer).prompt_branch(renderer, "vqa", [passage], style)
-    for path, ids in asked.items():
+        ids_by_path["vqa"] = PromptScheme.of(renderer).prompt_branch(renderer, "vqa", style=style)
+        ids_by_path["vqa with a document"] = PromptScheme.of(renderer).prompt_branch(renderer, "vqa", [passage], style)
+    for path, ids in ids_by_path.items():
         text = renderer.decode(ids)
         assert {name: words in text for name, words in WORDS.items()} == {name: name == style for name in WORDS}, path
 
@@ -467,14 +467,14 @@ def test_training_and_inference_read_the_same_ids(renderer, image, make, style):
     example = make.example(3, style=style)
     tree = PassageScheme.of(renderer).encode(renderer, example, image)
     prefix = renderer.prefix(example.question, image).ids
-    for branch, own in zip(example.branches, tree.branches, strict=True):
+    for branch, segment in zip(example.branches, tree.branches, strict=True):
         role = "relevant" if branch.relevant else "irrelevant"
         read = (
             prefix
             + PassageScheme.of(renderer).passage_branch(renderer, branch.passage, style)
             + [renderer.token_id(role)]
         )
-        assert [*tree.prefix.ids, *own.ids][: len(read)] == read
+        assert [*tree.prefix.ids, *segment.ids][: len(read)] == read
 
 
 PROMPTED = (
@@ -493,30 +493,32 @@ def test_mmkb_supervises_replies_behind_the_prompts_that_inference_reads(kind, s
     renderer = make.renderer(kind, MMKB_RAG)
     tree = PromptScheme.of(renderer).encode(renderer, PromptedExample("q", "", QUESTION, PROMPTED, style), image)
     assert tree.prefix.ids == tuple(renderer.question_prefix(QUESTION, image).ids)
-    for own, branch in zip(PROMPTED, tree.branches, strict=True):
-        read = PromptScheme.of(renderer).prompt_branch(renderer, own.prompt, own.documents, style)
+    for prompted_branch, branch in zip(PROMPTED, tree.branches, strict=True):
+        read = PromptScheme.of(renderer).prompt_branch(
+            renderer, prompted_branch.prompt, prompted_branch.documents, style
+        )
         said = branch.ids[len(read) :]
         assert list(branch.ids[: len(read)]) == read
         assert list(branch.labels) == [-100] * len(read) + list(said)
         assert said[-1] == renderer.end_token_id
-        if own.role:
-            assert said[:-1] == (renderer.token_id(own.role),)
+        if prompted_branch.role:
+            assert said[:-1] == (renderer.token_id(prompted_branch.role),)
         else:
-            assert renderer.decode(said[:-1]) == own.reply
+            assert renderer.decode(said[:-1]) == prompted_branch.reply
             assert not set(renderer.token_ids.values()) & set(said)  # an answer can't forge a token
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_fine_tuning_supervises_answers_alone(kind, make, image):
     renderer = make.renderer(kind, PLAIN)
-    asked = (PromptedBranch("vqa", reply="oak"), PromptedBranch("vqa", (make.passage(),), reply="dark oak"))
-    tree = PromptScheme.of(renderer).encode(renderer, PromptedExample("q", "", QUESTION, asked), image)
+    prompted_branches = (PromptedBranch("vqa", reply="oak"), PromptedBranch("vqa", (make.passage(),), reply="dark oak"))
+    tree = PromptScheme.of(renderer).encode(renderer, PromptedExample("q", "", QUESTION, prompted_branches), image)
     assert renderer.token_ids == {}
-    for own, branch in zip(asked, tree.branches, strict=True):
+    for prompted_branch, branch in zip(prompted_branches, tree.branches, strict=True):
         labels = [label for label in branch.labels if label != -100]
-        assert labels == renderer.reply_ids(own.reply)
+        assert labels == renderer.reply_ids(prompted_branch.reply)
         whole = [*tree.prefix.ids, *branch.ids]
-        assert whole == [*renderer.plain(QUESTION, image, own.documents).ids, *labels]
+        assert whole == [*renderer.plain(QUESTION, image, prompted_branch.documents).ids, *labels]
     with pytest.raises(UserError, match="the scheme plain has no prompt `ret`"):
         PromptScheme.of(renderer).prompt_branch(renderer, "ret")
 

@@ -111,20 +111,20 @@ def next_probabilities(model: PreTrainedModel, question: Rendered, more: list[in
 @pytest.mark.parametrize("copied", [0, 80])
 def test_gates_answers_and_scores_are_those_of_independent_rows(model, images, copied, monkeypatch):
     monkeypatch.setattr(shared_attention, "COPIED", copied)
-    engine, asked, hung = engine_of(model), questions(model, images), branches()
-    opened = engine.read(asked)
+    engine, prefixes, hung = engine_of(model), questions(model, images), branches()
+    opened = engine.read(prefixes)
     state = engine.branch(opened, hung)
-    for question, found in zip(asked, opened.probabilities(GATES), strict=True):
-        torch.testing.assert_close(found, next_probabilities(model, question, [])[GATES], rtol=1e-5, atol=1e-7)
-    for question, own, found in zip(asked, hung, state.probabilities(GATES), strict=True):
-        for one, gates in zip(own, found, strict=True):
+    for question, question_gates in zip(prefixes, opened.probabilities(GATES), strict=True):
+        torch.testing.assert_close(question_gates, next_probabilities(model, question, [])[GATES], rtol=1e-5, atol=1e-7)
+    for question, question_branches, branch_gates in zip(prefixes, hung, state.probabilities(GATES), strict=True):
+        for one, gates in zip(question_branches, branch_gates, strict=True):
             torch.testing.assert_close(gates, next_probabilities(model, question, one)[GATES], rtol=1e-4, atol=1e-7)
     rows = [(2, 4), (0, 1), (2, 0)]
     answers = engine.generate(state, rows, forced=[9], max_new_tokens=4)
     for (q, k), answer in zip(rows, answers, strict=True):
         written = [*hung[q][k], 9]
         for token, log_prob in zip(answer.token_ids, answer.log_probs, strict=True):
-            expected = next_probabilities(model, asked[q], written)
+            expected = next_probabilities(model, prefixes[q], written)
             assert token == int(expected.argmax())
             assert log_prob == pytest.approx(float(expected[token].log()), abs=1e-4)
             written.append(token)
@@ -136,9 +136,9 @@ def test_gates_answers_and_scores_are_those_of_independent_rows(model, images, c
 def trees(model: PreTrainedModel, images: int) -> list[Tree]:
     """Questions whose last prefix token is supervised, as [Retrieval] is, and branches that are partly so."""
     made = []
-    for question, own in zip(questions(model, images), branches(), strict=True):
+    for question, question_branches in zip(questions(model, images), branches(), strict=True):
         labels = [*[IGNORE] * (len(question.ids) - 1), question.ids[-1]]
-        hung = tuple(Segment.of(ids, [IGNORE, *ids[1:]] if k % 2 else ids) for k, ids in enumerate(own))
+        hung = tuple(Segment.of(ids, [IGNORE, *ids[1:]] if k % 2 else ids) for k, ids in enumerate(question_branches))
         made.append(Tree(Segment.of(question.ids, labels), hung, question.vision))
     return made
 
@@ -165,10 +165,10 @@ def plain_batches(model: PreTrainedModel, made: list[Tree]) -> list[dict[str, An
     ]
 
 
-def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[float]:
-    assert found.keys() == expected.keys()
+def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> list[float]:
+    assert actual.keys() == expected.keys()
     return [
-        float((found[name] - value).norm() / (value.norm() + 1e-3 * max(1.0, float(expected["loss"]) ** 0.5)))
+        float((actual[name] - value).norm() / (value.norm() + 1e-3 * max(1.0, float(expected["loss"]) ** 0.5)))
         for name, value in expected.items()
     ]
 
@@ -184,11 +184,11 @@ def test_loss_and_gradients_are_those_of_independent_rows(model, images, by_part
     if checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     try:
-        found = learned(model, [collate(made)])
+        actual = learned(model, [collate(made)])
     finally:
         model.activation_checkpointing_disable()
         model.eval()
-    assert max(differences(found, expected)) < 1e-4
+    assert max(differences(actual, expected)) < 1e-4
 
 
 @pytest.mark.parametrize("by_parts", [True, False])
@@ -210,13 +210,15 @@ def test_a_broken_mask_is_noticed(by_parts, monkeypatch):
 @settings(max_examples=25, deadline=None)
 def test_neither_budget_nor_order_matters(lengths, budget, rng):
     model = build("qwen2_vl")
-    asked = [prefix(model, 1, 2 + q, seed=q) for q in range(len(lengths))]
-    hung = [[branch(n, seed=10 * q + k) for k, n in enumerate(own)] for q, own in enumerate(lengths)]
-    rows = [(q, k) for q, own in enumerate(lengths) for k in range(len(own))]
+    prefixes = [prefix(model, 1, 2 + q, seed=q) for q in range(len(lengths))]
+    hung = [
+        [branch(n, seed=10 * q + k) for k, n in enumerate(branch_lengths)] for q, branch_lengths in enumerate(lengths)
+    ]
+    rows = [(q, k) for q, branch_lengths in enumerate(lengths) for k in range(len(branch_lengths))]
 
     def results(order: list[int], budget: int) -> tuple[list[Tensor], dict[tuple[int, int], list[int]]]:
         engine = engine_of(model, budget)
-        state = engine.branch(engine.read([asked[q] for q in order]), [hung[q] for q in order])
+        state = engine.branch(engine.read([prefixes[q] for q in order]), [hung[q] for q in order])
         gates = dict(zip(order, state.probabilities(GATES), strict=True))
         wanted = [(order.index(q), k) for q, k in rows]
         answers = engine.generate(state, wanted, max_new_tokens=3)
@@ -227,17 +229,17 @@ def test_neither_budget_nor_order_matters(lengths, budget, rng):
     order = list(range(len(lengths)))
     expected = results(order, 16_384)
     rng.shuffle(order)
-    found = results(order, budget)
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-7)
-    assert found[1] == expected[1]
+    actual = results(order, budget)
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-5, atol=1e-7)
+    assert actual[1] == expected[1]
 
 
 def test_a_prefix_without_an_image_and_a_branch_beyond_the_context():
     model = build("llava")
     engine = engine_of(model)
     bare = Rendered([1, 20, 21], [1, 20, 21])
-    (found,) = engine.branch(engine.read([bare]), [[[30, 31]]]).probabilities(GATES)
-    torch.testing.assert_close(found[0], next_probabilities(model, bare, [30, 31])[GATES], rtol=1e-5, atol=1e-7)
+    (gates,) = engine.branch(engine.read([bare]), [[[30, 31]]]).probabilities(GATES)
+    torch.testing.assert_close(gates[0], next_probabilities(model, bare, [30, 31])[GATES], rtol=1e-5, atol=1e-7)
     with pytest.raises(UserError, match="the model takes 512"):
         engine.branch(engine.read([bare]), [[branch(510, seed=0)]])
 
@@ -265,15 +267,15 @@ def test_questions_about_one_picture_read_it_once(family, keep, copied, monkeypa
     monkeypatch.setattr("reflectune.models.prefix.engine.WORTHWHILE", 1)
     model = build(family)
     first, other = prefix(model, 1, 4, seed=0), prefix(model, 1, 5, seed=1)
-    asked = [about(model, first, [20, 21, 22]), other, about(model, first, [23, 24]), first]
-    expected = [next_probabilities(model, question, [30, 31])[GATES] for question in asked]
+    prefixes = [about(model, first, [20, 21, 22]), other, about(model, first, [23, 24]), first]
+    expected = [next_probabilities(model, question, [30, 31])[GATES] for question in prefixes]
     engine, seen = engine_of(model), vision_calls(model)
     engine = PrefixEngine(SimpleNamespace(model=model, renderer=engine.renderer, name="test"), keep_images=keep)
-    found = engine.branch(engine.read(asked), [[[30, 31]]] * 4).probabilities(GATES)
-    for gates, wanted in zip(found, expected, strict=True):
+    probabilities = engine.branch(engine.read(prefixes), [[[30, 31]]] * 4).probabilities(GATES)
+    for gates, wanted in zip(probabilities, expected, strict=True):
         torch.testing.assert_close(gates[0], wanted, rtol=1e-4, atol=1e-7)
     before = len(seen)
-    again = engine.branch(engine.read([asked[2]]), [[[30, 31]]]).probabilities(GATES)
+    again = engine.branch(engine.read([prefixes[2]]), [[[30, 31]]]).probabilities(GATES)
     torch.testing.assert_close(again[0][0], expected[2], rtol=1e-4, atol=1e-7)
     assert (len(seen) == before) == bool(keep)
 
@@ -306,11 +308,11 @@ def test_training_reads_a_picture_of_several_questions_once(model, images, check
     if checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     try:
-        found = learned(model, [batch])
+        actual = learned(model, [batch])
     finally:
         model.activation_checkpointing_disable()
         model.eval()
-    assert max(differences(found, expected)) < 1e-4
+    assert max(differences(actual, expected)) < 1e-4
 
 
 def test_a_picture_in_a_wrong_place_is_noticed():
@@ -353,18 +355,18 @@ def test_a_frozen_vision_tower_keeps_nothing_for_a_backward_pass(family):
             module.register_forward_hook(
                 lambda module, _, out: kept.append(out.requires_grad) if isinstance(out, Tensor) else None
             )
-    found = learned(model.train(), [TreeCollator(model)(of_one_picture(model, 1))])
+    gradients = learned(model.train(), [TreeCollator(model)(of_one_picture(model, 1))])
     assert kept
     assert not any(kept)
-    assert any(tower_of(name) == "projector" for name in found)
+    assert any(tower_of(name) == "projector" for name in gradients)
 
 
 def test_a_batch_of_mixed_image_counts():
     model = build("qwen2_5_vl")
     engine = engine_of(model)
-    asked = [prefix(model, images, 4, seed=images) for images in (2, 1, 3)]
-    found = engine.read(asked).probabilities(GATES)
-    for question, gates in zip(asked, found, strict=True):
+    prefixes = [prefix(model, images, 4, seed=images) for images in (2, 1, 3)]
+    probabilities = engine.read(prefixes).probabilities(GATES)
+    for question, gates in zip(prefixes, probabilities, strict=True):
         torch.testing.assert_close(gates, next_probabilities(model, question, [])[GATES], rtol=1e-5, atol=1e-7)
 
 

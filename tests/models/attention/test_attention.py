@@ -41,20 +41,20 @@ def test_attention_and_its_denominator_are_the_equation(how, key_heads):
     query, keys, values = made(key_heads=key_heads)
     bias = torch.zeros(2, 1, 1, 7)
     bias[1, :, :, 4:] = -torch.inf
-    for found, expected in zip(
+    for actual, expected in zip(
         how(query, keys, values, scale=SCALE, bias=bias), by_hand(query, keys, values, bias), strict=True
     ):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", [attend, lambda *a, **k: attend_plainly(*a, k["scale"], None, k["causal"])])
 def test_causal_attention_hides_what_follows(how):
     query, keys, values = made(seen=5)
     bias = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
-    for found, expected in zip(
+    for actual, expected in zip(
         how(query, keys, values, scale=SCALE, causal=True), by_hand(query, keys, values, bias), strict=True
     ):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("key_heads", "causal"), [(4, False), (2, False), (2, True)])
@@ -65,15 +65,15 @@ def test_flash_attention_is_given_what_it_takes(monkeypatch, key_heads, causal):
         assert how["enable_gqa"] == (keys.shape[1] < query.shape[1])
         assert (starts.dtype, key_starts.dtype, return_aux.lse) == (torch.int32, torch.int32, True)
         used = how["seqused_k"]
-        found = []
+        parts = []
         for row, ((a, b), (c, d)) in enumerate(
             zip(pairwise(starts.tolist()), pairwise(key_starts.tolist()), strict=True)
         ):
             assert (b - a, d - c) == (new, seen)
             d = d if used is None else c + int(used[row])
-            own = [tensor.transpose(0, 1)[None] for tensor in (query[a:b], keys[c:d], values[c:d])]
-            found.append(attend_plainly(*own, scale, None, window_size == (-1, 0)))
-        return torch.cat([out[0].transpose(0, 1) for out, _ in found]), torch.cat([lse[0] for _, lse in found], 1)
+            row_inputs = [tensor.transpose(0, 1)[None] for tensor in (query[a:b], keys[c:d], values[c:d])]
+            parts.append(attend_plainly(*row_inputs, scale, None, window_size == (-1, 0)))
+        return torch.cat([out[0].transpose(0, 1) for out, _ in parts]), torch.cat([lse[0] for _, lse in parts], 1)
 
     monkeypatch.setattr(attention, "varlen_attn", by_row)
     query, keys, values = made(key_heads=key_heads, seen=5 if causal else 7)
@@ -81,9 +81,9 @@ def test_flash_attention_is_given_what_it_takes(monkeypatch, key_heads, causal):
     if not causal:
         bias = torch.zeros(2, 1, 1, 7)
         bias[1, :, :, 4:] = -torch.inf
-    found = attention.attend_by_flash(query, keys, values, SCALE, bias, causal)
-    for own, expected in zip(found, attend_plainly(query, keys, values, SCALE, bias, causal), strict=True):
-        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
+    outputs = attention.attend_by_flash(query, keys, values, SCALE, bias, causal)
+    for actual, expected in zip(outputs, attend_plainly(query, keys, values, SCALE, bias, causal), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_only_half_precision_on_a_gpu_is_offered_flash_attention():
@@ -100,8 +100,8 @@ def test_parts_merged_are_the_whole(cuts):
     query, keys, values = made()
     bounds = (0, *cuts, 7)
     parts = [attend(query, keys[:, :, a:b], values[:, :, a:b], scale=SCALE) for a, b in pairwise(bounds)]
-    for found, expected in zip(merge(parts), attend(query, keys, values, scale=SCALE), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for actual, expected in zip(merge(parts), attend(query, keys, values, scale=SCALE), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])
@@ -118,8 +118,8 @@ def test_gradients_through_parts_add_up_to_those_of_the_whole(key_heads):
             attend_backward(grad, query, keys[:, :, part], values[:, :, part], output, lse, scale=SCALE)
             for part in (slice(0, 3), slice(3, 7))
         )
-    found = (first[0] + second[0], torch.cat([first[1], second[1]], 2), torch.cat([first[2], second[2]], 2))
-    for a, b in zip(found, expected, strict=True):
+    summed = (first[0] + second[0], torch.cat([first[1], second[1]], 2), torch.cat([first[2], second[2]], 2))
+    for a, b in zip(summed, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
@@ -129,11 +129,11 @@ def test_short_products_are_not_for_attention():
     expected = by_hand(query, keys, values)
     torch.set_float32_matmul_precision("medium")
     try:
-        found = attend(query, keys, values, scale=SCALE)
+        outputs = attend(query, keys, values, scale=SCALE)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(outputs, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 

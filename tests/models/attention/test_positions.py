@@ -16,8 +16,8 @@ def test_mrope_positions_are_those_of_the_model(make, size):
     expected, _ = loaded.model.model.get_rope_index(
         ids, mm_token_type_ids=kinds, image_grid_thw=rendered.vision["image_grid_thw"]
     )
-    found = Positions(loaded.model).of_prefix(ids[0].numpy(), rendered.vision)
-    assert np.array_equal(found, expected[:, 0].numpy())
+    positions = Positions(loaded.model).of_prefix(ids[0].numpy(), rendered.vision)
+    assert np.array_equal(positions, expected[:, 0].numpy())
 
 
 def test_mrope_positions_of_two_images_are_those_of_the_model(make):
@@ -27,8 +27,8 @@ def test_mrope_positions_of_two_images_are_those_of_the_model(make):
     grids = torch.cat([part.vision["image_grid_thw"] for part in parts])
     kinds = (ids == loaded.renderer.image_token_id).int()
     expected, _ = loaded.model.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grids)
-    found = Positions(loaded.model).of_prefix(ids[0].numpy(), {"image_grid_thw": grids})
-    assert np.array_equal(found, expected[:, 0].numpy())
+    positions = Positions(loaded.model).of_prefix(ids[0].numpy(), {"image_grid_thw": grids})
+    assert np.array_equal(positions, expected[:, 0].numpy())
 
 
 def test_llava_counts(make):

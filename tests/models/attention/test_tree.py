@@ -125,10 +125,10 @@ def test_a_row_written_out(make):
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 2, 3]]
 
 
-@pytest.mark.parametrize(("found", "why"), [("eager", "silently"), ("flash_attention_2", "see one another")])
-def test_other_attention_is_refused_with_a_reason(make, found, why):
+@pytest.mark.parametrize(("implementation", "why"), [("eager", "silently"), ("flash_attention_2", "see one another")])
+def test_other_attention_is_refused_with_a_reason(make, implementation, why):
     model = make.model("llava")
     text = model.config.text_config
-    model.config.text_config = type(text)(**text.to_dict(), attn_implementation=found)
-    with pytest.raises(UserError, match=f"needs attn_implementation=sdpa, found {found}.*{why}"):
+    model.config.text_config = type(text)(**text.to_dict(), attn_implementation=implementation)
+    with pytest.raises(UserError, match=f"needs attn_implementation=sdpa, found {implementation}.*{why}"):
         TreeCollator(model)

@@ -20,7 +20,10 @@ TREES = st.lists(
 
 def segments_of(trees: list[tuple[int, list[int], int]]) -> torch.Tensor:
     """A tree a row, of shape (rows, length)."""
-    rows = [[0] * prefix + [k for k, n in enumerate(own, 1) for _ in range(n)] for prefix, own, _ in trees]
+    rows = [
+        [0] * prefix + [k for k, n in enumerate(branch_lengths, 1) for _ in range(n)]
+        for prefix, branch_lengths, _ in trees
+    ]
     length = max(len(row) + tree[2] for row, tree in zip(rows, trees, strict=True))
     return torch.tensor(
         [[t * STRIDE + code for code in row] + [-1] * (length - len(row)) for t, row in enumerate(rows)]
@@ -73,17 +76,19 @@ def test_it_is_the_equation(trees, key_heads, in_one_row):
     whole = attention_and_gradients(
         lambda q, k, v: tree_attention(q, k, v, segments[:, None, None], SCALE), segments, key_heads
     )
-    for found, expected in zip(whole, attention_and_gradients(dense(segments), segments, key_heads), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
+    for actual, expected in zip(whole, attention_and_gradients(dense(segments), segments, key_heads), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.usefixtures("way")
 def test_a_wrong_mask_is_noticed():
     right = segments_of([(3, [2, 2], 0)])
     wrong = segments_of([(3, [4], 0)])
-    found = attention_and_gradients(lambda q, k, v: tree_attention(q, k, v, wrong[:, None, None], SCALE), right, 4)
+    masked_wrongly = attention_and_gradients(
+        lambda q, k, v: tree_attention(q, k, v, wrong[:, None, None], SCALE), right, 4
+    )
     expected = attention_and_gradients(dense(right), right, 4)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(masked_wrongly, expected, strict=True):
         assert (a - b).abs().max() > 1e-2
 
 
@@ -137,6 +142,6 @@ def test_low_precision(dtype):
     segments = segments_of([(5, [3, 2], 1), (4, [1], 0)])
     inputs = torch.randn(3, 2, 4, len(segments[0]), 8)
     expected = dense(segments)(*inputs)
-    found = tree_attention(*inputs.to(dtype), segments[:, None, None], SCALE)
+    attended = tree_attention(*inputs.to(dtype), segments[:, None, None], SCALE)
     real = (segments >= 0)[:, :, None, None]
-    torch.testing.assert_close(found.float() * real, expected * real, rtol=0.03, atol=0.03)
+    torch.testing.assert_close(attended.float() * real, expected * real, rtol=0.03, atol=0.03)

@@ -69,19 +69,19 @@ def all_rows() -> list[tuple[int, int]]:
 
 
 def test_gates_are_those_of_independent_rows(loaded, prefixes):
-    found = PrefixEngine(loaded).read(prefixes).probabilities(gate_ids(loaded))
+    probabilities = PrefixEngine(loaded).read(prefixes).probabilities(gate_ids(loaded))
     expected = torch.stack([next_logits(loaded, p, []).softmax(-1)[gate_ids(loaded)] for p in prefixes])
-    assert found.shape == (4, 2)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+    assert probabilities.shape == (4, 2)
+    torch.testing.assert_close(probabilities, expected, rtol=1e-4, atol=1e-7)
 
 
 def test_relevance_is_that_of_independent_rows(loaded, prefixes, branches):
     engine = PrefixEngine(loaded)
     ids = [loaded.renderer.token_id(role) for role in ("relevant", "irrelevant")]
-    found = engine.branch(engine.read(prefixes), branches).probabilities(ids)
-    assert [own.shape for own in found] == [(count, 2) for count in COUNTS]
-    for prefix, own, result in zip(prefixes, branches, found, strict=True):
-        for branch, probabilities in zip(own, result, strict=True):
+    by_question = engine.branch(engine.read(prefixes), branches).probabilities(ids)
+    assert [relevance.shape for relevance in by_question] == [(count, 2) for count in COUNTS]
+    for prefix, question_branches, result in zip(prefixes, branches, by_question, strict=True):
+        for branch, probabilities in zip(question_branches, result, strict=True):
             torch.testing.assert_close(
                 probabilities, next_logits(loaded, prefix, branch).softmax(-1)[ids], rtol=1e-4, atol=1e-7
             )
@@ -89,8 +89,8 @@ def test_relevance_is_that_of_independent_rows(loaded, prefixes, branches):
 
 def test_probabilities_are_of_the_full_softmax(loaded, prefixes):
     everything = list(range(loaded.model.get_output_embeddings().weight.shape[0]))
-    found = PrefixEngine(loaded).read(prefixes).probabilities(everything)
-    torch.testing.assert_close(found.sum(1), torch.ones(4))
+    probabilities = PrefixEngine(loaded).read(prefixes).probabilities(everything)
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(4))
 
 
 @pytest.mark.parametrize("forced", [[], ["relevant"]])
@@ -153,10 +153,10 @@ def results(loaded, prefixes, branches, budget, order):
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]])
 def test_neither_order_nor_budget_matters(loaded, prefixes, branches, budget, order):
     expected = results(loaded, prefixes, branches, 16_384, [0, 1, 2, 3])
-    found = results(loaded, prefixes, branches, budget, order)
-    for a, b in zip(found[:2], expected[:2], strict=True):
+    actual = results(loaded, prefixes, branches, budget, order)
+    for a, b in zip(actual[:2], expected[:2], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
-    for a, b in zip(found[2], expected[2], strict=True):
+    for a, b in zip(actual[2], expected[2], strict=True):
         assert a.token_ids == b.token_ids
         assert a.score == pytest.approx(b.score, rel=1e-3)
 
@@ -183,7 +183,7 @@ def test_nothing_in_nothing_out(loaded, prefixes):
     engine = PrefixEngine(loaded)
     assert engine.read([]).probabilities([1, 2]).shape == (0, 2)
     state = engine.branch(engine.read(prefixes), [[]] * 4)
-    assert [own.shape for own in state.probabilities([1])] == [(0, 1)] * 4
+    assert [probabilities.shape for probabilities in state.probabilities([1])] == [(0, 1)] * 4
     assert engine.generate(state, []) == []
 
 
@@ -201,8 +201,8 @@ def test_mmkb_prompts_share_one_prefix(make):
         PromptScheme.of(renderer).prompt_branch(renderer, "vqa", passages),
     ]
     ids = [renderer.token_id(role) for role in ("retrieve", "relevant")]
-    (found,) = engine.branch(engine.read([prefix]), [prompts]).probabilities(ids)
-    for prompt, probabilities in zip(prompts, found, strict=True):
+    (by_prompt,) = engine.branch(engine.read([prefix]), [prompts]).probabilities(ids)
+    for prompt, probabilities in zip(prompts, by_prompt, strict=True):
         expected = next_logits(loaded, prefix, prompt).softmax(-1)[ids]
         torch.testing.assert_close(probabilities, expected, rtol=1e-4, atol=1e-7)
 
@@ -237,8 +237,8 @@ def test_what_is_drawn_depends_on_its_seed_alone(loaded, prefixes, branches):
         engine = PrefixEngine(loaded, budget)
         state = engine.branch(engine.read(prefixes), branches)
         sampling = Sampling(1.5, [seeds[i] for i in order])
-        found = engine.generate(state, [rows[i] for i in order], max_new_tokens=6, sampling=sampling)
-        return {i: answer.token_ids for i, answer in zip(order, found, strict=True)}
+        answers = engine.generate(state, [rows[i] for i in order], max_new_tokens=6, sampling=sampling)
+        return {i: answer.token_ids for i, answer in zip(order, answers, strict=True)}
 
     together = drawn(16_384, list(range(15)))
     assert drawn(64, list(range(15))[::-1]) == together

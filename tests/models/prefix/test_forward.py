@@ -32,7 +32,7 @@ def test_token_by_token_is_one_pass(loaded, make):
     whole, _ = forward.append(rows, ids)
     written = []
     for step in range(3):
-        tokens = torch.tensor([own[step] for own in ids])
+        tokens = torch.tensor([row_ids[step] for row_ids in ids])
         hidden, written = forward.decode_step(tokens, rows.next_position + step, rows.shared(), written)
         torch.testing.assert_close(hidden, whole[:, step], rtol=1e-4, atol=1e-5)
     assert written[0][0].shape[2] == 3

@@ -14,9 +14,9 @@ def loaded(request, make):
 
 
 def parts(loaded, text, image):
-    found = split(loaded.renderer.prefix(text, image), loaded.renderer.image_token_id)
-    assert found is not None
-    return found
+    head_and_tail = split(loaded.renderer.prefix(text, image), loaded.renderer.image_token_id)
+    assert head_and_tail is not None
+    return head_and_tail
 
 
 def test_head_and_tail_are_the_whole_and_the_head_ends_after_the_picture(loaded, make):

@@ -49,8 +49,8 @@ def test_tags_that_are_not_marked_special_are_owned_and_words_are_not():
     tokenizer = wrap(unigram().backend_tokenizer.model, "<a>", "[REL]", "bab", special=False)
     safe = SafeTokenizer(tokenizer, owned=())
     ids = [tokenizer.convert_tokens_to_ids(token) for token in ("<a>", "[REL]", "bab")]
-    found = safe.encode_from_start("<a>[REL]bab")
-    assert [i for i in found if i in ids] == ids[2:]
+    encoded = safe.encode_from_start("<a>[REL]bab")
+    assert [i for i in encoded if i in ids] == ids[2:]
     assert safe.encode_from_start(safe.trust("<a>[REL]bab")) == ids
 
 

@@ -64,7 +64,7 @@ def test_of_what_is_no_address_only_what_can_be_no_secret_is_shown(url: str, sho
 
 
 def test_secrets_are_told_as_they_are_written_and_as_a_server_reads_them() -> None:
-    found = secrets_in("http://me:a%2Fb@host/v1?x=1&key=c%20d&hidden")
+    secrets = secrets_in("http://me:a%2Fb@host/v1?x=1&key=c%20d&hidden")
 
-    assert found == ["bWU6YS9i", "a%2Fb", "c%20d", "hidden", "a/b", "c d"]  # the first: me:a/b in base64
+    assert secrets == ["bWU6YS9i", "a%2Fb", "c%20d", "hidden", "a/b", "c d"]  # the first: me:a/b in base64
     assert secrets_in("http://token@host") == ["dG9rZW46", "token"]

@@ -299,9 +299,9 @@ def test_a_request_that_differs_in_anything_is_another_one(
 def test_the_first_tokens_log_probabilities_are_read_without_decoding(stub_server: Start, tmp_path: Path) -> None:
     server = stub_server(echo, first_token={"yes": -0.1, "no": -2.5, "maybe": -4.0})
     with RemoteModel(endpoint(server.url), tmp_path / "replies.jsonl") as model:
-        (found,) = model.log_probabilities([ask("Is it?")], ["yes", "no", "never"])
+        (log_probs,) = model.log_probabilities([ask("Is it?")], ["yes", "no", "never"])
 
-    assert found == {"yes": -0.1, "no": -2.5}
+    assert log_probs == {"yes": -0.1, "no": -2.5}
     assert server.requests[0][1]["max_tokens"] == 1
 
 

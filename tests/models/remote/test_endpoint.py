@@ -31,9 +31,9 @@ def test_a_local_server_needs_an_address_and_a_model_only() -> None:
 def test_each_problem_is_told(settings: dict[str, object], problem: str) -> None:
     config = RemoteConfig(**{"llm_url": URL, "llm_model": "m", "llm_key_variable": "NO_SUCH_VARIABLE", **settings})
 
-    (found,) = config.llm_problems()
+    (told,) = config.llm_problems()
 
-    assert problem in found
+    assert problem in told
 
 
 def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ def test_what_is_written_is_read(order: list[int], count: int, summary: str) -> 
     ],
 )
 def test_numbers_that_mean_nothing_are_told_apart(text: str, problem: str) -> None:
-    found = read_reply(text, 3)
-    assert (found.keep, found.problem) == ((), problem)
+    reply = read_reply(text, 3)
+    assert (reply.keep, reply.problem) == ((), problem)
 
 
 def test_a_reply_may_be_written_loosely() -> None:

@@ -95,8 +95,8 @@ def test_a_fresh_model_gets_rows_though_its_tokenizer_has_the_tokens(make, famil
 def test_a_token_is_one_id_everywhere(make, family, scheme, around):
     _, processor, ids, _, _ = build(make, family, scheme=scheme)
     for role, token in scheme.tokens.items():
-        found = processor.tokenizer(around.replace("{}", token))["input_ids"]
-        assert found.count(ids[role]) == around.count("{}")
+        token_ids = processor.tokenizer(around.replace("{}", token))["input_ids"]
+        assert token_ids.count(ids[role]) == around.count("{}")
         assert processor.tokenizer.decode([ids[role]]) == token
 
 
