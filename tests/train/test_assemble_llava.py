@@ -75,7 +75,7 @@ def test_what_transformers_loads_computes_what_the_three_parts_do(
 
     made = processor(text="USER: <image>\nWhen? ASSISTANT:", images=picture(), return_tensors="pt")
     with torch.no_grad():
-        found = model(**made).logits
+        logits = model(**made).logits
         seen = clip(made["pixel_values"], output_hidden_states=True).hidden_states[-2][:, 1:]
         hidden = nn.functional.gelu(nn.functional.linear(seen, *list(weights.values())[:2]))
         image = nn.functional.linear(hidden, *list(weights.values())[2:])
@@ -85,7 +85,7 @@ def test_what_transformers_loads_computes_what_the_three_parts_do(
         expected = vicuna(inputs_embeds=embedded).logits
 
     assert int(is_image.sum()) == 16
-    torch.testing.assert_close(found[..., : expected.shape[-1]], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits[..., : expected.shape[-1]], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_table_has_rows_for_image_and_padding_in_a_multiple_of_64(parts: Callable[..., AssembleConfig]) -> None:
@@ -96,13 +96,13 @@ def test_the_table_has_rows_for_image_and_padding_in_a_multiple_of_64(parts: Cal
     tokenizer = AutoProcessor.from_pretrained(config.output).tokenizer
     known = vicuna.config.vocab_size
 
-    for matrix, own in (
+    for matrix, language_rows in (
         (model.get_input_embeddings().weight, vicuna.get_input_embeddings().weight),
         (model.get_output_embeddings().weight, vicuna.get_output_embeddings().weight),
     ):
         assert matrix.shape[0] % 64 == 0
-        assert torch.equal(matrix[:known], own)
-        torch.testing.assert_close(matrix[known:], own.mean(0).expand(matrix.shape[0] - known, -1))
+        assert torch.equal(matrix[:known], language_rows)
+        torch.testing.assert_close(matrix[known:], language_rows.mean(0).expand(matrix.shape[0] - known, -1))
     assert tokenizer.convert_tokens_to_ids("<image>") == model.config.image_token_id >= known
     assert tokenizer.pad_token == "<pad>"
     assert "written to" in said

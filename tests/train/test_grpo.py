@@ -76,7 +76,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
             requires_retrieval=text != texts[2],
             entity_ids=(name,),
         )
-        for i, (text, (name, colour)) in enumerate((text, own) for text in texts for own in COLOURS.items())
+        for i, (text, (name, colour)) in enumerate((text, item) for text in texts for item in COLOURS.items())
     ]
     write_knowledge_base(folder / "knowledge", entries, name="kb", image_root="..", shard_size=10)
     write_questions(folder, "train", questions)
@@ -165,7 +165,7 @@ def read_gates(config: GrpoConfig, model: str, relevance: bool = False) -> list[
 def moved(config: GrpoConfig) -> list[float]:
     """By how much each question's retrieval gate has moved, in log-odds."""
     before, after = read_gates(config, config.model), read_gates(config, config.output_dir)
-    return [later.log_odds - own.log_odds for own, later in zip(before, after, strict=True)]
+    return [later.log_odds - earlier.log_odds for earlier, later in zip(before, after, strict=True)]
 
 
 def refined(config: GrpoConfig, change: Callable[[GateOutcome], GateOutcome]) -> None:
@@ -182,7 +182,7 @@ def refined(config: GrpoConfig, change: Callable[[GateOutcome], GateOutcome]) ->
             relevance="relevance" in config.gates,
             run=str(config.run_settings()),
         )
-        return lambda number, *, kept=False: [change(own) for own in both(number, kept=kept)]
+        return lambda number, *, kept=False: [change(outcome) for outcome in both(number, kept=kept)]
 
     refine(config, Dataset(Path(config.dataset)), {}, measuring)
 
@@ -202,12 +202,12 @@ def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(
     config: Callable[..., GrpoConfig], scheme: str, method: str
 ) -> None:
     """Rewards as measured: the random model is wrong either way, so that retrieving only costs."""
-    own = config(scheme=scheme, method=method, retrieval_cost=0.5, max_steps=12)
-    run(own)
+    settings = config(scheme=scheme, method=method, retrieval_cost=0.5, max_steps=12)
+    run(settings)
 
-    assert max(moved(own)) < -1.0
-    assert logged(own.output_dir, "reward")[-1] > logged(own.output_dir, "reward")[0]
-    assert logged(own.output_dir, "retrieving")[-1] < logged(own.output_dir, "retrieving")[0]
+    assert max(moved(settings)) < -1.0
+    assert logged(settings.output_dir, "reward")[-1] > logged(settings.output_dir, "reward")[0]
+    assert logged(settings.output_dir, "retrieving")[-1] < logged(settings.output_dir, "retrieving")[0]
 
 
 @pytest.mark.slow
@@ -228,11 +228,11 @@ def test_other_families_four_bits_and_half_precision_learn_from_where_they_were_
         pytest.importorskip("bitsandbytes")
     of_model = {name: changes[name] for name in ("family", "size") if name in changes}
     others = {name: value for name, value in changes.items() if name not in of_model}
-    own = config(scheme=scheme, model=tuned(scheme, **of_model), retrieval_cost=0.5, max_steps=12, **others)
-    run(own)
+    settings = config(scheme=scheme, model=tuned(scheme, **of_model), retrieval_cost=0.5, max_steps=12, **others)
+    run(settings)
 
-    assert logged(own.output_dir, "kl")[0] == pytest.approx(0.0, abs=start)
-    assert logged(own.output_dir, "retrieving")[-1] < 0.5 * logged(own.output_dir, "retrieving")[0]
+    assert logged(settings.output_dir, "kl")[0] == pytest.approx(0.0, abs=start)
+    assert logged(settings.output_dir, "retrieving")[-1] < 0.5 * logged(settings.output_dir, "retrieving")[0]
 
 
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
@@ -240,20 +240,22 @@ def test_other_families_four_bits_and_half_precision_learn_from_where_they_were_
 def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(
     config: Callable[..., GrpoConfig], scheme: str, policy_loss: str
 ) -> None:
-    own = config(scheme=scheme, policy_loss=policy_loss, retrieval_cost=0.0, max_steps=12)
-    refined(own, worth(direct=0.0, retrieved=1.0))
+    settings = config(scheme=scheme, policy_loss=policy_loss, retrieval_cost=0.0, max_steps=12)
+    refined(settings, worth(direct=0.0, retrieved=1.0))
 
-    assert min(moved(own)) > 1.0
+    assert min(moved(settings)) > 1.0
 
 
 @pytest.mark.slow
 def test_each_question_learns_its_own_better_way(config: Callable[..., GrpoConfig]) -> None:
-    own = config(retrieval_cost=0.0, max_steps=60, per_device_train_batch_size=9)
+    settings = config(retrieval_cost=0.0, max_steps=60, per_device_train_batch_size=9)
     easy = {"q3", "q4", "q5"}  # those of one text: a random model tells pictures apart badly
 
-    refined(own, lambda found: worth(1.0, 0.0)(found) if found.question_id in easy else worth(0.0, 1.0)(found))
+    refined(
+        settings, lambda outcome: worth(1.0, 0.0)(outcome) if outcome.question_id in easy else worth(0.0, 1.0)(outcome)
+    )
 
-    after = {own.question_id: own.log_odds for own in read_gates(own, own.output_dir)}
+    after = {gate.question_id: gate.log_odds for gate in read_gates(settings, settings.output_dir)}
     assert max(after[key] for key in easy) < 0 < min(value for key, value in after.items() if key not in easy)
 
 
@@ -271,19 +273,19 @@ def test_a_divergence_with_weight_keeps_the_gates_near_the_checkpoints(config: C
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
 def test_training_starts_at_the_reference(config: Callable[..., GrpoConfig], scheme: str) -> None:
     """What the engine read from the gates is what the trainer's forward pass computes: the divergence is nothing."""
-    own = config(scheme=scheme, gates=["retrieve", "relevance"], max_steps=1)
-    run(own)
+    settings = config(scheme=scheme, gates=["retrieve", "relevance"], max_steps=1)
+    run(settings)
 
-    assert logged(own.output_dir, "kl") == [pytest.approx(0.0, abs=1e-7)]
+    assert logged(settings.output_dir, "kl") == [pytest.approx(0.0, abs=1e-7)]
 
 
 def test_what_is_held_starts_where_it_is_held(config: Callable[..., GrpoConfig], tuned: Callable[..., str]) -> None:
     """With answers by the base model, relevance gates alone are held, by a divergence that is nothing at first."""
     base = str(read_info(tuned("mmkb_rag"))["base_model"])
-    own = config(scheme="mmkb_rag", answer_model="base", base_model=base, max_steps=1)
-    run(own)
+    settings = config(scheme="mmkb_rag", answer_model="base", base_model=base, max_steps=1)
+    run(settings)
 
-    assert logged(own.output_dir, "held") == [pytest.approx(0.0, abs=1e-7)]
+    assert logged(settings.output_dir, "held") == [pytest.approx(0.0, abs=1e-7)]
 
 
 def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(
@@ -297,10 +299,10 @@ def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(
     run(held)
 
     def relevance(model: str) -> list[float]:
-        return [p.log_odds for own in read_gates(free, model, relevance=True) for p in own.passages]
+        return [p.log_odds for outcome in read_gates(free, model, relevance=True) for p in outcome.passages]
 
-    def drift(own: GrpoConfig) -> float:
-        return sum(abs(a - b) for a, b in zip(relevance(own.model), relevance(own.output_dir), strict=True))
+    def drift(settings: GrpoConfig) -> float:
+        return sum(abs(a - b) for a, b in zip(relevance(settings.model), relevance(settings.output_dir), strict=True))
 
     assert max(moved(held)) < -1.0
     assert drift(held) < 0.5 * drift(free)
@@ -315,9 +317,9 @@ def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config: Calla
     run(free)
     run(held)
 
-    def kept(own: GrpoConfig) -> list[bool]:
+    def kept(settings: GrpoConfig) -> list[bool]:
         """Of each question. A random model's last token may be half a character, which no text can hold."""
-        pairs = zip(read_gates(own, own.model), read_gates(own, own.output_dir), strict=True)
+        pairs = zip(read_gates(settings, settings.model), read_gates(settings, settings.output_dir), strict=True)
         return [before.anchor.direct.startswith(after.anchor.direct or "nothing") for before, after in pairs]
 
     assert max(moved(held)) < -1.0
@@ -328,7 +330,7 @@ def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config: Calla
 @pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
 def test_relevance_gates_learn_to_keep_what_is_answered_right(config: Callable[..., GrpoConfig], scheme: str) -> None:
     """Passages about a diet are worth keeping, those about a home are not; the retrieval gate earns nothing."""
-    own = config(
+    settings = config(
         scheme=scheme,
         gates=["retrieve", "relevance"],
         keeping_cost=0.5,
@@ -338,13 +340,13 @@ def test_relevance_gates_learn_to_keep_what_is_answered_right(config: Callable[.
         save_steps=100,
     )
 
-    def change(found: GateOutcome) -> GateOutcome:
-        passages = [dataclasses.replace(p, right=float("mice" in p.passage.text)) for p in found.passages]
-        return dataclasses.replace(found, passages=tuple(passages))
+    def change(outcome: GateOutcome) -> GateOutcome:
+        passages = [dataclasses.replace(p, right=float("mice" in p.passage.text)) for p in outcome.passages]
+        return dataclasses.replace(outcome, passages=tuple(passages))
 
-    refined(own, change)
+    refined(settings, change)
 
-    read = [p for own in read_gates(own, own.output_dir, relevance=True) for p in own.passages]
+    read = [p for gate in read_gates(settings, settings.output_dir, relevance=True) for p in gate.passages]
     assert min(p.log_odds for p in read if "mice" in p.passage.text) > 0
     assert max(p.log_odds for p in read if "mice" not in p.passage.text) < 0
 
@@ -443,10 +445,10 @@ def command(config: GrpoConfig, folder: Path) -> list[str]:
 
 
 def test_later_rounds_are_measured_with_later_weights(config: Callable[..., GrpoConfig]) -> None:
-    own = config(retrieval_cost=0.5, refresh_steps=3)
-    run(own)
+    settings = config(retrieval_cost=0.5, refresh_steps=3)
+    run(settings)
 
-    first, second = (list(read_rows(own.rewards_folder() / f"round-00{n}" / "retrieved.jsonl")) for n in (0, 1))
+    first, second = (list(read_rows(settings.rewards_folder() / f"round-00{n}" / "retrieved.jsonl")) for n in (0, 1))
 
     assert [row["question_id"] for row in first] == [row["question_id"] for row in second]
     assert all(later["gate"] < before["gate"] for before, later in zip(first, second, strict=True))
@@ -455,12 +457,12 @@ def test_later_rounds_are_measured_with_later_weights(config: Callable[..., Grpo
 def test_a_round_that_is_lost_is_not_measured_with_later_weights(
     config: Callable[..., GrpoConfig], interrupted: Callable[..., None]
 ) -> None:
-    own = config(refresh_steps=3, save_steps=4)
-    interrupted(own, 5, run)
-    Path(own.rewards_folder(), "round-001", "direct.jsonl").unlink()
+    settings = config(refresh_steps=3, save_steps=4)
+    interrupted(settings, 5, run)
+    Path(settings.rewards_folder(), "round-001", "direct.jsonl").unlink()
 
     with pytest.raises(UserError, match=r"round-001 lacks direct\.jsonl"):
-        run(own)
+        run(settings)
 
 
 def test_answers_are_kept_and_serve_runs_of_other_costs(
@@ -483,42 +485,44 @@ def test_an_adapter_is_gone_on_with(
     scheme: str,
     weights: Callable[..., dict[str, torch.Tensor]],
 ) -> None:
-    own = config(scheme=scheme, model=tuned(scheme, kind="adapter"), method="lora", retrieval_cost=0.5, max_steps=12)
-    run(own)
+    settings = config(
+        scheme=scheme, model=tuned(scheme, kind="adapter"), method="lora", retrieval_cost=0.5, max_steps=12
+    )
+    run(settings)
 
-    assert read_info(own.output_dir)["base_model"] == read_info(own.model)["base_model"]
-    assert weights(own.output_dir).keys() == weights(own.model).keys()
-    assert logged(own.output_dir, "kl")[0] == pytest.approx(0.0, abs=1e-6)
-    assert max(moved(own)) < -1.0
+    assert read_info(settings.output_dir)["base_model"] == read_info(settings.model)["base_model"]
+    assert weights(settings.output_dir).keys() == weights(settings.model).keys()
+    assert logged(settings.output_dir, "kl")[0] == pytest.approx(0.0, abs=1e-6)
+    assert max(moved(settings)) < -1.0
 
 
 @pytest.mark.slow
 def test_full_training_starts_from_an_adapters_merged_weights(
     config: Callable[..., GrpoConfig], tuned: Callable[..., str]
 ) -> None:
-    own = config(model=tuned(kind="adapter"), retrieval_cost=0.5, max_steps=12)
-    run(own)
+    settings = config(model=tuned(kind="adapter"), retrieval_cost=0.5, max_steps=12)
+    run(settings)
 
-    assert read_info(own.output_dir)["kind"] == "full"
-    assert max(moved(own)) < -1.0
+    assert read_info(settings.output_dir)["kind"] == "full"
+    assert max(moved(settings)) < -1.0
 
 
 @pytest.mark.slow
 def test_an_adapter_of_a_full_checkpoint_is_loaded_by_plain_peft(config: Callable[..., GrpoConfig]) -> None:
-    own = config(method="lora", retrieval_cost=0.5)
-    run(own)
+    settings = config(method="lora", retrieval_cost=0.5)
+    run(settings)
 
-    plain = PeftModel.from_pretrained(load(own.model).model, own.output_dir).merge_and_unload().state_dict()
+    plain = PeftModel.from_pretrained(load(settings.model).model, settings.output_dir).merge_and_unload().state_dict()
 
-    ours = load(own.output_dir).model.state_dict()
+    ours = load(settings.output_dir).model.state_dict()
     assert all(torch.equal(weight, plain[name]) for name, weight in ours.items())
 
 
 def test_a_finished_run_is_left_alone(config: Callable[..., GrpoConfig], capsys: pytest.CaptureFixture[str]) -> None:
-    own = config(max_steps=1)
-    run(own)
+    settings = config(max_steps=1)
+    run(settings)
 
-    run(own)
+    run(settings)
 
     assert "nothing to do" in capsys.readouterr().out
 
@@ -526,22 +530,22 @@ def test_a_finished_run_is_left_alone(config: Callable[..., GrpoConfig], capsys:
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(
     config: Callable[..., GrpoConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = config(dry_run=True, max_steps=None, epochs=4, refresh_steps=5)
-    run(own)
+    settings = config(dry_run=True, max_steps=None, epochs=4, refresh_steps=5)
+    run(settings)
     said = capsys.readouterr().out
 
     assert "9 questions of train (" in said
     assert "6 knowledge-based" in said
     assert "3 time(s)" in said  # before step 1, after steps 5 and 10
     assert "steps: 12" in said
-    assert not Path(own.output_dir).exists()
+    assert not Path(settings.output_dir).exists()
 
 
 def test_visual_questions_are_as_many_as_asked_for(config: Callable[..., GrpoConfig], world: Path) -> None:
-    found = chosen(config(visual_limit=1), Dataset(world))
+    questions = chosen(config(visual_limit=1), Dataset(world))
 
-    assert sum(question.requires_retrieval is True for question in found) == 6
-    assert sum(question.requires_retrieval is False for question in found) == 1
+    assert sum(question.requires_retrieval is True for question in questions) == 6
+    assert sum(question.requires_retrieval is False for question in questions) == 1
 
 
 def test_a_base_model_is_refused(config: Callable[..., GrpoConfig], tuned: Callable[..., str]) -> None:
@@ -602,10 +606,10 @@ def test_rewards_count_every_passage_that_was_read() -> None:
     passages = (PassageOutcome(passage, 1.0, 2.0), PassageOutcome(passage, 0.0, -3.0))
     outcome = GateOutcome("q", direct=0.25, retrieved=1.0, passages_read=20, log_odds=0.5, passages=passages)
 
-    found = rewards_of(outcome, Costs(retrieval=0.02, keeping=0.1))
+    rewards = rewards_of(outcome, Costs(retrieval=0.02, keeping=0.1))
 
-    assert found.rewards == (pytest.approx((0.6, 0.25)), (0.9, 0.0), (-0.1, 0.0))
-    assert found.log_odds == (0.5, 2.0, -3.0)
+    assert rewards.rewards == (pytest.approx((0.6, 0.25)), (0.9, 0.0), (-0.1, 0.0))
+    assert rewards.log_odds == (0.5, 2.0, -3.0)
 
 
 @pytest.mark.parametrize(

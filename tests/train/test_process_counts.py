@@ -30,7 +30,7 @@ def shares(order: TrainingOrder, batch: GlobalBatch) -> list[list[int]]:
     assert len(batches) % batch.processes == 0
     turns = batch.processes * batch.accumulation
     steps = [batches[i : i + turns] for i in range(0, len(batches), turns)]
-    return [sorted(index for own in step for index in own if index >= 0) for step in steps]
+    return [sorted(index for batch_indices in step for index in batch_indices if index >= 0) for step in steps]
 
 
 @pytest.mark.parametrize("examples", [24, 25, 31, 3])
@@ -38,7 +38,7 @@ def shares(order: TrainingOrder, batch: GlobalBatch) -> list[list[int]]:
 def test_an_optimiser_step_reads_the_same_examples_however_they_are_shared(examples: int, group: bool) -> None:
     splits = [GlobalBatch(8, 1, 1), GlobalBatch(2, 4, 1), GlobalBatch(4, 1, 2), GlobalBatch(2, 2, 2)]
     splits += [GlobalBatch(1, 2, 4), GlobalBatch(1, 1, 8)]
-    found = []
+    steps_by_split = []
     for batch in splits:
         order = TrainingOrder(
             list(range(examples)),
@@ -49,10 +49,10 @@ def test_an_optimiser_step_reads_the_same_examples_however_they_are_shared(examp
             multiple_of=batch.per_device * batch.processes if batch.processes > 1 else 1,
         )
         order.start_epoch(1)
-        found.append(shares(order, batch))
+        steps_by_split.append(shares(order, batch))
 
-    assert sorted(index for step in found[0] for index in step) == list(range(examples))
-    assert all(own == found[0] for own in found)
+    assert sorted(index for step in steps_by_split[0] for index in step) == list(range(examples))
+    assert all(steps == steps_by_split[0] for steps in steps_by_split)
 
 
 def test_a_filler_is_read_and_counts_for_nothing(
@@ -154,12 +154,12 @@ def test_two_processes_train_and_validate_as_one_does(
     fine_tune(one)
     finish(two, processes=2)
 
-    found, wanted = (
+    measured, wanted = (
         [{name: value for name, value in row.items() if "loss" in name or "eval" in name} for row in history(folder)]
         for folder in (two.output_dir, one.output_dir)
     )
     assert "eval_answer_exact_match" in wanted[-2]
-    for row, expected in zip(found, wanted, strict=True):
+    for row, expected in zip(measured, wanted, strict=True):
         assert row == pytest.approx(expected, rel=1e-4)
     for name, weight in weights(one.output_dir).items():
         torch.testing.assert_close(weights(two.output_dir)[name], weight, rtol=1e-3, atol=1e-4)

@@ -44,14 +44,14 @@ def test_it_learns_resumes_exactly_and_loads_as_it_was(
 ) -> None:
     straight, resumed = (config(name, family) for name in ("straight", "resumed"))
     fine_tune(straight)
-    found = losses(straight.output_dir)
-    assert sum(found[-2:]) / 2 < 0.8 * found[0]
+    straight_losses = losses(straight.output_dir)
+    assert sum(straight_losses[-2:]) / 2 < 0.8 * straight_losses[0]
 
     interrupted(resumed, 5)
     fine_tune(resumed)
     assert_equal_weights(straight.output_dir, resumed.output_dir)
     assert {weight.dtype for weight in weights(straight.output_dir).values()} == {torch.float32}
-    assert found == losses(resumed.output_dir)
+    assert straight_losses == losses(resumed.output_dir)
 
     loaded = load(straight.output_dir)
     trained = load(straight.model, scheme="mr2ag", quantization=Quantization("float32"))

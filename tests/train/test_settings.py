@@ -137,8 +137,8 @@ GRPO: dict[str, Any] = {
     ("kind", "keys"), [(SftConfig, SFT), (EstimateConfig, ESTIMATE), (GateConfig, GATE), (GrpoConfig, GRPO)]
 )
 def test_the_keys_and_their_defaults_are_those_that_yaml_files_are_written_for(kind: Any, keys: dict[str, Any]) -> None:
-    found = {field.name: getattr(kind(), field.name) for field in dataclasses.fields(kind) if field.init}
-    assert {name: str(value) if name == "k" else value for name, value in found.items()} == keys
+    defaults = {field.name: getattr(kind(), field.name) for field in dataclasses.fields(kind) if field.init}
+    assert {name: str(value) if name == "k" else value for name, value in defaults.items()} == keys
 
 
 @pytest.mark.parametrize(

@@ -125,21 +125,21 @@ def test_divided_among_processes_it_trains_as_ddp_does_and_resumes(
     run(name, model, "--best_metric", "loss", cut_after=3)
     output = run(name, model, "--best_metric", "loss")
 
-    found, wanted = measured(output), measured(expected)
-    assert found.keys() == wanted.keys()
-    assert len(found["eval_loss"]) == 2
+    actual, wanted = measured(output), measured(expected)
+    assert actual.keys() == wanted.keys()
+    assert len(actual["eval_loss"]) == 2
     for key, values in wanted.items():
-        assert found[key] == pytest.approx(values, rel=1e-4), key
+        assert actual[key] == pytest.approx(values, rel=1e-4), key
     for note in notes(output):
         for kind in ("weights", "moments"):
             whole = note["all"]
             assert (note[kind] < 0.55 * whole) == (kind in divided) or name == "zero3_offload", (kind, note)
     assert len(notes(output)) == 2
-    ddp, own = (load_file(folder / "model.safetensors") for folder in (expected, output))
-    assert ddp.keys() == own.keys()
-    assert all(tensor.dtype == torch.float32 for tensor in own.values())
+    ddp, sharded_weights = (load_file(folder / "model.safetensors") for folder in (expected, output))
+    assert ddp.keys() == sharded_weights.keys()
+    assert all(tensor.dtype == torch.float32 for tensor in sharded_weights.values())
     for key, weight in ddp.items():
-        torch.testing.assert_close(own[key], weight, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(sharded_weights[key], weight, rtol=1e-3, atol=1e-4)
     plain = AutoModelForImageTextToText.from_pretrained(output).state_dict()
     assert all(torch.equal(weight, plain[key]) for key, weight in load(str(output)).model.state_dict().items())
 
@@ -152,9 +152,9 @@ def test_adapters_train_under_zero_2_as_under_ddp(run: Callable[..., Path], base
     output = run("zero2", model, *more, "--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "1")
 
     assert measured(output)["loss"] == pytest.approx(measured(expected)["loss"], rel=1e-4)
-    ddp, own = (load_file(folder / "adapter_model.safetensors") for folder in (expected, output))
-    assert ddp.keys() == own.keys()
+    ddp, sharded_weights = (load_file(folder / "adapter_model.safetensors") for folder in (expected, output))
+    assert ddp.keys() == sharded_weights.keys()
     for key, weight in ddp.items():
-        torch.testing.assert_close(own[key], weight, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(sharded_weights[key], weight, rtol=1e-3, atol=1e-4)
     assert load(str(output)).is_tuned
     assert all(math.isfinite(value) for value in measured(output)["eval_loss"])

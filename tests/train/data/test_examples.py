@@ -79,9 +79,9 @@ def test_a_truncated_image_is_named_with_its_example(
 
 
 def test_examples_are_read_with_their_image_root(data_folder: Path, examples: list[ReflectionExample]) -> None:
-    found, roots = load_examples(Part(str(data_folder), "train"), "mr2ag")
+    loaded, roots = load_examples(Part(str(data_folder), "train"), "mr2ag")
 
-    assert found == examples
+    assert loaded == examples
     assert roots[0] == data_folder / "images"
 
 

@@ -25,8 +25,10 @@ from reflectune.train.fine_tuning.fine_tune import fine_tune
 def other_folder(tmp_path: Path, examples: list[ReflectionExample]) -> Path:
     """A second data set, whose images have the same names and lie elsewhere."""
     folder = tmp_path / "other"
-    own = [dataclasses.replace(example, id=f"other-{example.id}", image="red.png") for example in examples[:10]]
-    write_examples(folder / "train.parquet", own)
+    other_examples = [
+        dataclasses.replace(example, id=f"other-{example.id}", image="red.png") for example in examples[:10]
+    ]
+    write_examples(folder / "train.parquet", other_examples)
     write_manifest(folder, Manifest("mr2ag", folder / "pictures", {"train": "0"}))
     (folder / "pictures").mkdir()
     Image.new("RGB", (64, 64), (1, 2, 3)).save(folder / "pictures" / "red.png")

@@ -56,12 +56,12 @@ def generated(loaded: Loaded, model: Any, ids: list[int], vision: Any) -> str:
 
 def with_answers(examples: list[ReflectionExample], said: list[str]) -> list[ReflectionExample]:
     """Every other question's answer becomes what the model says; the others' something else."""
-    found = []
+    changed = []
     for number, (example, text) in enumerate(zip(examples, said, strict=True)):
         answer = text if number % 2 else "something else"
         branches = tuple(dataclasses.replace(b, answer=answer if b.relevant else "") for b in example.branches)
-        found.append(dataclasses.replace(example, answer="" if branches else answer, branches=branches))
-    return found
+        changed.append(dataclasses.replace(example, answer="" if branches else answer, branches=branches))
+    return changed
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_an_answer_is_what_plain_greedy_generation_says(
     changed = with_answers(some, said)
 
     reader = AnswerReader(loaded, changed, root, count=8, seed=0, batch_size=3)
-    right = {example.id: found for example, found in zip(reader.sample, reader.read(0, 1), strict=True)}
+    right = {example.id: verdict for example, verdict in zip(reader.sample, reader.read(0, 1), strict=True)}
     shared = [reader.read(rank, 3) for rank in range(3)]
 
     assert [right[example.id] for example in some] == [False, True] * 4
-    assert sorted(found for own in shared for found in own) == sorted(right.values())
+    assert sorted(verdict for share in shared for verdict in share) == sorted(right.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -99,7 +99,7 @@ def test_mmkb_rags_answers_follow_its_prompt_for_them(
     family: Family, base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
 ) -> None:
     loaded, root = load(str(base_model(family)), scheme="mmkb_rag"), data_folder / "images"
-    asked = []
+    prompted = []
     for number, example in enumerate(examples[:6]):
         passages: tuple[Passage, ...] = tuple(b.passage for b in example.branches if b.relevant)
         image = load_image(example.image, root=root)
@@ -108,16 +108,16 @@ def test_mmkb_rags_answers_follow_its_prompt_for_them(
         said = generated(loaded, loaded.model, ids, prefix.vision)
         branches = (PromptedBranch("ret", role="retrieve"),)
         branches += (PromptedBranch("vqa", passages, reply=said if number % 2 else "something else"),)
-        asked.append(PromptedExample(example.id, example.image, example.question, branches))
+        prompted.append(PromptedExample(example.id, example.image, example.question, branches))
     silent = PromptedExample("x", "red.png", "?", (PromptedBranch("ret", role="retrieve"),))
 
-    reader = AnswerReader(loaded, [*asked, silent], root, count=100, seed=0, batch_size=4)
-    right = {example.id: found for example, found in zip(reader.sample, reader.read(0, 1), strict=True)}
+    reader = AnswerReader(loaded, [*prompted, silent], root, count=100, seed=0, batch_size=4)
+    right = {example.id: verdict for example, verdict in zip(reader.sample, reader.read(0, 1), strict=True)}
 
     scheme = Scheme.of(loaded.renderer)
     assert not has_answer(silent, scheme)
-    assert not has_answer(dataclasses.replace(asked[0], style="free"), scheme)
-    assert [right[example.id] for example in asked] == [False, True] * 3
+    assert not has_answer(dataclasses.replace(prompted[0], style="free"), scheme)
+    assert [right[example.id] for example in prompted] == [False, True] * 3
 
 
 def test_answers_in_sentences_are_not_scored_by_exact_match(
@@ -176,9 +176,9 @@ def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
 
     assert_equal_weights(without.output_dir, read.output_dir)
     assert losses(without.output_dir) == losses(read.output_dir) == losses(chosen.output_dir)
-    found = [row["eval_answer_exact_match"] for row in history(read.output_dir) if "eval_loss" in row]
-    assert len(found) == 4
-    assert all(value * 5 == pytest.approx(round(value * 5)) for value in found)
+    accuracies = [row["eval_answer_exact_match"] for row in history(read.output_dir) if "eval_loss" in row]
+    assert len(accuracies) == 4
+    assert all(value * 5 == pytest.approx(round(value * 5)) for value in accuracies)
     assert_equal_weights(chosen.output_dir, Path(chosen.output_dir, "best"))
 
 

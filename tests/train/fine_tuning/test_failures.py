@@ -70,9 +70,9 @@ def test_out_of_memory_says_what_to_change_and_by_how_much(
     assert sizes
     assert int(sizes[1]) * int(sizes[2]) == 4
     for way in ("`gradient_checkpointing: true`", "`method: lora`", "configs/accelerate/zero3.yaml on 8 GPUs"):
-        found = re.search(rf"{re.escape(way)}.*: about ([\d.]+) MiB", said)
-        assert found, way
-        assert float(found[1]) < float(re.search(r"takes about ([\d.]+) MiB", said)[1])  # type: ignore[index]
+        match = re.search(rf"{re.escape(way)}.*: about ([\d.]+) MiB", said)
+        assert match, way
+        assert float(match[1]) < float(re.search(r"takes about ([\d.]+) MiB", said)[1])  # type: ignore[index]
     assert [folder.name for folder in checkpoint_folders(config().output_dir)] == ["checkpoint-2"]
 
 

@@ -115,8 +115,8 @@ def test_a_model_learns_its_examples(
     run = config(family=family, method=method, max_steps=16, save_steps=100, learning_rate=rate)
     fine_tune(run)
 
-    found = losses(run.output_dir)
-    assert sum(found[-4:]) / 4 < share * found[0]
+    run_losses = losses(run.output_dir)
+    assert sum(run_losses[-4:]) / 4 < share * run_losses[0]
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
@@ -140,8 +140,8 @@ def test_the_three_tasks_of_mmkb_rag_are_learned_together(
     )
     fine_tune(run)
 
-    found = losses(run.output_dir)
-    assert sum(found[-4:]) / 4 < 0.85 * found[0]
+    run_losses = losses(run.output_dir)
+    assert sum(run_losses[-4:]) / 4 < 0.85 * run_losses[0]
     assert load(run.output_dir, scheme="mmkb_rag").is_tuned
 
 

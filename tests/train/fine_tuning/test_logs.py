@@ -27,8 +27,8 @@ def rows(folder: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(folder, LOG_FILE).read_text().splitlines()]
 
 
-def without_clock(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name not in CLOCK} for row in found]
+def without_clock(logged_rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in CLOCK} for row in logged_rows]
 
 
 def test_the_log_has_each_row_once_in_a_resumed_run_too(
@@ -45,14 +45,14 @@ def test_the_log_has_each_row_once_in_a_resumed_run_too(
     assert [row["step"] for row in rows(resumed.output_dir)] == [1, 2, 3, 4, 4, 5][: len(rows(resumed.output_dir))]
     fine_tune(resumed)
 
-    found = rows(resumed.output_dir)
-    assert found == history(resumed.output_dir)
-    assert [row["step"] for row in found if "loss" in row] == list(range(1, 9))
-    assert [row["step"] for row in found if "eval_loss" in row] == [4, 8]
-    assert all({"learning_rate", "tokens_per_second", "grad_norm"} <= set(row) for row in found if "loss" in row)
+    log = rows(resumed.output_dir)
+    assert log == history(resumed.output_dir)
+    assert [row["step"] for row in log if "loss" in row] == list(range(1, 9))
+    assert [row["step"] for row in log if "eval_loss" in row] == [4, 8]
+    assert all({"learning_rate", "tokens_per_second", "grad_norm"} <= set(row) for row in log if "loss" in row)
     trained = [row for row in without_clock(rows(straight.output_dir)) if "train_loss" not in row]
-    assert trained == [row for row in without_clock(found) if "train_loss" not in row]
-    assert [list(row) for row in rows(straight.output_dir)] == [list(row) for row in found]  # and in the same order
+    assert trained == [row for row in without_clock(log) if "train_loss" not in row]
+    assert [list(row) for row in rows(straight.output_dir)] == [list(row) for row in log]  # and in the same order
 
 
 def test_the_tokens_that_were_read_are_counted_over_a_resumed_run_too(
@@ -112,8 +112,8 @@ def test_tensorboards_events_are_read_back(config: Callable[..., SftConfig], fin
     events = accumulator.EventAccumulator(str(folder))
     events.Reload()
     for name in ("loss", "learning_rate"):
-        found = {event.step: event.value for event in events.Scalars(f"train/{name}")}
-        assert found == pytest.approx({step: row[name] for step, row in logged(run.output_dir).items()})
+        value_by_step = {event.step: event.value for event in events.Scalars(f"train/{name}")}
+        assert value_by_step == pytest.approx({step: row[name] for step, row in logged(run.output_dir).items()})
     assert "train/tokens_per_second" in events.Tags()["scalars"]
 
 
@@ -127,14 +127,14 @@ def test_an_offline_run_of_wandb_is_read_back(
     run = config(report_to=["wandb"], max_steps=3)
     finish(run)
 
-    found: dict[int, dict[str, Any]] = {}
+    row_by_step: dict[int, dict[str, Any]] = {}
     for content in wandb_records(next(tmp_path.glob("wandb/offline-run-*/run-*.wandb")).read_bytes()):
         record = pb.Record()
         record.ParseFromString(content)
         row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         if "train/loss" in row:
-            found[row["train/global_step"]] = {name: row[f"train/{name}"] for name in ("loss", "learning_rate")}
-    assert found == logged(run.output_dir)
+            row_by_step[row["train/global_step"]] = {name: row[f"train/{name}"] for name in ("loss", "learning_rate")}
+    assert row_by_step == logged(run.output_dir)
 
 
 def wandb_records(content: bytes) -> Iterator[bytes]:
@@ -163,9 +163,9 @@ def test_trackios_data_base_is_read_back(
 
     with sqlite3.connect(next((tmp_path / "trackio").rglob("*.db"))) as database:
         written = [json.loads(text) for (text,) in database.execute("SELECT metrics FROM metrics")]
-    found = {row["train/global_step"]: row for row in written if "train/loss" in row}
+    by_step = {row["train/global_step"]: row for row in written if "train/loss" in row}
     expected = logged(run.output_dir)
-    assert {step: {name: row[f"train/{name}"] for name in expected[step]} for step, row in found.items()} == expected
+    assert {step: {name: row[f"train/{name}"] for name in expected[step]} for step, row in by_step.items()} == expected
 
 
 def test_a_tracker_that_is_unknown_or_not_installed_is_a_problem(

@@ -67,7 +67,7 @@ def test_a_gate_is_what_the_engine_reads_at_inference(
     family: Family, base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
 ) -> None:
     loaded = load(str(base_model(family)), scheme="mr2ag")
-    found, _ = read(reader(loaded, examples, data_folder / "images"), loaded.model)
+    readings, _ = read(reader(loaded, examples, data_folder / "images"), loaded.model)
     engine = PrefixEngine(loaded)
     retrieve, relevant = [], []
     for example in examples:
@@ -90,10 +90,10 @@ def test_a_gate_is_what_the_engine_reads_at_inference(
             relevant += [(float(p[0] / p.sum()), b.relevant) for p, b in zip(pairs, example.branches, strict=True)]
 
     for name, expected in (("retrieve", retrieve), ("relevance", relevant)):
-        own = [(reading.probability, reading.positive) for reading in found if reading.gate == name]
-        assert len(own) == len(expected)
-        assert [truth for _, truth in sorted(own)] == [truth for _, truth in sorted(expected)]
-        assert sorted(p for p, _ in own) == pytest.approx(sorted(p for p, _ in expected), abs=1e-5)
+        gate_readings = [(reading.probability, reading.positive) for reading in readings if reading.gate == name]
+        assert len(gate_readings) == len(expected)
+        assert [truth for _, truth in sorted(gate_readings)] == [truth for _, truth in sorted(expected)]
+        assert sorted(p for p, _ in gate_readings) == pytest.approx(sorted(p for p, _ in expected), abs=1e-5)
 
 
 def test_batches_processes_and_trees_read_the_same(
@@ -107,7 +107,7 @@ def test_batches_processes_and_trees_read_the_same(
     fewer = gate_metrics(*read(reader(loaded, examples[:23], root), loaded.model))
     joined = Sums(sum(part.loss for _, part in parts), sum(part.weight for _, part in parts))
 
-    assert gate_metrics([r for found, _ in parts for r in found], joined) == pytest.approx(fewer, abs=1e-5)
+    assert gate_metrics([r for readings, _ in parts for r in readings], joined) == pytest.approx(fewer, abs=1e-5)
     rows = read(reader(loaded, examples, root, share_prefix=False), loaded.model)
     assert gate_metrics(*rows) == pytest.approx(expected, abs=1e-5)
     batch = Collator(loaded.model)([reader(loaded, examples, root).dataset[i] for i in range(len(examples))])
@@ -139,7 +139,10 @@ def test_the_gate_of_a_conversation_counts_once_and_all_its_replies_are_in_the_l
     readings, sums = read(reader(loaded, mixed, root, share_prefix=share_prefix), loaded.model)
     alone, fewer = read(reader(loaded, first, root, share_prefix=share_prefix), loaded.model)
 
-    gates = [[(r.probability, r.positive) for r in found if r.gate == "retrieve"] for found in (readings, alone)]
+    gates = [
+        [(r.probability, r.positive) for r in run_readings if r.gate == "retrieve"]
+        for run_readings in (readings, alone)
+    ]
     assert len(gates[0]) == len(mixed)
     assert [truth for _, truth in gates[0]] == [truth for _, truth in gates[1]]
     assert [p for p, _ in gates[0]] == pytest.approx([p for p, _ in gates[1]], abs=1e-5)
@@ -163,25 +166,25 @@ def test_conversations_are_trained_on_and_validated(
 def test_both_schemes_name_their_gates(base_model: Callable[..., Path], prompted_folder: Path) -> None:
     loaded = load(str(base_model("qwen2_vl")), scheme="mmkb_rag")
     examples = read_examples(prompted_folder / "train.parquet", PromptedExample)
-    found, sums = read(reader(loaded, examples, prompted_folder.parent / "data" / "images"), loaded.model)
+    readings, sums = read(reader(loaded, examples, prompted_folder.parent / "data" / "images"), loaded.model)
 
-    assert {name: sum(r.gate == name for r in found) for name in ("ret", "srt")} == {
+    assert {name: sum(r.gate == name for r in readings) for name in ("ret", "srt")} == {
         "ret": sum(branch.prompt == "ret" for example in examples for branch in example.branches),
         "srt": sum(branch.prompt == "srt" for example in examples for branch in example.branches),
     }
-    assert {*gate_metrics(found, sums), "answer_exact_match"} == set(metric_names("mmkb_rag"))
+    assert {*gate_metrics(readings, sums), "answer_exact_match"} == set(metric_names("mmkb_rag"))
 
 
 def test_metrics_have_their_closed_forms() -> None:
     readings = [Reading("relevance", p, truth) for p, truth in ((0.9, True), (0.6, False), (0.4, True), (0.1, False))]
-    found = gate_metrics([*readings, Reading("retrieve", 0.75, True)], Sums(loss=3.0, weight=2.0))
+    metrics = gate_metrics([*readings, Reading("retrieve", 0.75, True)], Sums(loss=3.0, weight=2.0))
 
-    assert found["loss"] == 1.5
-    assert found["relevance_accuracy"] == 0.5
-    assert found["relevance_auroc"] == 0.75
-    assert found["relevance_calibration_error"] == pytest.approx((0.1 + 0.6 + 0.6 + 0.1) / 4)
-    assert "retrieve_auroc" not in found  # one label alone has none
-    assert found["retrieve_calibration_error"] == pytest.approx(0.25)
+    assert metrics["loss"] == 1.5
+    assert metrics["relevance_accuracy"] == 0.5
+    assert metrics["relevance_auroc"] == 0.75
+    assert metrics["relevance_calibration_error"] == pytest.approx((0.1 + 0.6 + 0.6 + 0.1) / 4)
+    assert "retrieve_auroc" not in metrics  # one label alone has none
+    assert metrics["retrieve_calibration_error"] == pytest.approx(0.25)
     assert [greater_is_better(name) for name in ("loss", "ret_auroc", "srt_calibration_error")] == [False, True, False]
 
 
@@ -203,8 +206,8 @@ def test_validation_changes_nothing_and_is_resumed_exactly(
 
     assert_equal_weights(without.output_dir, straight.output_dir)
     assert_equal_weights(straight.output_dir, resumed.output_dir)
-    found = validations(history(straight.output_dir))
-    assert [row["step"] for row in found] == [2, 4, 6, 8]
+    validated = validations(history(straight.output_dir))
+    assert [row["step"] for row in validated] == [2, 4, 6, 8]
     assert validations(history(straight.output_dir)) == validations(history(resumed.output_dir))
     assert all(math.isfinite(row["eval_relevance_auroc"]) for row in validations(history(straight.output_dir)))
     assert (
@@ -236,11 +239,11 @@ def test_the_best_weights_are_the_result_in_a_resumed_run_too(
     assert_equal_weights(straight.output_dir, resumed.output_dir)
     loaded = load(straight.output_dir)
     root = Path(straight.eval_data, "images")
-    found = gate_metrics(
+    metrics = gate_metrics(
         *read(reader(loaded, read_examples(straight.eval_part().file, ReflectionExample), root), loaded.model)
     )
-    assert found["relevance_accuracy"] == pytest.approx(best["eval_relevance_accuracy"])
-    assert found["loss"] == pytest.approx(best["eval_loss"], abs=1e-5)
+    assert metrics["relevance_accuracy"] == pytest.approx(best["eval_relevance_accuracy"])
+    assert metrics["loss"] == pytest.approx(best["eval_loss"], abs=1e-5)
 
 
 def test_training_stops_when_patience_is_out_and_stays_stopped(

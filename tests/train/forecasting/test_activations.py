@@ -62,13 +62,13 @@ def length(example: EncodedExample) -> int:
 def saved_bytes(model: nn.Module, batch: dict[str, Tensor], dtype: str) -> int:
     """Bytes of everything that autograd saves for the backward pass, but for weights and their casts."""
     shapes = {tuple(sorted(parameter.shape)) for parameter in model.parameters()}
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    weight_pointers = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     seen: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         is_cast = tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in shapes
-        if storage.data_ptr() not in own and not is_cast:
+        if storage.data_ptr() not in weight_pointers and not is_cast:
             seen[storage.data_ptr()] = tensor  # held, so that no other one gets its place
         return tensor
 
@@ -90,18 +90,18 @@ def autocast(dtype: str) -> Iterator[None]:
 def test_the_formulas_give_what_autograd_saves(
     prepared: Callable[..., Any], family: Family, method: str, checkpointing: bool, dtype: str
 ) -> None:
-    model, batch, found = prepared(family, method=method, gradient_checkpointing=checkpointing, dtype=dtype)
+    model, batch, predicted = prepared(family, method=method, gradient_checkpointing=checkpointing, dtype=dtype)
 
-    assert found.activations().kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
+    assert predicted.activations().kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
 
 
 @pytest.mark.parametrize("changes", [{"freeze_vision": True}, {"method": "lora", "lora_dropout": 0.1, "lora_r": 64}])
 def test_so_they_do_without_the_vision_tower_and_with_dropout(
     prepared: Callable[..., Any], changes: dict[str, Any]
 ) -> None:
-    model, batch, found = prepared("llava", **changes)
+    model, batch, predicted = prepared("llava", **changes)
 
-    assert found.activations().kept == pytest.approx(saved_bytes(model, batch, "float32"), rel=0.15)
+    assert predicted.activations().kept == pytest.approx(saved_bytes(model, batch, "float32"), rel=0.15)
 
 
 class Peak(TorchDispatchMode):
@@ -132,7 +132,7 @@ class Peak(TorchDispatchMode):
 def test_the_sum_is_the_peak_of_a_step(
     prepared: Callable[..., Any], family: Family, method: str, checkpointing: bool
 ) -> None:
-    model, batch, found = prepared(family, method=method, gradient_checkpointing=checkpointing)
+    model, batch, predicted = prepared(family, method=method, gradient_checkpointing=checkpointing)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
 
     def step() -> None:
@@ -147,15 +147,15 @@ def test_the_sum_is_the_peak_of_a_step(
         step()
 
     whole = sum({t.untyped_storage().data_ptr(): t.nbytes for t in held}.values()) + peak.most
-    assert total(found.parts()) == pytest.approx(whole, rel=0.1)
+    assert total(predicted.parts()) == pytest.approx(whole, rel=0.1)
 
 
 def test_checkpointing_keeps_a_layers_input_alone_and_half_the_batch_takes_half(prepared: Callable[..., Any]) -> None:
-    _, _, found = prepared("llava", freeze_vision=True)
-    architecture, batch = found.architecture, found.batch
+    _, _, predicted = prepared("llava", freeze_vision=True)
+    architecture, batch = predicted.architecture, predicted.batch
 
     def kept(batch: Batch = batch, **changes: Any) -> Activations:
-        return activations(architecture, batch, replace(found.passing, **changes))
+        return activations(architecture, batch, replace(predicted.passing, **changes))
 
     again = kept(checkpointing=True)
     ends = 2 * 4 * batch.tokens * architecture.width

@@ -33,10 +33,10 @@ NOTHING = Activations(0, 0, 0)
 
 def held(weights: Weights, kind: str, processes: int, compute: int = 2, **offload: bool) -> dict[str, int]:
     """Bytes by name, those of one name together."""
-    found: dict[str, int] = {}
+    bytes_by_name: dict[str, int] = {}
     for part in memory(weights, NOTHING, Division(kind, processes, **offload), compute, accelerator=False):
-        found[part.name] = found.get(part.name, 0) + part.bytes
-    return found
+        bytes_by_name[part.name] = bytes_by_name.get(part.name, 0) + part.bytes
+    return bytes_by_name
 
 
 def test_one_process_holds_sixteen_bytes_a_weight_and_casts_in_half_precision() -> None:
@@ -67,9 +67,9 @@ def test_what_zero_1_and_fsdp_divide() -> None:
 
 
 def test_offloading_leaves_what_is_whole_for_a_moment() -> None:
-    found = held(FULL, "zero3", 8, offloads_optimizer=True, offloads_weights=True)
+    bytes_by_name = held(FULL, "zero3", 8, offloads_optimizer=True, offloads_weights=True)
 
-    assert set(found) == {"gathered", "buffers"}
+    assert set(bytes_by_name) == {"gathered", "buffers"}
 
 
 def test_zero_3_never_holds_more_of_a_small_model_than_the_whole() -> None:
@@ -153,8 +153,8 @@ def test_the_table_says_whether_it_fits() -> None:
 
 def test_adapters_leave_gradients_and_states_of_themselves_alone() -> None:
     weights = replace(FULL, trained=10**7, frozen=BILLION, frozen_bytes=2, quantized=6 * BILLION, double=True)
-    found = held(weights, "", 1)
+    bytes_by_name = held(weights, "", 1)
 
-    assert found["moments"] == 8 * 10**7
-    assert found["weights"] == four_bits(6 * BILLION, double=True) + 2 * BILLION + 4 * 10**7
+    assert bytes_by_name["moments"] == 8 * 10**7
+    assert bytes_by_name["weights"] == four_bits(6 * BILLION, double=True) + 2 * BILLION + 4 * 10**7
     assert four_bits(6 * BILLION, double=True) == pytest.approx((0.5 + 0.127 / 8) * 6 * BILLION, rel=1e-3)

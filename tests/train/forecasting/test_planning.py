@@ -64,8 +64,8 @@ def test_a_large_picture_of_each_family() -> None:
     tokens = {}
     for folder in ("llava15_7b", "llava_next_7b", "qwen2_vl_7b", "qwen3_vl_4b"):
         path = ROOT / "configs" / folder / "architecture.json"
-        found = plan(EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100), path)
-        tokens[folder] = found.batch.tokens - 160
+        forecast = plan(EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100), path)
+        tokens[folder] = forecast.batch.tokens - 160
 
     assert tokens == {"llava15_7b": 576, "llava_next_7b": 2880, "qwen2_vl_7b": 1275, "qwen3_vl_4b": 976}
 

@@ -179,9 +179,9 @@ def test_a_checkpoint_has_a_card(config: Callable[..., SftConfig], data_folder: 
 
 
 def test_a_hub_model_is_named_as_the_base(config: Callable[..., SftConfig]) -> None:
-    found = front_matter(config(), "llava-hf/llava-1.5-7b-hf")
+    header = front_matter(config(), "llava-hf/llava-1.5-7b-hf")
 
-    assert found["base_model"] == "llava-hf/llava-1.5-7b-hf"
+    assert header["base_model"] == "llava-hf/llava-1.5-7b-hf"
 
 
 def test_the_cards_metrics_are_those_of_the_weights_step() -> None:

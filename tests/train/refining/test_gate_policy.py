@@ -21,9 +21,9 @@ REWARDS = torch.tensor([[1.0, 0.0], [0.4, 1.0], [0.7, 0.7], [-0.2, 0.0], [0.8, 1
 def test_probabilities_are_the_softmax_of_two_logits() -> None:
     logits = torch.tensor([[2.0, -1.0], [0.3, 4.0]])
 
-    found = outcome_probabilities(logits[:, 0] - logits[:, 1])
+    probabilities = outcome_probabilities(logits[:, 0] - logits[:, 1])
 
-    torch.testing.assert_close(found, logits.softmax(-1))
+    torch.testing.assert_close(probabilities, logits.softmax(-1))
 
 
 def test_the_loss_is_its_closed_form() -> None:
@@ -118,11 +118,11 @@ def test_group_advantages_are_the_limit_of_a_large_drawn_group() -> None:
     probability, rewards = 0.2, torch.tensor([0.6, 1.0])
     drawn = rewards[(torch.rand(200_000, generator=generator) >= probability).long()]
 
-    found = advantages(torch.tensor([[probability, 1 - probability]]), rewards[None], scaled=True)[0]
+    group_advantages = advantages(torch.tensor([[probability, 1 - probability]]), rewards[None], scaled=True)[0]
 
     for outcome in (0, 1):
         expected = (rewards[outcome] - drawn.mean()) / (drawn.std() + EPSILON)
-        assert found[outcome].item() == pytest.approx(expected.item(), rel=0.02)
+        assert group_advantages[outcome].item() == pytest.approx(expected.item(), rel=0.02)
 
 
 @pytest.mark.parametrize("kind", ["expected", "grpo", "regression"])

@@ -43,13 +43,13 @@ def test_a_launch_of_one_process_instead_of_several_is_refused(environment: dict
 
 
 def test_what_is_divided_is_what_the_launcher_was_told(tmp_path: Path) -> None:
-    own = tmp_path / "deepspeed.json"
-    own.write_text(json.dumps({"zero_optimization": {"stage": 3}}))
-    by_file = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(own)}
+    deepspeed_file = tmp_path / "deepspeed.json"
+    deepspeed_file.write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    by_file = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(deepspeed_file)}
 
-    found = [sharding(environment) for environment in ({}, ZERO_2, ZERO_3, by_file, FSDP)]
+    kinds = [sharding(environment) for environment in ({}, ZERO_2, ZERO_3, by_file, FSDP)]
 
-    assert found == ["", "zero2", "zero3", "zero3", "fsdp"]
+    assert kinds == ["", "zero2", "zero3", "zero3", "fsdp"]
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
