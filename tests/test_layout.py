@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -84,8 +86,28 @@ def test_a_packages_init_holds_a_docstring_alone(path: Path) -> None:
     assert isinstance(statement, ast.Expr)
 
 
-def test_every_folder_of_modules_is_in_the_wheel() -> None:
-    """Packages are named one by one, since each top folder is mapped into the namespace."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    folders = {".".join(("reflectune", *path.parent.relative_to(ROOT).parts)) for path in MODULES}
-    assert folders == set(settings["packages"]) - {"reflectune.configs"}
+def test_editors_and_installs_find_every_folder_by_a_link() -> None:
+    """Each top folder is linked into `src/reflectune`; setuptools, pyright and mypy are all told of `src`."""
+    links = {path.name: path for path in (ROOT / "src" / "reflectune").iterdir()}
+    assert links.keys() == FLOORS.keys() | {"configs"}
+    assert all(path.is_symlink() and path.resolve() == ROOT / name for name, path in links.items())
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    assert tools["setuptools"]["packages"]["find"]["where"] == tools["pyright"]["extraPaths"] == ["src"]
+    assert "$MYPY_CONFIG_FILE_DIR/src" in tools["mypy"]["mypy_path"].split(":")
+
+
+def test_a_type_checker_follows_an_import_to_the_tree(tmp_path: Path) -> None:
+    program = "import reflectune.core.errors"
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--follow-imports=silent",
+        "--verbose",
+        "--cache-dir",
+        tmp_path,
+        "-c",
+        program,
+    ]
+    log = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stderr
+    assert f"Parsing {ROOT / 'src/reflectune/core/errors.py'} (reflectune.core.errors)" in log
