@@ -21,19 +21,18 @@ from pathlib import Path
 
 import numpy as np
 import quickstart
+from gate_sweeps import Answered, above, best_threshold, between
 from page import command_line
 from quickstart import CONFIGS, launch, module, run_stages
 from running import alone
 
 from reflectune.core.config import parse_config
 from reflectune.core.durable import write_atomically
-from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.report.curves import Line, line_chart
 from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import load
-from reflectune.models.schemes.gate_outcomes import GateOutcome
 from reflectune.train.grpo import GrpoConfig
 
 CONFIG = CONFIGS / "miniature/grpo_mmkb.yaml"
@@ -50,77 +49,6 @@ VARIANTS = {
     "mean reward": ["--policy_loss", "expected"],
 }
 """Settings that the first seed is refined with as well, at the first λ."""
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A checkpoint's validation questions, answered both ways; arrays of shape (questions,)."""
-
-    direct: np.ndarray
-    retrieved: np.ndarray
-    read: np.ndarray
-    log_odds: np.ndarray
-    known: np.ndarray
-    knowledge: np.ndarray
-    split: np.ndarray
-
-    @classmethod
-    def of(cls, questions: Sequence[Question], outcomes: Sequence[GateOutcome]) -> Answered:
-        """Arrays of what was measured; `known` are questions about entities that the base model knows by heart."""
-        return cls(
-            direct=np.array([own.direct for own in outcomes]),
-            retrieved=np.array([own.retrieved for own in outcomes]),
-            read=np.array([float(own.passages_read) for own in outcomes]),
-            log_odds=np.array([own.log_odds for own in outcomes]),
-            known=np.array([q.meta.get("famous") == "yes" and q.requires_retrieval is True for q in questions]),
-            knowledge=np.array([q.requires_retrieval is True for q in questions]),
-            split=np.array([question.split for question in questions]),
-        )
-
-    def of_splits(self, splits: Sequence[str]) -> Answered:
-        """The questions of some splits."""
-        chosen = np.isin(self.split, splits)
-        return Answered(*(getattr(self, item.name)[chosen] for item in dataclasses.fields(self)))
-
-    def at(self, looked_up: np.ndarray) -> tuple[float, float]:
-        """Mean passages read, and accuracy, if these questions are looked up."""
-        return float((self.read * looked_up).mean()), float(np.where(looked_up, self.retrieved, self.direct).mean())
-
-    def default(self) -> np.ndarray:
-        """Who is looked up at γ = 0.5."""
-        return self.log_odds >= 0
-
-    def sweep(self) -> list[tuple[float, float]]:
-        """The γ sweep, from never to always: one point for each distinct gate."""
-        values = np.unique(self.log_odds)[::-1]
-        return [self.at(np.zeros_like(self.known)), *(self.at(self.log_odds >= value) for value in values)]
-
-    def oracle(self) -> list[tuple[float, float]]:
-        """The best that any gate could do with these answers: questions in the order of what a passage gains."""
-        order = np.argsort(-(self.retrieved - self.direct) / np.maximum(self.read, 1.0), kind="stable")
-        looked_up, points = np.zeros_like(self.known), [self.at(np.zeros_like(self.known))]
-        for place in order:
-            looked_up[place] = True
-            points.append(self.at(looked_up))
-        return points
-
-    def reward(self, cost: float, looked_up: np.ndarray) -> float:
-        """Mean reward at a cost per passage."""
-        read, accuracy = self.at(looked_up)
-        return accuracy - cost * read
-
-
-def between(points: Sequence[tuple[float, float]], cost: float) -> float:
-    """The most accuracy of a sweep at a cost or below it; between two thresholds, that of drawing one of them."""
-    costs, values = zip(*sorted(points), strict=True)
-    return float(np.interp(cost, costs, np.maximum.accumulate(values)))
-
-
-def above(points: Sequence[tuple[float, float]], sft: Answered) -> float:
-    """How far a sweep lies above SFT's, on the mean over costs from 0 to SFT's at γ = 0.5."""
-    costs = np.linspace(0.0, sft.at(sft.default())[0], 101)
-    own = sft.sweep()
-    return float(np.mean([between(points, cost) - between(own, cost) for cost in costs]))
 
 
 def stages(
@@ -232,12 +160,6 @@ def policies(cost: float) -> dict[str, Callable[[Seed], tuple[Answered, np.ndarr
             seed.sft.retrieved - seed.sft.direct > cost * seed.sft.read,
         ),
     }
-
-
-def best_threshold(found: Answered, cost: float) -> np.ndarray:
-    """Who is looked up at the γ that earns most on these very questions: more than a user could choose."""
-    values = [*np.unique(found.log_odds), np.inf]
-    return max((found.log_odds >= value for value in values), key=lambda own: found.reward(cost, own))
 
 
 def table(seeds: Sequence[Seed], costs: Sequence[float]) -> list[str]:

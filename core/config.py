@@ -8,7 +8,7 @@ import difflib
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
@@ -41,7 +41,7 @@ def setting(
         above: The value must be greater than this.
         choices: The names that are valid, in the order that an error lists them.
         says: What an error says of a wrong value before it shows it; by the bounds if unset.
-        repr: Whether the value is shown; False for one that may hold a secret.
+        repr: Whether the value is shown, in errors too; False for one that may hold a secret.
 
     Example:
         >>> @dataclasses.dataclass
@@ -69,7 +69,8 @@ def bound_problems(config: Any, kind: type) -> list[str]:
         value = getattr(config, field.name)
         is_unset = value is None and field.default is None
         if field.name in declared_fields and "bounds" in field.metadata and not is_unset:
-            problems.append(field.metadata["bounds"].problem(field.name, value))
+            shown = str(value) if field.repr else "another value"
+            problems.append(field.metadata["bounds"].problem(field.name, value, shown))
     return [problem for problem in problems if problem]
 
 
@@ -81,14 +82,14 @@ class _Bounds:
     choices: tuple[str, ...]
     says: str
 
-    def problem(self, name: str, value: Any) -> str:
-        """What is wrong with a value; "" if it is within the bounds."""
+    def problem(self, name: str, value: Any, shown: str) -> str:
+        """What is wrong with a value, which is written as `shown`; "" if it is within the bounds."""
         if self.choices and value not in self.choices:
-            return f"`{name}` is one of {', '.join(self.choices)}; found `{value}`"
+            return f"`{name}` is one of {', '.join(self.choices)}; found `{shown}`"
         is_low = self.low is not None and not value >= self.low  # so that NaN is out of bounds
         is_high = self.high is not None and not value <= self.high
         if is_low or is_high or (self.above is not None and not value > self.above):
-            return f"`{name}` {self.says or self._in_words()}, found {value}"
+            return f"`{name}` {self.says or self._in_words()}, found {shown}"
         return ""
 
     def _in_words(self) -> str:
@@ -116,7 +117,8 @@ def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, .
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     hints = {name: hint for kind in kinds for name, hint in _field_types(kind).items()}
-    issues = _check_yaml(arguments, hints) + _check_flags(arguments, hints)
+    hidden = {field.name for kind in kinds for field in dataclasses.fields(kind) if not field.repr}
+    issues = _check_yaml(arguments, hints, hidden) + _check_flags(arguments, hints)
     if issues:
         raise UserError("\n  ".join(["the config has problems:", *issues]))
 
@@ -145,7 +147,7 @@ def _field_types(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
 
-def _check_yaml(arguments: list[str], hints: dict[str, Any]) -> list[str]:
+def _check_yaml(arguments: list[str], hints: dict[str, Any], hidden: Set[str]) -> list[str]:
     if "--config" not in arguments:
         return []
     position = arguments.index("--config") + 1
@@ -166,7 +168,8 @@ def _check_yaml(arguments: list[str], hints: dict[str, Any]) -> list[str]:
         if key not in hints:
             issues.append(f"{path}: {_unknown(str(key), hints)}")
         elif not _fits(value, hints[key]):
-            issues.append(f"{path}: `{key}` should be {_describe(hints[key])}, found {value!r}")
+            shown = f"a value of type {type(value).__name__}" if key in hidden else repr(value)
+            issues.append(f"{path}: `{key}` should be {_describe(hints[key])}, found {shown}")
     return issues
 
 

@@ -10,8 +10,7 @@ prepare() {  # prepare EXTRAS, e.g. prepare "" or prepare "[dev]"
         .venv/bin/python -m pip install --quiet --upgrade pip
         # torch first and exactly: a looser request can bring gigabytes of CUDA packages
         .venv/bin/python -m pip install --quiet "$(grep '^torch==' constraints.txt)"
-        # setuptools warns once for each folder of configs and weights that it takes for a package without code
-        PYTHONWARNINGS=ignore .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".$1"
+        .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".$1"
         echo "$wanted" > "$stamp"
     fi
 }

@@ -1,8 +1,10 @@
-"""The house: nobody imports upwards, no folders import each other in a circle, an `__init__.py` holds no code."""
+"""The house: nobody imports upwards or in a circle, an `__init__.py` holds no code, tests read no private names."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -25,6 +27,9 @@ COMMANDS = {
 ABOVE_ALL_FLOORS = {"metrics/score.py", "models/miniature/pretrain.py", "train/grpo.py"}
 
 MODULES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+PRIVATE_OF_LIBRARIES = {"os._exit", "torch.utils._pytree", "torch.utils._python_dispatch"}
+"""Names of other projects that tests need and that have no public form."""
 
 
 def imported(path: Path) -> Iterator[Path]:
@@ -84,8 +89,69 @@ def test_a_packages_init_holds_a_docstring_alone(path: Path) -> None:
     assert isinstance(statement, ast.Expr)
 
 
-def test_every_folder_of_modules_is_in_the_wheel() -> None:
-    """Packages are named one by one, since each top folder is mapped into the namespace."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    folders = {".".join(("reflectune", *path.parent.relative_to(ROOT).parts)) for path in MODULES}
-    assert folders == set(settings["packages"]) - {"reflectune.configs"}
+def test_editors_and_installs_find_every_folder_by_a_link() -> None:
+    """Each top folder is linked into `src/reflectune`; setuptools, pyright and mypy are all told of `src`."""
+    links = {path.name: path for path in (ROOT / "src" / "reflectune").iterdir()}
+    assert links.keys() == FLOORS.keys() | {"configs"}
+    assert all(path.is_symlink() and path.resolve() == ROOT / name for name, path in links.items())
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    assert tools["setuptools"]["packages"]["find"]["where"] == tools["pyright"]["extraPaths"] == ["src"]
+    assert "$MYPY_CONFIG_FILE_DIR/src" in tools["mypy"]["mypy_path"].split(":")
+
+
+def test_a_type_checker_follows_an_import_to_the_tree(tmp_path: Path) -> None:
+    program = "import reflectune.core.errors"
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--follow-imports=silent",
+        "--verbose",
+        "--cache-dir",
+        tmp_path,
+        "-c",
+        program,
+    ]
+    log = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stderr
+    assert f"Parsing {ROOT / 'src/reflectune/core/errors.py'} (reflectune.core.errors)" in log
+
+
+def is_private(dotted: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in dotted.split("."))
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """The private names that a test imports, reads of anything but its own `self`, or patches by their text."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            names = [ast.unparse(node)] if is_private(node.attr) else []
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and is_private(node.module or ""):
+            names = [node.module or ""]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1].endswith(("attr", "patch", "object")):
+            names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        yield from (name for name in names if is_private(name) and name not in PRIVATE_OF_LIBRARIES)
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_test_reads_a_private_name(path: Path) -> None:
+    assert not [*private_names(ast.parse(path.read_text(encoding="utf-8")))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from reflectune.core.config import _fits",
+        "from reflectune._core import config",
+        "engine._decode(rows)",
+        "monkeypatch.setattr(engine, '_decode', None)",
+        "monkeypatch.setattr('reflectune.core.config._fits', None)",
+        "getattr(engine, '_decode')",
+    ],
+)
+def test_a_private_name_is_noticed(line: str) -> None:
+    assert [*private_names(ast.parse(line))]

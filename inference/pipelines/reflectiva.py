@@ -13,7 +13,7 @@ from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.gated import drawn_place, fallback_of, gate_and_judge
 from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed
 from reflectune.inference.reading.passage_reader import PassageReader
-from reflectune.inference.reading.reader import Answer, Opened
+from reflectune.inference.reading.reader import Answer, Opened, fit_leading
 from reflectune.inference.trace import Trace
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.reflectiva import Reflectiva
@@ -47,11 +47,9 @@ class ReflectivaReader(PassageReader):
     def _fit_branch(self, opened: Opened, row: int, passages: Sequence[Passage]) -> tuple[int, list[int]]:
         """How many leading passages leave room for an answer, and what is read of them. One was judged, so fits."""
         room = self._engine.max_length - opened.lengths[row] - self._max_new_tokens
-        for count in range(len(passages), 1, -1):
-            ids = self._prompts.answer_branch(self._renderer, passages[:count])
-            if len(ids) <= room:
-                return count, ids
-        return 1, self._prompts.answer_branch(self._renderer, passages[:1])
+        return fit_leading(
+            lambda count: self._prompts.answer_branch(self._renderer, passages[:count]), len(passages), room, least=1
+        )
 
 
 class ReflectiVA:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.reading.reader import Answer, Opened, share
+from reflectune.inference.reading.reader import Answer, Opened, fit_leading, share
 from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.schemes.examples import PromptName
 from reflectune.models.schemes.prompts import PromptScheme
@@ -112,11 +112,9 @@ class PromptedReader:
     ) -> tuple[int, list[int]]:
         """How many leading passages leave room for a reply to this question, and the prompt about them."""
         style, room = opened.questions[row].answer_style, self._engine.max_length - opened.lengths[row] - reply
-        for count in range(len(passages), 0, -1):
-            ids = self._scheme.prompt_branch(self._renderer, name, passages[:count], style)
-            if len(ids) <= room:
-                return count, ids
-        return 0, self._scheme.prompt_branch(self._renderer, name, (), style)
+        return fit_leading(
+            lambda count: self._scheme.prompt_branch(self._renderer, name, passages[:count], style), len(passages), room
+        )
 
     def _generate(self, opened: Opened, prompts: Mapping[int, list[int]], most: int) -> dict[int, Generation]:
         """What the model says to one prompt of each of these questions."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
 from reflectune.models.rendering.renderer import Rendered
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,24 +65,21 @@ class Reader:
         Of each question's passages the leading ones are read, as many as the model's context holds whole.
         """
         fitted = [self._fit(*each) for each in zip(questions, images, contexts, strict=True)]
-        prefixes = self._engine.read([rendered for rendered, _ in fitted])
+        prefixes = self._engine.read([rendered for _, rendered in fitted])
         answers = self._generate(prefixes, [(i, 0) for i in range(len(questions))], [])
         return [
-            dataclasses.replace(answer, passages_read=count) for answer, (_, count) in zip(answers, fitted, strict=True)
+            dataclasses.replace(answer, passages_read=count) for answer, (count, _) in zip(answers, fitted, strict=True)
         ]
 
-    def _fit(self, question: Question, image: Image.Image, passages: Sequence[Passage]) -> tuple[Rendered, int]:
-        """The longest prompt of leading passages that leaves room for an answer, and how many passages it has."""
+    def _fit(self, question: Question, image: Image.Image, passages: Sequence[Passage]) -> tuple[int, Rendered]:
+        """How many leading passages leave room for an answer, and the prompt with them."""
         room = self._engine.max_length - self._max_new_tokens
-
-        def render(count: int) -> Rendered:
-            return self._renderer.plain(question.text, image, passages[:count], question.answer_style)
-
-        whole = render(len(passages))
-        if len(whole.ids) <= room:
-            return whole, len(passages)
-        fitting = bisect.bisect_right(range(len(passages)), room, key=lambda count: len(render(count).ids)) - 1
-        return render(max(0, fitting)), max(0, fitting)
+        return fit_leading(
+            lambda count: self._renderer.plain(question.text, image, passages[:count], question.answer_style),
+            len(passages),
+            room,
+            length=lambda rendered: len(rendered.ids),
+        )
 
     def _generate(
         self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], forced: Sequence[int]
@@ -90,6 +90,25 @@ class Reader:
             state, rows=list(rows), forced=list(forced), max_new_tokens=self._max_new_tokens
         )
         return [Answer(self._renderer.strip(g.text), g.score, len(g.token_ids)) for g in generations]
+
+
+def fit_leading(
+    render: Callable[[int], T], passages: int, room: int, *, least: int = 0, length: Callable[[Any], int] = len
+) -> tuple[int, T]:
+    """How many leading passages a prompt has room for, and that prompt.
+
+    Args:
+        render: The prompt with so many leading passages; one more makes it no shorter.
+        passages: How many there are.
+        room: Most tokens of the prompt.
+        least: How many stay in the prompt even if they don't fit.
+        length: Tokens of a prompt.
+    """
+    whole = render(passages)
+    if passages <= least or length(whole) <= room:
+        return passages, whole
+    fitting = bisect.bisect_right(range(least + 1, passages), room, key=lambda count: length(render(count)))
+    return least + fitting, render(least + fitting)
 
 
 def share(yes: float, no: float) -> float:

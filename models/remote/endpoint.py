@@ -97,7 +97,7 @@ class RemoteConfig:
     llm_url: str = setting("", "OpenAI-compatible server, e.g. http://localhost:8000/v1%(default).0s", repr=False)
     llm_model: str = setting("", "name of the model on that server")
     llm_key_variable: str = setting(
-        "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself"
+        "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself", repr=False
     )
     llm_concurrency: int = setting(8, "requests under way at a time", low=1)
     llm_max_tokens: int = setting(256, "most tokens of a reply", low=1)
@@ -106,7 +106,9 @@ class RemoteConfig:
     llm_backoff: float = setting(
         1.0, "seconds before the first retry, doubled for each further", above=0, says="must be more than 0"
     )
-    llm_options: str = setting("", 'JSON merged into every request, e.g. {"seed": 0}; null takes a field out')
+    llm_options: str = setting(
+        "", 'JSON merged into every request, e.g. {"seed": 0}; null takes a field out', repr=False
+    )
     llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost")
     llm_output_price: float = setting(0.0, "price of a million tokens received")
     llm_cache: str = setting("", "file that keeps every reply; default: in the output folder")

@@ -82,6 +82,33 @@ def test_a_line_that_is_not_yaml_is_named_and_not_quoted(tmp_path: Path) -> None
     assert "hidden" not in str(caught.value)
 
 
+@dataclass
+class Guarded:
+    """Settings, two of which may hold a secret."""
+
+    address: str = setting("", "an address with its password", repr=False)
+    attempts: int = setting(1, "how often", low=1, repr=False)
+    name: str = setting("", "shown")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("['http://me:hidden@host']", "list"), ("{hidden: 1}", "dict"), ("[[{a: hidden}]]", "list")]
+)
+def test_a_value_that_may_hold_a_secret_is_not_quoted_when_its_type_is_wrong(
+    tmp_path: Path, text: str, kind: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_config(Guarded, argv=write(tmp_path, f"address: {text}\nname: [shown]\n"))
+
+    assert f"`address` should be text, found a value of type {kind}" in str(caught.value)
+    assert "`name` should be text, found ['shown']" in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_value_that_may_hold_a_secret_is_not_quoted_when_it_is_out_of_bounds() -> None:
+    assert bound_problems(Guarded(attempts=-73), Guarded) == ["`attempts` must be at least 1, found another value"]
+
+
 def test_true_is_no_number(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="whole number"):
         parse_config(Settings, argv=write(tmp_path, "steps: true\n"))

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import weakref
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reflectune.models.attention.tree_mask import _LAYOUTS, STRIDE, TreeLayout, layout_of, tree_attention, tree_mask
+from reflectune.models.attention.tree_mask import STRIDE, TreeLayout, layout_of, tree_attention, tree_mask
 
 SCALE = 0.4
 TREES = st.lists(
@@ -112,10 +113,10 @@ def test_a_layout_written_out_and_kept():
     assert layout.tails.tolist() == [[2, 3, 4], [7, 12, 12]]
     assert layout.branches.tolist() == [[2, 3], [4, 12], [7, 12]]
     assert layout_of(segments) is layout
-    kept = len(_LAYOUTS)
-    del segments
+    kept = weakref.ref(layout)
+    del layout, segments
     gc.collect()
-    assert len(_LAYOUTS) == kept - 1
+    assert kept() is None
     bare = TreeLayout.of(torch.tensor([[0, 0, -1]]))
     assert bare.plain.tolist() == [[0, 1]]
     assert bare.trees.numel() == bare.branches.numel() == 0

@@ -125,6 +125,17 @@ def test_secrets_in_what_is_no_address_are_not_shown(url: str) -> None:
     assert "hid" not in told + "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.parametrize("key", ["llm_url", "llm_key_variable", "llm_options"])
+def test_a_list_in_the_place_of_a_text_that_may_hold_a_secret_is_not_quoted(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{key}: ['http://me:hidden@host/v1']\n")
+
+    with pytest.raises(UserError, match=f"`{key}` should be text, found a value of type list") as caught:
+        parse_config(RemoteConfig, argv=["--config", str(path)])
+
+    assert "hidden" not in str(caught.value)
+
+
 def test_help_shows_no_secrets_of_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("llm_url: http://me:hidden@host/v1\nllm_model: shown\n")

@@ -291,7 +291,7 @@ def test_every_process_adds_up_a_bm25_score_to_the_same_digit() -> None:
         "made = [Passage('e', i, 0, '', '', '', ' '.join(words[: 7 + 5 * i])) for i in range(11)]\n"
         "print([score.hex() for score in bm25_scores(' '.join(words), made)])\n"
     )
-    root = str(Path(__file__).parents[3] / ".typecheck")
+    root = str(Path(__file__).parents[3] / "src")
     printed = {
         subprocess.run(
             [sys.executable, "-c", program],

@@ -291,7 +291,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     run = config()
     interrupted(run, 4)
     usage = shutil.disk_usage(run.output_dir)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type(usage)(usage.total, usage.used, 1000))
 
     with pytest.raises(UserError, match="a checkpoint needs about"):
         fine_tune(run)
