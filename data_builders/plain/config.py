@@ -33,7 +33,7 @@ class PlainConfig(RerankerConfig):
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
     passages: int = setting(5, "of their passages, those that the reranker picks", low=1)
     context_words: int = setting(
-        0, "leading passages of a context up to so many words, as the model's holds; 0: all", low=0
+        0, "leading passages of a context up to so many words; 0: all, of which training reads what fits", low=0
     )
     lead: Literal["none", "first_sentence"] = setting(
         "first_sentence", "what stands before each passage: nothing, or what the entry is"

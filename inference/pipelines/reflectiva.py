@@ -13,9 +13,10 @@ from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.gated import drawn_place, fallback_of, gate_and_judge
 from reflectune.inference.pipelines.recipe import Parts, Recipe, every, needed
 from reflectune.inference.reading.passage_reader import PassageReader
-from reflectune.inference.reading.reader import Answer, Opened, fit_leading
+from reflectune.inference.reading.reader import Answer, Opened
 from reflectune.inference.trace import Trace
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.rendering.turns import fit_leading
 from reflectune.models.schemes.reflectiva import Reflectiva
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead

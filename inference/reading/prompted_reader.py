@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.reading.reader import Answer, Opened, fit_leading, share
+from reflectune.inference.reading.reader import Answer, Opened, share
 from reflectune.models.prefix.engine import Generation, PrefixEngine
+from reflectune.models.rendering.turns import fit_leading
 from reflectune.models.schemes.examples import PromptName
 from reflectune.models.schemes.prompts import PromptScheme
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
 from reflectune.models.rendering.renderer import Rendered
-
-T = TypeVar("T")
+from reflectune.models.rendering.turns import fit_leading
 
 
 @dataclass(frozen=True)
@@ -90,25 +87,6 @@ class Reader:
             state, rows=list(rows), forced=list(forced), max_new_tokens=self._max_new_tokens
         )
         return [Answer(self._renderer.strip(g.text), g.score, len(g.token_ids)) for g in generations]
-
-
-def fit_leading(
-    render: Callable[[int], T], passages: int, room: int, *, least: int = 0, length: Callable[[Any], int] = len
-) -> tuple[int, T]:
-    """How many leading passages a prompt has room for, and that prompt.
-
-    Args:
-        render: The prompt with so many leading passages; one more makes it no shorter.
-        passages: How many there are.
-        room: Most tokens of the prompt.
-        least: How many stay in the prompt even if they don't fit.
-        length: Tokens of a prompt.
-    """
-    whole = render(passages)
-    if passages <= least or length(whole) <= room:
-        return passages, whole
-    fitting = bisect.bisect_right(range(least + 1, passages), room, key=lambda count: length(render(count)))
-    return least + fitting, render(least + fitting)
 
 
 def share(yes: float, no: float) -> float:

@@ -47,6 +47,11 @@ class Tree:
         return len(self.prefix.ids) + sum(len(branch.ids) + 1 for branch in self.branches) - bool(self.branches)
 
     @property
+    def depth(self) -> int:
+        """Tokens from its beginning to the end of the longest branch: what the model's context must hold."""
+        return len(self.prefix.ids) + max((len(branch.ids) for branch in self.branches), default=0)
+
+    @property
     def supervised(self) -> int:
         """Number of supervised tokens."""
         return sum(label != IGNORE for part in (self.prefix, *self.branches) for label in part.labels)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from reflectune.core.types import AnswerStyle, Passage
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -92,3 +95,22 @@ def passage_text(passage: Passage) -> str:
 def documents_text(passages: Sequence[Passage], *, numbered: bool = False) -> str:
     """Several passages as one text; `numbered` from 1, so that they can be referred to."""
     return " ".join(f"{i}. {passage_text(p)}" if numbered else passage_text(p) for i, p in enumerate(passages, start=1))
+
+
+def fit_leading(
+    render: Callable[[int], T], passages: int, room: int, *, least: int = 0, length: Callable[[Any], int] = len
+) -> tuple[int, T]:
+    """How many leading passages a prompt has room for, and that prompt.
+
+    Args:
+        render: The prompt with so many leading passages; one more makes it no shorter.
+        passages: How many there are.
+        room: Most tokens of the prompt.
+        least: How many stay in the prompt even if they don't fit.
+        length: Tokens of a prompt.
+    """
+    whole = render(passages)
+    if passages <= least or length(whole) <= room:
+        return passages, whole
+    fitting = bisect.bisect_right(range(least + 1, passages), room, key=lambda count: length(render(count)))
+    return least + fitting, render(least + fitting)

@@ -148,6 +148,13 @@ class Scheme(ABC):
             UserError: It can't be trained on.
         """
 
+    def shortened(self, renderer: Renderer, example: Any, image: Image.Image, max_tokens: int) -> Any:
+        """The example with less to read, so that it has at most `max_tokens` from its image to a branch's end.
+
+        The example itself where inference would not cut what the model reads either: the default.
+        """
+        return example
+
     @abstractmethod
     def roles(self, example: Any) -> list[str]:
         """The roles of the tokens that an example is supervised on."""

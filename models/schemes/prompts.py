@@ -7,6 +7,7 @@ assistant: a reflection token, or words
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 from PIL import Image
@@ -15,7 +16,15 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering.renderer import Rendered, Renderer, Supervised
-from reflectune.models.rendering.turns import ANSWER, Turn, Turns, answer_turns, asking_turns, documents_text
+from reflectune.models.rendering.turns import (
+    ANSWER,
+    Turn,
+    Turns,
+    answer_turns,
+    asking_turns,
+    documents_text,
+    fit_leading,
+)
 from reflectune.models.schemes.base import AskedAnswer, Scheme, gate_branch
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, PromptName
 from reflectune.models.schemes.gate_outcomes import AnchoredPassage, KLAnchor
@@ -93,6 +102,24 @@ class PromptScheme(Scheme):
             branches.append(Segment.of(*self.prompt_reply(renderer, branch, example.style)))
         return Tree(Segment.of(prefix.ids, prefix.labels), tuple(branches), prefix.vision)
 
+    def shortened(
+        self, renderer: Renderer, example: PromptedExample, image: Image.Image, max_tokens: int
+    ) -> PromptedExample:
+        """The example whose answers are read from the leading documents that fit, as inference reads them."""
+        room = max_tokens - len(renderer.question_prefix(example.question, image).ids)
+
+        def shorten(branch: PromptedBranch) -> PromptedBranch:
+            if branch.prompt != "vqa":
+                return branch
+            count, _ = fit_leading(
+                lambda count: self.prompt_reply(renderer, leading(branch, count), example.style)[0],
+                len(branch.documents),
+                room,
+            )
+            return leading(branch, count)
+
+        return replace(example, branches=tuple(map(shorten, example.branches)))
+
     def roles(self, example: PromptedExample) -> list[str]:
         """See `Scheme.roles`."""
         return [branch.role for branch in example.branches if branch.role]
@@ -139,6 +166,11 @@ class PromptScheme(Scheme):
         direct = (PromptedBranch("vqa", reply=anchor.direct),) if anchor.direct else ()
         replies = (PromptedBranch(cast(PromptName, r.prompt), r.documents, reply=r.words) for r in anchor.replies)
         return [self.prompt_reply(renderer, branch, style) for branch in (*direct, *replies)]
+
+
+def leading(branch: PromptedBranch, count: int) -> PromptedBranch:
+    """The branch with its first `count` documents."""
+    return replace(branch, documents=branch.documents[:count])
 
 
 def prompt_documents(name: PromptName, passages: Sequence[Passage]) -> str:

@@ -75,6 +75,8 @@ class EncodedExamples(Dataset[EncodedExample]):
         example = self.examples[index]
         image = load_image(example.image, root=self._roots, needed_by=f"training example {example.id}")
         tree = self._encode(example, image)
+        if tree.depth > self._max_tokens:
+            tree = self._encode(self.scheme.shortened(self._renderer, example, image, self._max_tokens), image)
         self._check(example, tree)
         encoded = EncodedExample(example.id, (tree,) if self._share_prefix else tuple(independent_rows(tree)))
         self._free_bytes -= (size := _memory(encoded))
@@ -98,11 +100,10 @@ class EncodedExamples(Dataset[EncodedExample]):
                 f"training example {example.id} has no supervised token: it would teach nothing. Check its `answer` "
                 "and `branches`, and the chat template of the model"
             )
-        length = len(tree.prefix.ids) + max((len(branch.ids) for branch in tree.branches), default=0)
-        if length > self._max_tokens:
+        if tree.depth > self._max_tokens:
             raise UserError(
-                f"training example {example.id} has {length} tokens from its image to the end of its longest passage, "
-                f"more than {self._max_tokens}; split the passage, or raise `max_tokens` if the model can take more"
+                f"training example {example.id} has {tree.depth} tokens from its image to the end of its longest "
+                f"passage, more than {self._max_tokens}; split the passage, or raise `max_tokens` if the model can take more"
             )
 
 

@@ -80,7 +80,11 @@ class AnswerReader:
 
     def _ask(self, example: TrainingExample) -> AskedAnswer:
         image = load_image(example.image, root=self._roots, needed_by=f"validation example {example.id}")
-        return self._scheme.ask(self._loaded.renderer, example, image)
+        renderer, room = self._loaded.renderer, self._engine.max_length - _MAX_NEW_TOKENS
+        prompt = self._scheme.ask(renderer, example, image)
+        if len(prompt.prefix.ids) + len(prompt.branch) <= room:
+            return prompt
+        return self._scheme.ask(renderer, self._scheme.shortened(renderer, example, image, room), image)
 
 
 def has_answer(example: TrainingExample, scheme: Scheme) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reflectune.inference.reading.passage_reader import PassageReader
-from reflectune.inference.reading.reader import Reader, fit_leading
+from reflectune.inference.reading.reader import Reader
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.passages import PassageScheme
@@ -131,14 +131,3 @@ def test_a_plain_model_has_no_gate(checkpoints) -> None:
 
     with pytest.raises(UserError, match="scheme"):
         PassageReader(PrefixEngine(load(checkpoints.base)), MAX_NEW)
-
-
-@pytest.mark.parametrize("least", [0, 1])
-@pytest.mark.parametrize("room", range(0, 13, 2))
-@pytest.mark.parametrize("passages", range(5))
-def test_the_most_leading_passages_that_leave_room_are_read(passages: int, room: int, least: int) -> None:
-    counts = [count for count in range(passages + 1) if count <= least or 2 + 3 * count <= room]
-    assert fit_leading(lambda count: [0] * (2 + 3 * count), passages, room, least=least) == (
-        max(counts),
-        [0] * (2 + 3 * max(counts)),
-    )

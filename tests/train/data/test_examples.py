@@ -7,11 +7,12 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import FollowUp
+from reflectune.core.types import FollowUp, Passage
 from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.models.attention.tree import Tree
 from reflectune.models.loading import load
 from reflectune.models.rendering.renderer import Renderer
-from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.train.data.examples import EncodedExamples, load_examples
 from reflectune.train.data.mixture import Part
 
@@ -154,3 +155,23 @@ def test_an_image_outside_of_the_data_s_folders_is_a_bad_row(
 
     with pytest.raises(UserError, match=r"k0: image refused: .*leads out of"):
         load_examples(Part(str(data_folder / "inner"), "train"), "mr2ag")
+
+
+def test_a_plain_example_reads_the_leading_documents_that_its_context_holds(
+    base_model: Callable[..., Path], data_folder: Path, examples: list[ReflectionExample]
+) -> None:
+    """What naive RAG reads of a long article at inference is what it is tuned on."""
+    plain = load(str(base_model()), scheme="plain").renderer
+    image, question = examples[0].image, examples[0].question
+    documents = tuple(Passage("a", 0, i, "A title", "", "", "some words of a long article") for i in range(40))
+
+    def tree_of(count: int, max_tokens: int) -> Tree:
+        branch = PromptedBranch("vqa", documents[:count], reply="blue")
+        example = PromptedExample("1", image, question, (branch,), "short", "")
+        dataset = EncodedExamples([example], plain, data_folder / "images", max_tokens=max_tokens)
+        return dataset[0].trees[0]
+
+    most = tree_of(7, 4096).depth
+    assert tree_of(40, most).branches == tree_of(7, 4096).branches
+    assert tree_of(40, most - 1).branches == tree_of(6, 4096).branches
+    assert tree_of(40, 4096).branches != tree_of(7, 4096).branches
