@@ -70,12 +70,12 @@ def test_probabilities_answers_and_scores_are_the_engines(engines, read) -> None
 def test_only_what_is_new_is_read(engines, read) -> None:
     engine = engines[1]
     read(engine, (2, 1))
-    assert (engine.stats.asked, engine.stats.done) == (5, 5)  # two prefixes, three branches
+    assert (engine.stats.requested, engine.stats.done) == (5, 5)  # two prefixes, three branches
     _, state = read(engine, (2, 3))
-    assert (engine.stats.asked, engine.stats.done) == (12, 7)  # two branches are new
+    assert (engine.stats.requested, engine.stats.done) == (12, 7)  # two branches are new
     assert [own.shape for own in state.probabilities([1])] == [(2, 1), (3, 1)]
     engine.generate(state, [(1, 2), (1, 2)])
-    assert (engine.stats.asked, engine.stats.done, engine.stats.saved) == (14, 8, 6)
+    assert (engine.stats.requested, engine.stats.done, engine.stats.saved) == (14, 8, 6)
 
 
 def test_another_length_or_seed_is_another_answer(engines, read) -> None:

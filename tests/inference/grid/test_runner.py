@@ -134,7 +134,7 @@ def test_a_memory_changes_no_trace(setting, checkpoints, prompted, pipeline, poi
     for point in points:
         found = {key: comparable(trace) for key, trace in runner.run(point, own.questions, own.images).items()}
         assert_alike(found, plainly(own, point), point.name)
-    assert 0 < runner.stats().done < runner.stats().asked
+    assert 0 < runner.stats().done < runner.stats().requested
 
 
 def test_a_point_asked_again_costs_nothing_until_it_is_forgotten(setting, prompted) -> None:
