@@ -28,10 +28,10 @@ class Answered:
     def of(cls, questions: Sequence[Question], outcomes: Sequence[GateOutcome]) -> Answered:
         """Arrays of what was measured; `known` are questions about entities that the base model knows by heart."""
         return cls(
-            direct=np.array([own.direct for own in outcomes]),
-            retrieved=np.array([own.retrieved for own in outcomes]),
-            read=np.array([float(own.passages_read) for own in outcomes]),
-            log_odds=np.array([own.log_odds for own in outcomes]),
+            direct=np.array([outcome.direct for outcome in outcomes]),
+            retrieved=np.array([outcome.retrieved for outcome in outcomes]),
+            read=np.array([float(outcome.passages_read) for outcome in outcomes]),
+            log_odds=np.array([outcome.log_odds for outcome in outcomes]),
             known=np.array([q.meta.get("famous") == "yes" and q.requires_retrieval is True for q in questions]),
             knowledge=np.array([q.requires_retrieval is True for q in questions]),
             split=np.array([question.split for question in questions]),
@@ -79,11 +79,13 @@ def between(points: Sequence[tuple[float, float]], cost: float) -> float:
 def above(points: Sequence[tuple[float, float]], sft: Answered) -> float:
     """How far a sweep lies above SFT's, on the mean over costs from 0 to SFT's at γ = 0.5."""
     costs = np.linspace(0.0, sft.at(sft.default())[0], 101)
-    own = sft.sweep()
-    return float(np.mean([between(points, cost) - between(own, cost) for cost in costs]))
+    sft_sweep = sft.sweep()
+    return float(np.mean([between(points, cost) - between(sft_sweep, cost) for cost in costs]))
 
 
-def best_threshold(found: Answered, cost: float) -> np.ndarray:
-    """Who is looked up at the γ that earns most on these very questions: more than a user could choose."""
-    values = [*np.unique(found.log_odds), np.inf]
-    return max((found.log_odds >= value for value in values), key=lambda own: found.reward(cost, own))
+def best_threshold(checkpoint: Answered, cost: float) -> np.ndarray:
+    """Which questions are looked up at the γ that earns most on these very questions, which no user can know."""
+    values = [*np.unique(checkpoint.log_odds), np.inf]
+    return max(
+        (checkpoint.log_odds >= value for value in values), key=lambda looked_up: checkpoint.reward(cost, looked_up)
+    )

@@ -138,15 +138,15 @@ def finished(command: list[str]) -> str:
 
 def foretold(said: str) -> float:
     """GiB of tensors in a dry run's table: the sum but for the accelerator's context."""
-    found = {name: float(value.replace(",", "")) * _UNITS[unit] for name, value, unit in _AMOUNT.findall(said)}
-    return found["sum"] - found.get("context", 0.0)
+    gib_by_name = {name: float(value.replace(",", "")) * _UNITS[unit] for name, value, unit in _AMOUNT.findall(said)}
+    return gib_by_name["sum"] - gib_by_name.get("context", 0.0)
 
 
 _AMOUNT = re.compile(r"^  (sum|context) +([\d.,]+) (GiB|MiB)", re.M)
 
 
 def loads(output: Path, base: Path, method: str, arguments: argparse.Namespace) -> str:
-    """Load a checkpoint without reflectune's own way, and say by what it was.
+    """Load a checkpoint without reflectune, and name the libraries that loaded it.
 
     Raises:
         Failed: A weight is missing or left over, or vLLM does not load it.
@@ -161,8 +161,12 @@ def loads(output: Path, base: Path, method: str, arguments: argparse.Namespace) 
         finished([sys.executable, "-c", _VLLM.format(folder=str(output))])
         return "transformers, vLLM"
     adapted = PeftModel.from_pretrained(load(str(base), scheme="mr2ag", dtype="bfloat16").model, output)
-    found, written = get_peft_model_state_dict(adapted), load_file(output / "adapter_model.safetensors")
-    odd = [name for name in {*found, *written} if name not in found or not torch.equal(found[name], written[name])]
+    loaded_weights, written = get_peft_model_state_dict(adapted), load_file(output / "adapter_model.safetensors")
+    odd = [
+        name
+        for name in {*loaded_weights, *written}
+        if name not in loaded_weights or not torch.equal(loaded_weights[name], written[name])
+    ]
     if odd:
         raise Failed(f"plain peft does not load {output} whole: {odd[:3]}")
     return "peft"

@@ -123,8 +123,8 @@ class Seed:
 
     def of_splits(self, splits: Sequence[str]) -> Seed:
         """The questions of some splits."""
-        refined = {cost: own.of_splits(splits) for cost, own in self.refined.items()}
-        variants = {name: own.of_splits(splits) for name, own in self.variants.items()}
+        refined = {cost: answers.of_splits(splits) for cost, answers in self.refined.items()}
+        variants = {name: answers.of_splits(splits) for name, answers in self.variants.items()}
         return Seed(self.sft.of_splits(splits), refined, self.minutes, variants)
 
 
@@ -144,9 +144,9 @@ def run_seed(
 
 def spread(values: Sequence[float], digits: int = 1, scale: float = 1.0) -> str:
     """Mean ± standard deviation over seeds."""
-    own = [scale * value for value in values]
-    deviation = statistics.stdev(own) if len(own) > 1 else 0.0
-    return f"{statistics.mean(own):.{digits}f} ± {deviation:.{digits}f}"
+    scaled = [scale * value for value in values]
+    deviation = statistics.stdev(scaled) if len(scaled) > 1 else 0.0
+    return f"{statistics.mean(scaled):.{digits}f} ± {deviation:.{digits}f}"
 
 
 def policies(cost: float) -> dict[str, Callable[[Seed], tuple[Answered, np.ndarray]]]:
@@ -172,27 +172,27 @@ def table(seeds: Sequence[Seed], costs: Sequence[float]) -> list[str]:
     for cost in costs:
         for name, policy in policies(cost).items():
             rows = [policy(seed) for seed in seeds]
-            points = [found.at(looked_up) for found, looked_up in rows]
+            points = [checkpoint.at(looked_up) for checkpoint, looked_up in rows]
             shares = [
-                spread([float(looked_up[pick(found)].mean()) for found, looked_up in rows], scale=100)
+                spread([float(looked_up[pick(checkpoint)].mean()) for checkpoint, looked_up in rows], scale=100)
                 for pick in (
-                    lambda found: found.knowledge,
-                    lambda found: found.known,
-                    lambda found: ~found.knowledge,
+                    lambda checkpoint: checkpoint.knowledge,
+                    lambda checkpoint: checkpoint.known,
+                    lambda checkpoint: ~checkpoint.knowledge,
                 )
             ]
             cells = [
                 spread([accuracy for _, accuracy in points], scale=100),
                 spread([read for read, _ in points], 2),
                 *shares,
-                spread([found.reward(cost, looked_up) for found, looked_up in rows], 3),
+                spread([checkpoint.reward(cost, looked_up) for checkpoint, looked_up in rows], 3),
             ]
             lines.append(f"| {cost:g} | {name} | {' | '.join(cells)} |")
     return lines
 
 
 def gains(seeds: Sequence[Seed], costs: Sequence[float]) -> list[str]:
-    """How far refined gates lie above SFT's sweep, and the best gate would; and what has become of the answers."""
+    """How far refined gates lie above SFT's sweep, how far an oracle gate would, and how the answers changed."""
     lines = [
         "| λ | accuracy above SFT's sweep: at γ = 0.5 | over the sweep | an oracle gate's, over the sweep | "
         "always retrieving: accuracy less SFT's | never: the same | minutes |",
@@ -201,12 +201,12 @@ def gains(seeds: Sequence[Seed], costs: Sequence[float]) -> list[str]:
     for cost in costs:
         columns = []
         for seed in seeds:
-            own, sft = seed.refined[cost], seed.sft
-            read, accuracy = own.at(own.default())
+            refined, sft = seed.refined[cost], seed.sft
+            read, accuracy = refined.at(refined.default())
             at_default = accuracy - between(sft.sweep(), read)
-            always = float(own.retrieved.mean() - sft.retrieved.mean())
-            never = float(own.direct.mean() - sft.direct.mean())
-            columns.append((at_default, above(own.sweep(), sft), above(sft.oracle(), sft), always, never))
+            always = float(refined.retrieved.mean() - sft.retrieved.mean())
+            never = float(refined.direct.mean() - sft.direct.mean())
+            columns.append((at_default, above(refined.sweep(), sft), above(sft.oracle(), sft), always, never))
         cells = [spread(values, 2, scale=100) for values in zip(*columns, strict=True)]
         minutes = spread([seed.minutes[f"refine, λ = {cost:g}"] for seed in seeds])
         lines.append(f"| {cost:g} | {' | '.join(cells)} | {minutes} |")
@@ -239,13 +239,13 @@ def variant_table(seed: Seed, cost: float) -> list[str]:
         "always retrieving: accuracy less SFT's | the same, knowledge-based | reward |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for name, own in {"as above": seed.refined[cost], **seed.variants}.items():
-        looked_up = own.default()
-        read, accuracy = own.at(looked_up)
-        kept = own.retrieved - seed.sft.retrieved
-        known = 100 * float(looked_up[own.known].mean())
+    for name, refined in {"as above": seed.refined[cost], **seed.variants}.items():
+        looked_up = refined.default()
+        read, accuracy = refined.at(looked_up)
+        kept = refined.retrieved - seed.sft.retrieved
+        known = 100 * float(looked_up[refined.known].mean())
         cells = [f"{100 * accuracy:.1f}", f"{read:.2f}", f"{known:.1f}", f"{100 * float(kept.mean()):+.1f}"]
-        cells += [f"{100 * float(kept[own.knowledge].mean()):+.1f}", f"{own.reward(cost, looked_up):.3f}"]
+        cells += [f"{100 * float(kept[refined.knowledge].mean()):+.1f}", f"{refined.reward(cost, looked_up):.3f}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
@@ -255,17 +255,17 @@ def chart(seeds: Sequence[Seed], costs: Sequence[float]) -> str:
     grid = np.linspace(0.0, 1.0, 101)
 
     def line(name: str, points_of: Callable[[Seed], list[tuple[float, float]]]) -> Line:
-        own = []
+        accuracies = []
         for seed in seeds:
             everything = float(seed.sft.read.mean())
-            own.append([between(points_of(seed), share * everything) for share in grid])
-        return Line(name, list(zip(grid.tolist(), np.mean(own, axis=0).tolist(), strict=True)))
+            accuracies.append([between(points_of(seed), share * everything) for share in grid])
+        return Line(name, list(zip(grid.tolist(), np.mean(accuracies, axis=0).tolist(), strict=True)))
 
     def dots(name: str, policy: Callable[[Seed], tuple[Answered, np.ndarray]]) -> Line:
         points = []
         for seed in seeds:
-            found, looked_up = policy(seed)
-            read, accuracy = found.at(looked_up)
+            checkpoint, looked_up = policy(seed)
+            read, accuracy = checkpoint.at(looked_up)
             points.append((read / float(seed.sft.read.mean()), accuracy))
         return Line(name, points, dots=True, joined=False)
 
@@ -279,7 +279,9 @@ def chart(seeds: Sequence[Seed], costs: Sequence[float]) -> str:
     ]
     title = "Accuracy against the cost of retrieval"
     label = "passages read, as a share of looking everything up"
-    return alone(line_chart(title, label, "accuracy", lines), [own.name for own in lines], legend=(210, 146))
+    return alone(
+        line_chart(title, label, "accuracy", lines), [shown_line.name for shown_line in lines], legend=(210, 146)
+    )
 
 
 def main() -> None:
@@ -325,19 +327,19 @@ def page(seeds: Sequence[Seed], costs: Sequence[float], figure: str = "") -> str
         "",
     ]
     for name, splits in QUESTIONS.items():
-        own = [seed.of_splits(splits) for seed in seeds]
-        known = statistics.mean(float(seed.sft.known.mean()) for seed in own)
+        seeds_of_splits = [seed.of_splits(splits) for seed in seeds]
+        known = statistics.mean(float(seed.sft.known.mean()) for seed in seeds_of_splits)
         lines += [
             f"## {name} (`{'`, `'.join(splits)}`)",
             "",
-            f"{len(own[0].sft.read)} questions a seed, {known:.0%} of them about what the base model knows by heart. "
-            "None was trained on.",
+            f"{len(seeds_of_splits[0].sft.read)} questions a seed, {known:.0%} of them about what the base model knows "
+            "by heart. None was trained on.",
             "",
-            *table(own, costs),
+            *table(seeds_of_splits, costs),
             "",
-            *gains(own, costs),
+            *gains(seeds_of_splits, costs),
             "",
-            *verdicts(own, costs),
+            *verdicts(seeds_of_splits, costs),
             "",
         ]
     if figure:

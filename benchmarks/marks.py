@@ -67,10 +67,10 @@ def _value(*path: str, end: str = "value") -> Callable[[Metrics], float]:
     """Reads a score, or the `low` or `high` end of its interval."""
 
     def read(metrics: Metrics) -> float:
-        found: Any = metrics
+        value: Any = metrics
         for key in path:
-            found = found[key]
-        return found[end]
+            value = value[key]
+        return value[end]
 
     return read
 
@@ -199,9 +199,9 @@ def lora_gaps(runs: dict[tuple[str, str], list[Metrics]]) -> list[str]:
 
 
 def lora_section(runs: dict[tuple[str, str], list[Metrics]]) -> list[str]:
-    """`lora_gaps` with its head; nothing where no family has both methods."""
-    methods = {family: {method for own, method in runs if own == family} for family, _ in runs}
-    if not any(found.issuperset(METHODS) for found in methods.values()):
+    """The lines of `lora_gaps` under a heading; none where no family has both methods."""
+    methods = {family: {method for other, method in runs if other == family} for family, _ in runs}
+    if not any(family_methods.issuperset(METHODS) for family_methods in methods.values()):
         return []
     head = f"Rows where LoRA is more than {100 * LORA_TOLERANCE:.0f} points below full fine-tuning:"
     return [head, "", *lora_gaps(runs), ""]
@@ -211,12 +211,14 @@ def rankings(runs: dict[tuple[str, str], list[Metrics]]) -> list[str]:
     """The eight rankings of the paper's Table 5: InfoSeek score, mean over seeds, and their order here and there."""
     columns = list(runs)
     paper: dict[str, int] = runs[columns[0]][0]["rankings"]["paper_ranks"]["overall"]
-    scores = {column: [m["rankings"]["scores"] for m in found] for column, found in runs.items()}
+    scores = {column: [m["rankings"]["scores"] for m in seed_metrics] for column, seed_metrics in runs.items()}
     means = {
-        column: {name: round(100 * statistics.mean(s[name]["overall"]["value"] for s in found), 1) for name in paper}
-        for column, found in scores.items()
+        column: {
+            name: round(100 * statistics.mean(s[name]["overall"]["value"] for s in seed_scores), 1) for name in paper
+        }
+        for column, seed_scores in scores.items()
     }
-    order = {column: ranks(found) for column, found in means.items()}
+    order = {column: ranks(mean_scores) for column, mean_scores in means.items()}
     lines = [
         "| ranking | paper's rank | " + " | ".join(f"{' '.join(c)}: score | rank" for c in columns) + " |",
         "|---|---|" + "---|---|" * len(columns),
@@ -247,10 +249,10 @@ def main() -> None:
     if not arguments.collect:
         run_all(arguments.runs, arguments.seeds, arguments.families, arguments.methods, arguments.jobs)
     runs = {
-        (family, method): found
+        (family, method): seed_metrics
         for family in arguments.families
         for method in arguments.methods
-        if (found := finished(arguments.runs, family, method, arguments.seeds))
+        if (seed_metrics := finished(arguments.runs, family, method, arguments.seeds))
     }
     text = "\n".join(
         [

@@ -84,20 +84,20 @@ def measured(family: str, method: str, data: Path) -> Cost:
 
 def costs(columns: Sequence[tuple[str, str]], arguments: argparse.Namespace) -> dict[tuple[str, str], Cost]:
     """The fastest of some turns of each family and method, and the most memory."""
-    found: dict[tuple[str, str], list[Cost]] = {column: [] for column in columns}
+    turns: dict[tuple[str, str], list[Cost]] = {column: [] for column in columns}
     with tempfile.TemporaryDirectory() as folder:
         for family, method in list(columns) * arguments.turns:
             data = Path(folder, family, "data")
             if not data.exists():
                 subset(folder_of(arguments.runs, family, "full", 0) / "reflection", data, arguments.questions)
-            found[family, method].append(measured(family, method, data))
+            turns[family, method].append(measured(family, method, data))
     return {
         column: Cost(
-            own[0].trained,
-            (min(cost.seconds[0] for cost in own), min(cost.seconds[1] for cost in own)),
-            max(cost.gib for cost in own),
+            column_turns[0].trained,
+            (min(cost.seconds[0] for cost in column_turns), min(cost.seconds[1] for cost in column_turns)),
+            max(cost.gib for cost in column_turns),
         )
-        for column, own in found.items()
+        for column, column_turns in turns.items()
     }
 
 
@@ -116,15 +116,17 @@ def table(columns: dict[tuple[str, str], list[Metrics]], taken: dict[tuple[str, 
         spread = f" ({100 * min(values):.1f} to {100 * max(values):.1f})" if len(values) > 1 else ""
         return f"{100 * statistics.mean(values):.1f}{spread}"
 
-    lines = [row("", [f"{' '.join(c)}, {len(found)} seed(s)" for c, found in columns.items()])]
+    lines = [row("", [f"{' '.join(c)}, {len(seed_metrics)} seed(s)" for c, seed_metrics in columns.items()])]
     lines.append("|---" * (len(columns) + 1) + "|")
     lines += [
-        row(mark.name, [over_seeds([mark.read(m) for m in found]) for found in columns.values()])
+        row(mark.name, [over_seeds([mark.read(m) for m in seed_metrics]) for seed_metrics in columns.values()])
         for mark in MARKS
         if mark.name in SHOWN
     ]
-    scores: Any = [[m["pipelines"]["mr2ag"]["overall"]["value"] for m in found] for found in columns.values()]
-    lines.append(row("InfoSeek score: mr2ag", [over_seeds(own) for own in scores]))
+    scores: Any = [
+        [m["pipelines"]["mr2ag"]["overall"]["value"] for m in seed_metrics] for seed_metrics in columns.values()
+    ]
+    lines.append(row("InfoSeek score: mr2ag", [over_seeds(seed_scores) for seed_scores in scores]))
     lines.append(row("parameters that train", [f"{taken[c].trained:,}" for c in columns]))
     lines += [
         row(f"CPU ms a question, {name}", [f"{1000 * taken[c].seconds[i]:.1f}" for c in columns])
@@ -168,10 +170,10 @@ def main() -> None:
         print(json.dumps(vars(train_shortly(family, method, Path(data)))))
         return
     columns = {
-        (family, method): found
+        (family, method): seed_metrics
         for family in FAMILIES
         for method in METHODS
-        if (found := finished(arguments.runs, family, method, arguments.seeds))
+        if (seed_metrics := finished(arguments.runs, family, method, arguments.seeds))
     }
     lines = [*table(columns, costs(list(columns), arguments), arguments.runs), "", *_NOTES]
     print("\n".join(lines))

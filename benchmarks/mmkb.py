@@ -110,12 +110,12 @@ def _folder(labels: str) -> str:
 
 def statistics_of(folder: Path) -> Numbers:
     """The statistics that `derive_labels` wrote."""
-    found: Numbers = json.loads((folder / "statistics.json").read_text())["train"]
-    return found
+    statistics: Numbers = json.loads((folder / "statistics.json").read_text())["train"]
+    return statistics
 
 
 def who_was_right(work: Path) -> Counter[str]:
-    """Counts that `derive_labels` has no words for: of questions that the base answers alone, and of `[NoRel]`."""
+    """Counts that `derive_labels` does not write: of questions that the base answers alone, and of `[NoRel]`."""
     questions = {question.id: question for question in Dataset(work / "world").questions("train")}
     rule, counts = Rule(), Counter[str]()
     for probe in stream_probes(work / "probes"):
@@ -135,9 +135,10 @@ def who_was_right(work: Path) -> Counter[str]:
     return counts
 
 
-def label_lines(family: str, found: Mapping[str, Numbers], own: Numbers, counts: Numbers) -> list[str]:
+def label_lines(family: str, by_rule: Mapping[str, Numbers], label_statistics: Numbers, counts: Numbers) -> list[str]:
     """A family's labels: what the probes say, and each rule against the truth."""
-    probes, ret, changes = own["probes"], own["derived"]["ret"], own["probes"]["changes"]
+    probes, ret = label_statistics["probes"], label_statistics["derived"]["ret"]
+    changes = probes["changes"]
     lines = [
         f"### {FAMILIES[family]}",
         "",
@@ -153,7 +154,7 @@ def label_lines(family: str, found: Mapping[str, Numbers], own: Numbers, counts:
         "| labels | `[Rel]` precision | recall of labelled documents | recall of all probed |",
         "|---|---|---|---|",
     ]
-    for name, numbers in found.items():
+    for name, numbers in by_rule.items():
         cells = [_percent(numbers["truth"][key]) for key in ("precision", "recall", "recall_of_probed")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
@@ -177,17 +178,18 @@ def _percent(value: float | None) -> str:
 def tuned_lines(metrics: Mapping[str, Numbers]) -> list[str]:
     """The tuned models' table, one column a family."""
 
-    def score(found: Mapping[str, float] | None) -> str:
-        if not found:
+    def score(interval: Mapping[str, float] | None) -> str:
+        if not interval:
             return "–"
-        return f"{100 * found['value']:.1f} ({100 * found['low']:.1f} to {100 * found['high']:.1f}, n = {found['n']})"
+        low, high = 100 * interval["low"], 100 * interval["high"]
+        return f"{100 * interval['value']:.1f} ({low:.1f} to {high:.1f}, n = {interval['n']})"
 
-    def first(own: Numbers) -> str:
-        srt = own["reflection"]["srt"]["overall"]
+    def first(metrics: Numbers) -> str:
+        srt = metrics["reflection"]["srt"]["overall"]
         return f"{score(srt['stating_first'])}; in the retriever's order {score(srt['stating_first_retriever'])}"
 
-    def malformed(own: Numbers) -> str:
-        return f"{own['reflection']['mct']['malformed']} of {own['reflection']['mct']['replies']}"
+    def malformed(metrics: Numbers) -> str:
+        return f"{metrics['reflection']['mct']['malformed']} of {metrics['reflection']['mct']['replies']}"
 
     columns = list(metrics.values())
     rows = {
@@ -216,11 +218,11 @@ def tuned_lines(metrics: Mapping[str, Numbers]) -> list[str]:
 def rule_lines(sweeps: Mapping[str, Numbers]) -> list[str]:
     """The rules' table, one row a rule."""
     lines = ["| labels | " + " | ".join(POINTS) + " |", "|---|" + "---|" * len(POINTS)]
-    for rule, found in sweeps.items():
+    for rule, sweep in sweeps.items():
         cells = []
         for changes in POINTS.values():
-            wanted = {**found["start"], **changes}
-            accuracy = next(point["accuracy"] for point in found["points"] if point["settings"] == wanted)
+            wanted = {**sweep["start"], **changes}
+            accuracy = next(point["accuracy"] for point in sweep["points"] if point["settings"] == wanted)
             low, high = 100 * accuracy["low"], 100 * accuracy["high"]
             cells.append(f"{100 * accuracy['value']:.1f} ({low:.1f} to {high:.1f})")
         lines.append(f"| `{rule}` | {' | '.join(cells)} |")

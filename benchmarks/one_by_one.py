@@ -38,7 +38,7 @@ def run_engine(
     opened = reader.open(questions, [load_image(q.image, root=root) for q in questions])
     reader.gates(opened)
     judged = reader.judge(opened, passages)
-    rows = [(q, k) for q, found in enumerate(judged.relevance) for k, (yes, no) in enumerate(found) if yes > no]
+    rows = [(q, k) for q, pairs in enumerate(judged.relevance) for k, (yes, no) in enumerate(pairs) if yes > no]
     reader.answer_from(judged, rows)
     return len(rows)
 
@@ -48,9 +48,9 @@ def run_loop(loaded: Loaded, root: Path, questions: list[Question], passages: li
     """One `generate` for the gate and one per passage, each from the pixels on."""
     decoded = 0
     model: Any = loaded.model
-    for question, own in zip(questions, passages, strict=True):
+    for question, question_passages in zip(questions, passages, strict=True):
         prefix = loaded.renderer.prefix(question.text, load_image(question.image, root=root))
-        branches = [[], *(SCHEME.passage_branch(loaded.renderer, passage) for passage in own)]
+        branches = [[], *(SCHEME.passage_branch(loaded.renderer, passage) for passage in question_passages)]
         for branch in branches:
             ids = torch.tensor([[*prefix.ids, *branch]])
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **prefix.vision}
@@ -86,9 +86,9 @@ def main() -> None:
     pool = [p for entry in dataset.knowledge for p in split_passages(entry, lead="first_sentence")]
     passages = []
     for number, question in enumerate(wanted):
-        own = [p for p in pool if p.entry_id in question.entity_ids]
+        gold = [p for p in pool if p.entry_id in question.entity_ids]
         others = [p for p in pool[number * PASSAGES :] if p.entry_id not in question.entity_ids]
-        passages.append([*own, *others][:PASSAGES])
+        passages.append([*gold, *others][:PASSAGES])
     work = (loaded, dataset.root, wanted, passages)
     both = [lambda: run_engine(*work, arguments.token_budget), lambda: run_loop(*work)]
     (fast, answered), (slow, decoded) = timed(both)

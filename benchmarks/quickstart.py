@@ -109,15 +109,15 @@ def cores() -> int:
 def summary(metrics: dict[str, dict]) -> list[str]:
     """The scores as lines of a table."""
 
-    def show(found: dict | None) -> str:
-        if not found or found.get("value") is None:
+    def show(score: dict | None) -> str:
+        if not score or score.get("value") is None:
             return "–"
-        return f"{100 * found['value']:5.1f}  ({100 * found['low']:.1f} to {100 * found['high']:.1f}, n = {found['n']})"
+        return f"{100 * score['value']:5.1f}  ({100 * score['low']:.1f} to {100 * score['high']:.1f}, n = {score['n']})"
 
     lines = [f"{name:26} {show(scores.get('overall'))}" for name, scores in metrics["pipelines"].items()]
     for group in ("gate", "relevance", "answer", "visual", "retrieval"):
-        for name, found in metrics.get(group, {}).items():
-            nested = found if "value" not in found else {"": found}
+        for name, scores in metrics.get(group, {}).items():
+            nested = scores if "value" not in scores else {"": scores}
             lines += [f"{f'{group} {name} {part}'.strip():38} {show(value)}" for part, value in nested.items()]
     return lines
 
@@ -175,15 +175,15 @@ def main() -> None:
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     metrics["minutes"], metrics["peak_gib"] = minutes, round(max(children, metrics.get("peak_gib") or 0), 2)
     path.write_text(json.dumps(metrics, indent=2) + "\n")
-    found = results(metrics)
-    print(f"\n{found}\n\nthe engine against one generate call per passage:", flush=True)
+    score_lines = results(metrics)
+    print(f"\n{score_lines}\n\nthe engine against one generate call per passage:", flush=True)
     models = ["--model", str(arguments.run / "checkpoint"), "--dataset", str(arguments.run / "world")]
     one_by_one = [sys.executable, str(ROOT / "benchmarks/one_by_one.py"), *models]
     compared = subprocess.run(one_by_one, check=True, stdout=subprocess.PIPE, text=True).stdout
     print(compared, end="")
     print(f"\nreport: {(arguments.run / 'report.html').resolve()}")
     if arguments.output:
-        arguments.output.write_text(page(found, compared), encoding="utf-8")
+        arguments.output.write_text(page(score_lines, compared), encoding="utf-8")
 
 
 def results(metrics: dict[str, Any]) -> str:
@@ -201,7 +201,7 @@ def results(metrics: dict[str, Any]) -> str:
     )
 
 
-def page(found: str, compared: str) -> str:
+def page(score_lines: str, compared: str) -> str:
     """What the quick start prints, as Markdown."""
     return "\n".join(
         [
@@ -210,7 +210,7 @@ def page(found: str, compared: str) -> str:
             f"{command_line('quickstart.py')}, as `bash scripts/quickstart.sh` runs it: what it prints at its end. "
             "Minutes are by the clock, whatever else ran on the machine.",
             "",
-            *("```", found, "```", ""),
+            *("```", score_lines, "```", ""),
             "The engine against one `generate` call per passage, on the same checkpoint:",
             "",
             *("```", *compared.splitlines(), "```", ""),

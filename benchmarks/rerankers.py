@@ -66,8 +66,8 @@ def main() -> None:
         lines += rows(f"{phrasing} phrasings", "its article", rerankers, questions, one)
         retrieved = zip(questions, retrieve(dataset, questions), strict=True)
         kept = [(question, ids) for question, ids in retrieved if question.entity_ids[0] in ids]
-        asked, five = [question for question, _ in kept], [passages_of(dataset, ids) for _, ids in kept]
-        lines += rows(f"{phrasing} phrasings", f"{ARTICLES} retrieved", rerankers, asked, five)
+        with_gold, five = [question for question, _ in kept], [passages_of(dataset, ids) for _, ids in kept]
+        lines += rows(f"{phrasing} phrasings", f"{ARTICLES} retrieved", rerankers, with_gold, five)
     page = TEXT.format(table="\n".join(lines))
     print(page)
     if arguments.output:
@@ -100,7 +100,11 @@ def retrieve(dataset: Dataset, questions: Sequence[Question]) -> list[list[str]]
 
 
 def rows(
-    asked: str, among: str, rerankers: Sequence[Reranker], questions: Sequence[Question], choices: list[list[Passage]]
+    phrasing: str,
+    among: str,
+    rerankers: Sequence[Reranker],
+    questions: Sequence[Question],
+    choices: list[list[Passage]],
 ) -> list[str]:
     """A row of the table for each reranker."""
     lines = []
@@ -110,7 +114,7 @@ def rows(
         fact = sum(tells(passage, question) for passage, question in zip(firsts, questions, strict=True))
         right = sum(is_evidence(passage, question) for passage, question in zip(firsts, questions, strict=True))
         shares = " | ".join(f"{100 * count / len(questions):.1f} %" for count in (fact, right))
-        lines.append(f"| {asked} | {among} | {len(questions):,} | {reranker.name} | {shares} |")
+        lines.append(f"| {phrasing} | {among} | {len(questions):,} | {reranker.name} | {shares} |")
     return lines
 
 

@@ -29,7 +29,7 @@ def main() -> None:
     for heads, key_heads, size in ((4, 4, 32), (12, 12, 64), (12, 4, 64)):
         for new in (30, 60, 120):
             for seen in (20, 40, 80, 128, 160, 320, 640):
-                found = []
+                milliseconds = []
                 for most in (0, seen):
                     shared_attention.COPIED = most
                     cache = [(torch.randn(1, key_heads, seen, size), torch.randn(1, key_heads, seen, size))]
@@ -39,8 +39,8 @@ def main() -> None:
                     key, value = (torch.randn(arguments.branches, key_heads, new, size) for _ in range(2))
                     given = (query, key, value, 0, size**-0.5)
                     seconds, _ = timed(functools.partial(sight.attend, *given), "cpu", arguments.repeats)
-                    found.append(1000 * seconds)
-                merged, copied = found
+                    milliseconds.append(1000 * seconds)
+                merged, copied = milliseconds
                 print(
                     f"| {heads} × {size}, {key_heads} of keys | {new} | {seen} | {merged:.2f} | {copied:.2f} "
                     f"| {merged / copied:.2f} |",

@@ -80,12 +80,12 @@ def repeats_in_batches(reflection: Path, sizes: tuple[int, ...]) -> list[str]:
 
 
 def main() -> None:
-    own = parser(__doc__)
-    own.add_argument("--runs", type=Path, default=Path("runs/marks"), help="finished quick starts, as marks.py's")
-    own.add_argument("--questions", type=int, default=4)
-    own.add_argument("--tokens", type=int, default=60)
-    own.add_argument("--repeats", type=int, default=1)
-    arguments = own.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--runs", type=Path, default=Path("runs/marks"), help="finished quick starts, as marks.py's")
+    options.add_argument("--questions", type=int, default=4)
+    options.add_argument("--tokens", type=int, default=60)
+    options.add_argument("--repeats", type=int, default=1)
+    arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
     lines = [f"| {arguments.questions} questions | as many pictures | one picture | ratio |", "|---|---|---|---|"]
     for family in arguments.families:

@@ -40,12 +40,12 @@ def one_by_one(model: PreTrainedModel, prefix: Rendered, branches: list[list[int
 @torch.no_grad()
 def loop(model: Any, prefix: Rendered, branches: list[list[int]]) -> list[list[int]]:
     """Answers from one `generate` per passage, as peers do."""
-    found = []
+    answers = []
     for branch in branches:
         inputs = plain_inputs(model, prefix, branch)
         out: Any = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
-        found.append(out[0, inputs["input_ids"].shape[1] :].tolist())
-    return found
+        answers.append(out[0, inputs["input_ids"].shape[1] :].tolist())
+    return answers
 
 
 def gates(engine: PrefixEngine, prefix: Rendered, branches: list[list[int]]) -> Tensor:
@@ -70,7 +70,7 @@ def measure(family: str, arguments: argparse.Namespace) -> tuple[list[str], list
     gates(engine, prefix, branches[:2])
     one_by_one(model, prefix, branches[:1])
     how = (arguments.device, arguments.repeats)
-    ours, found = timed(lambda: gates(engine, prefix, branches), *how)
+    ours, probabilities = timed(lambda: gates(engine, prefix, branches), *how)
     theirs, expected = timed(lambda: one_by_one(model, prefix, branches), *how)
     ours_answers, answers = timed(lambda: gates_and_answers(engine, prefix, branches), *how)
     loop_seconds, decoded = timed(lambda: loop(model, prefix, branches), arguments.device, 1)
@@ -92,7 +92,7 @@ def measure(family: str, arguments: argparse.Namespace) -> tuple[list[str], list
         f"| {loop_seconds / ours_answers:.1f} × |",
         f"| keys and values held: copies per passage | {copies / 2**20:.0f} MiB | {kept / 2**20:.0f} MiB "
         f"| {copies / kept:.1f} × |",
-        f"| largest difference of a gate; answers equal | | {(found - expected).abs().max():.0e} | {same} |",
+        f"| largest difference of a gate; answers equal | | {(probabilities - expected).abs().max():.0e} | {same} |",
         _slope(curve, arguments),
     ]
     return rows, curve
@@ -146,12 +146,12 @@ def profile(family: str, arguments: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    own = parser(__doc__)
-    own.add_argument("--passages", type=int, default=20)
-    own.add_argument("--tokens", type=int, default=120)
-    own.add_argument("--token_budget", type=int, help="the engine's; what it finds if unset")
-    own.add_argument("--repeats", type=int, default=2)
-    arguments = own.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--passages", type=int, default=20)
+    options.add_argument("--tokens", type=int, default=120)
+    options.add_argument("--token_budget", type=int, help="the engine's; what it finds if unset")
+    options.add_argument("--repeats", type=int, default=2)
+    arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
     lines = ["| | one by one | engine | ratio |", "|---|---|---|---|"]
     curves = {}

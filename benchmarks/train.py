@@ -63,19 +63,19 @@ def loss_difference(case: Case, arguments: argparse.Namespace) -> str:
         for name, value in mine.data_collator([mine.train_dataset[i] for i in chosen]).items()
         if isinstance(value, torch.Tensor)
     }
-    own: Any = rows.filter(lambda row: row["id"] in ids)
-    flat: Any = theirs.data_collator([own[i] for i in range(len(own))]).to(device)
+    batch_rows: Any = rows.filter(lambda row: row["id"] in ids)
+    flat: Any = theirs.data_collator([batch_rows[i] for i in range(len(batch_rows))]).to(device)
     after = _after(flat["labels"], int(batch["labels"][batch["labels"] != IGNORE][-1]))
     dropped = int((after & (flat["labels"] != IGNORE)).sum())
     flat["labels"][after] = IGNORE
     with torch.no_grad():
         summed, weight = loss_terms(mine.model, batch)
         expected = theirs.compute_loss(theirs.model, dict(flat))
-    found = float(summed / weight)
+    loss = float(summed / weight)
     kept = int((flat["labels"] != IGNORE).sum())
     return (
-        f"| {case.name} | {int(weight)} | {kept} | {dropped} | {found:.6f} "
-        f"| {abs(found - float(expected)) / float(expected):.0e} |"
+        f"| {case.name} | {int(weight)} | {kept} | {dropped} | {loss:.6f} "
+        f"| {abs(loss - float(expected)) / float(expected):.0e} |"
     )
 
 
@@ -91,23 +91,23 @@ def tower_of_trainer(trainer: Trainer) -> torch.nn.Module:
 
 
 def measure(case: Case, arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Rows of the table of times, and of the table of what they go to."""
+    """Rows of the table of times, and of the table of what the time is spent on."""
     config = case.config(arguments)
     rows = exported(config)
     one_step = case.config(arguments, max_steps=1)
     ours(one_step).train()
     stock(one_step, rows).train()  # warms up what the process keeps
-    found = []
+    epochs_by_turn = []
     for _ in range(case.turns):
         for make in (lambda: stock(config, rows), lambda: ours(config)):
             trainer = make()
             clock = Clock(trainer, arguments.device)
             trainer.train()
-            found.append(clock.epochs())
+            epochs_by_turn.append(clock.epochs())
     lines = []
     for number in range(case.epochs):
-        turns = [epochs[number] for epochs in found]
-        theirs, mine = (min(own, key=lambda epoch: epoch.cpu_seconds) for own in (turns[::2], turns[1::2]))
+        turns = [epochs[number] for epochs in epochs_by_turn]
+        theirs, mine = (min(side, key=lambda epoch: epoch.cpu_seconds) for side in (turns[::2], turns[1::2]))
         name = case.name + (f", epoch {number + 1}" if case.epochs > 1 else "")
         seconds = [epoch.seconds / case.questions for epoch in (theirs, mine)]
         lines.append(
@@ -144,13 +144,13 @@ def cases(folder: Path, arguments: argparse.Namespace) -> list[Case]:
 
 
 def main() -> None:
-    own = parser(__doc__)
-    own.add_argument("--runs", type=Path, default=Path("runs/marks"), help="finished quick starts, as marks.py's")
-    own.add_argument("--miniature", type=int, default=200, help="questions that the miniatures train on")
-    own.add_argument("--questions", type=int, default=8, help="questions that the larger models train on; 0: none")
-    own.add_argument("--batch", type=int, default=2, help="questions a step of the larger models")
-    own.add_argument("--profile_steps", type=int, default=3)
-    arguments = own.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--runs", type=Path, default=Path("runs/marks"), help="finished quick starts, as marks.py's")
+    options.add_argument("--miniature", type=int, default=200, help="questions that the miniatures train on")
+    options.add_argument("--questions", type=int, default=8, help="questions that the larger models train on; 0: none")
+    options.add_argument("--batch", type=int, default=2, help="questions a step of the larger models")
+    options.add_argument("--profile_steps", type=int, default=3)
+    arguments = options.parse_args()
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     torch.set_num_threads(arguments.threads)
     times = [

@@ -108,21 +108,21 @@ def measure(family: str, *, frozen: bool, arguments: argparse.Namespace) -> list
         (loss / weight).backward()
         return (loss / weight).detach()
 
-    ours, found = seconds_of(ours_step, arguments.device, arguments.repeats)
+    ours, our_loss = seconds_of(ours_step, arguments.device, arguments.repeats)
     tokens, vision = rows["input_ids"].numel() / tree.length, "frozen" if frozen else "trained"
     return [
         f"| {family}, vision {vision} | {theirs:.2f} s | {ours:.2f} s | {theirs / ours:.2f} × | {tokens:.2f} × "
-        f"| {abs(found - expected) / expected:.0e} |"
+        f"| {abs(our_loss - expected) / expected:.0e} |"
     ]
 
 
 def main() -> None:
-    own = parser(__doc__)
-    own.add_argument("--branches", type=int, default=8)
-    own.add_argument("--tokens", type=int, default=137)
-    own.add_argument("--repeats", type=int, default=2)
-    own.add_argument("--checkpointing", action="store_true", help="recompute activations, on both sides")
-    arguments = own.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--branches", type=int, default=8)
+    options.add_argument("--tokens", type=int, default=137)
+    options.add_argument("--repeats", type=int, default=2)
+    options.add_argument("--checkpointing", action="store_true", help="recompute activations, on both sides")
+    arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
     lines = [
         "| | SFTTrainer, flat rows | tree | ratio | tokens | difference of the loss |",

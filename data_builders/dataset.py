@@ -201,11 +201,11 @@ def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Pat
         return [(whole, None)]
     listed = manifest.get("parts", {}).get(split)
     if listed is not None:
-        found = [(folder / "questions" / split / part["file"], part["rows"]) for part in listed]
-        missing = [path for path, _ in found if not path.is_file()]
+        listed_parts = [(folder / "questions" / split / part["file"], part["rows"]) for part in listed]
+        missing = [path for path, _ in listed_parts if not path.is_file()]
         if missing:
             raise UserError(f"a part of the data set is missing: {missing[0]}; copy or build the data set again")
-        return found
+        return listed_parts
     parts = sorted(whole.with_suffix("").glob("part-*.parquet"))
     if not parts:
         raise UserError(f"{whole} not found; the data set has the splits {', '.join(splits(folder)) or '(none)'}")

@@ -36,8 +36,8 @@ def summary(metrics: dict[str, Any]) -> str:
     titles = (head.rjust(width) for head, width in zip(heads.values(), widths, strict=True))
     lines = [f"{metric['caption']}, in %.", "".join(["pipeline".ljust(names), *titles])]
     for name, table in metrics["pipelines"].items():
-        found = (table.get(column) for column in heads)
-        cells = (f"{100 * score['value']:.1f}" if score else "–" for score in found)
+        scores = (table.get(column) for column in heads)
+        cells = (f"{100 * score['value']:.1f}" if score else "–" for score in scores)
         lines.append("".join([name.ljust(names), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]))
     return "\n".join(lines)
 

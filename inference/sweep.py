@@ -23,15 +23,15 @@ def main() -> None:
     print(f"plots: {Path(config.output, 'sweep.html')}")
 
 
-def summary(found: dict[str, Any]) -> str:
+def summary(record: dict[str, Any]) -> str:
     """Accuracy, retrieval rate and passages read of each point, and what the points cost."""
-    width = max(len(point["name"]) for point in found["points"])
+    width = max(len(point["name"]) for point in record["points"])
     lines = [f"{'point':{width}}  accuracy in %          retrieved  passages"]
-    for point in found["points"]:
+    for point in record["points"]:
         score = point["accuracy"]
         told = f"{100 * score['value']:5.1f} ({100 * score['low']:.1f} to {100 * score['high']:.1f})" if score else "–"
         lines.append(f"{point['name']:{width}}  {told:22} {point['retrieval_rate']:9.3f} {point['passages_read']:9.1f}")
-    passes = found["forward_passes"]
+    passes = record["forward_passes"]
     return "\n".join(
         [*lines, f"forward passes: {passes['made']} made, {passes['saved']} saved of {passes['asked']} asked"]
     )

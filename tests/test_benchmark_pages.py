@@ -26,7 +26,7 @@ def commands(page: Path) -> list[list[str]]:
     text = page.read_text(encoding="utf-8")
     spans = [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
     fenced = [line for block in re.findall(r"```\w*\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
-    return [shlex.split(found.group()) for place in (*spans, *fenced) if (found := _COMMAND.match(place.strip()))]
+    return [shlex.split(match.group()) for place in (*spans, *fenced) if (match := _COMMAND.match(place.strip()))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

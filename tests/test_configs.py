@@ -59,10 +59,10 @@ def command(path: Path) -> re.Match[str] | None:
 
 
 def entry_script(path: Path) -> str:
-    found = command(path)
-    if found is None:
+    named_command = command(path)
+    if named_command is None:
         return BY_FOLDER[path.parent.name]
-    return f"{(found['module'] or found['script']).replace('.', '/')}.py"
+    return f"{(named_command['module'] or named_command['script']).replace('.', '/')}.py"
 
 
 def config_class(script: str) -> Any:
@@ -74,8 +74,8 @@ def config_class(script: str) -> Any:
 
 def problems(path: Path, *overrides: str) -> list[str]:
     """What is wrong with a config, but for files that are not there yet and keys that its command line gives."""
-    found = command(path)
-    given = re.findall(r"--(\w+)", found["flags"]) if found else []
+    named_command = command(path)
+    given = re.findall(r"--(\w+)", named_command["flags"]) if named_command else []
     try:
         parse_config(config_class(entry_script(path)), argv=["--config", str(path), *overrides])
     except UserError as error:
@@ -185,8 +185,8 @@ def batch_of(folder: str, name: str) -> int:
 
 def numbers(pattern: str, text: str) -> list[float]:
     """The numbers in the groups of a pattern that must occur once."""
-    (found,) = re.findall(pattern, text)
-    return [float(number.replace(",", "")) for number in ([found] if isinstance(found, str) else found)]
+    (groups,) = re.findall(pattern, text)
+    return [float(number.replace(",", "")) for number in ([groups] if isinstance(groups, str) else groups)]
 
 
 def passages_of(name: str) -> int:

@@ -259,8 +259,8 @@ def command_problems(line: str, files: Mapping[str, Path] | None = None) -> list
     if program == "accelerate":
         return launch_problems(rest[1:], files)
     if program == "pip":
-        asked = re.findall(r"reflectune\[([\w,]+)\]", " ".join(rest))
-        return [f"there is no extra {one}" for group in asked for one in group.split(",") if one not in EXTRAS]
+        extras = re.findall(r"reflectune\[([\w,]+)\]", " ".join(rest))
+        return [f"there is no extra {one}" for group in extras for one in group.split(",") if one not in EXTRAS]
     return [] if program in OTHERS else [f"{program} is not known"]
 
 
@@ -286,10 +286,10 @@ def shown_files(tmp_path: Path) -> Mapping[Path, dict[str, Path]]:
     """The YAML files that each page shows, written down."""
     files: dict[Path, dict[str, Path]] = {page: {} for page in (*PAGES, *BENCHMARKS)}
     for number, block in enumerate(blocks("yaml")):
-        if found := re.search(r"--config (\S+)", block.text.splitlines()[0]):
+        if match := re.search(r"--config (\S+)", block.text.splitlines()[0]):
             path = tmp_path / f"{number}.yaml"
             path.write_text(block.text, encoding="utf-8")
-            files[block.page][found[1]] = path
+            files[block.page][match[1]] = path
     return files
 
 
@@ -334,8 +334,8 @@ def test_commands_are_found() -> None:
     ],
 )
 def test_a_wrong_command_is_noticed(line: str, issue: str) -> None:
-    (found,) = command_problems(line)
-    assert issue in found
+    (problem,) = command_problems(line)
+    assert issue in problem
 
 
 # YAML.
@@ -369,5 +369,5 @@ CONVERT = "# python -m reflectune.data_builders.convert --config mine.yaml\n"
     ],
 )
 def test_wrong_yaml_is_noticed(text: str, issue: str, tmp_path: Path) -> None:
-    (found,) = yaml_problems(text, tmp_path / "block.yaml")
-    assert issue in found
+    (problem,) = yaml_problems(text, tmp_path / "block.yaml")
+    assert issue in problem

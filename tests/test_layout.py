@@ -48,10 +48,10 @@ def test_no_module_imports_upwards(path: Path) -> None:
     name = str(path.relative_to(ROOT))
     if name in ABOVE_ALL_FLOORS:
         return
-    own = name.split("/")[0]
+    top_folder = name.split("/")[0]
     for module in imported(path):
         floor = module.parts[0]
-        assert floor == own or FLOORS[floor] < FLOORS[own], f"{name} imports {module}"
+        assert floor == top_folder or FLOORS[floor] < FLOORS[top_folder], f"{name} imports {module}"
 
 
 def test_no_folders_import_each_other_in_a_circle() -> None:

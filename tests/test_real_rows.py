@@ -68,9 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command(patch, "data_builders.build_mr2ag", *data)
         tuning = ("--train_data", "reflection", "--output_dir", "checkpoint", "--max_steps", "1")
         command(patch, "train.sft", *miniature("mr2ag_full"), *tuning)
-        asked = ("--dataset", "real", *index, "--model", "checkpoint", "--splits", "val_unseen_entity")
-        asked = (*asked, "--pipelines", "closed_book", "naive_rag", "oracle", "mr2ag", "--top_n", "2")
-        command(patch, "inference.evaluate", *miniature("evaluate"), *asked, "--output", "evaluation")
+        arguments = ("--dataset", "real", *index, "--model", "checkpoint", "--splits", "val_unseen_entity")
+        arguments = (*arguments, "--pipelines", "closed_book", "naive_rag", "oracle", "mr2ag", "--top_n", "2")
+        command(patch, "inference.evaluate", *miniature("evaluate"), *arguments, "--output", "evaluation")
     return folder
 
 

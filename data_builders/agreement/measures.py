@@ -99,10 +99,10 @@ def table(labels: Mapping[str, Sequence[Label]], truth: Sequence[Label] | None) 
     lines = ["| annotators | cases | agree | kappa | relevant to the first alone | to the second alone |"]
     lines.append("|---|---:|---:|---:|---:|---:|")
     for one, other in pairs:
-        found = agreement(labels[one], labels[other])
+        comparison = agreement(labels[one], labels[other])
         lines.append(
-            f"| {one}, {other} | {found.cases:,} | {found.share:.1%} | {found.kappa:.3f} | {found.first_only:,} | "
-            f"{found.second_only:,} |"
+            f"| {one}, {other} | {comparison.cases:,} | {comparison.share:.1%} | {comparison.kappa:.3f} | "
+            f"{comparison.first_only:,} | {comparison.second_only:,} |"
         )
     parts = ["\n".join(lines)] if pairs else []
     if truth is not None:

@@ -33,13 +33,15 @@ def run(config: CompareConfig) -> None:
             name: stack.enter_context(opened(name, config, output / "llm_replies.jsonl")) for name in config.annotators
         }
         judgements = {name: annotate(cases) for name, annotate in annotators.items()}
-        asked = [annotate.model.summary() for annotate in annotators.values() if isinstance(annotate, LlmAnnotator)]
-    labels = {name: [judgement.label for judgement in found] for name, found in judgements.items()}
+        model_summaries = [
+            annotate.model.summary() for annotate in annotators.values() if isinstance(annotate, LlmAnnotator)
+        ]
+    labels = {name: [judgement.label for judgement in judged] for name, judged in judgements.items()}
     truth = [judgement.label for judgement in by_gold(cases)] if config.truth == "gold" else None
     page = f"# Annotators\n\n{heading}.\n\n{measures.table(labels, truth)}\n"
     write_atomically(output / "labels.jsonl", _rows(cases, judgements))
     write_atomically(output / "agreement.md", page)
-    print("\n".join([page, *asked]))
+    print("\n".join([page, *model_summaries]))
 
 
 def all_cases(dataset: Dataset, split: str, limit: int, seed: int) -> list[Case]:
@@ -67,8 +69,8 @@ def _rows(cases: list[Case], judgements: dict[str, list[Judgement]]) -> str:
     lines = []
     for position, (question, passage) in enumerate(cases):
         said = {
-            name: {"label": found[position].label, "answer": found[position].answer, "note": found[position].note}
-            for name, found in judgements.items()
+            name: {"label": judged[position].label, "answer": judged[position].answer, "note": judged[position].note}
+            for name, judged in judgements.items()
         }
         row = {"question": question.id, "passage": passage.id, "text": passage.text, **said}
         lines.append(json.dumps(row, ensure_ascii=False))

@@ -82,15 +82,15 @@ def read_reply(text: str, case: Case) -> Judgement:
     A reply that begins with neither label, or goes on to give the other one too, is `unclear`.
     """
     spoken = _THOUGHT.sub("", text).strip()
-    found = _LABEL.fullmatch(spoken)
-    if found is None:
+    match = _LABEL.fullmatch(spoken)
+    if match is None:
         return Judgement("unclear", note=f"unreadable reply: {_short(spoken)}")
-    label = (found["bracketed"] or found["alone"]).lower()
-    if any(other.lower() != label for other in _BRACKETED.findall(found["rest"])):
+    label = (match["bracketed"] or match["alone"]).lower()
+    if any(other.lower() != label for other in _BRACKETED.findall(match["rest"])):
         return Judgement("unclear", note=f"the reply gives both labels: {_short(spoken)}")
     if label == "irrelevant":
         return Judgement("irrelevant")
-    source = _SOURCE.search(found["rest"])
+    source = _SOURCE.search(match["rest"])
     question, passage = case
     answer = stated_answer(question, passage) or canonical_answer(question)
     return Judgement("relevant", answer, note=" ".join(source["sentence"].split()) if source else "")

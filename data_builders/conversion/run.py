@@ -30,7 +30,7 @@ _JOURNAL = ".convert"
 
 
 def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
-    """Convert into `config.output`; an earlier run that was killed is gone on with.
+    """Convert into `config.output`; an earlier run that was killed is resumed.
 
     Returns:
         The manifest, and whether anything was done (False: the data set was there already).
@@ -57,9 +57,9 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
             questions = run.convert(workers, journal / "questions.jsonl", key)
             _refuse_empty(config.question_paths(), bool(questions.counts), rejected)
         if config.knowledge:
-            gold, own = frozenset(questions.entity_ids), knowledge_images(config)
-            kb = KnowledgeRun(config, own, output, rejected, gold)
-            place = _root_in_manifest(own, output / "knowledge", output) or ".."
+            gold, kb_images = frozenset(questions.entity_ids), knowledge_images(config)
+            kb = KnowledgeRun(config, kb_images, output, rejected, gold)
+            place = _root_in_manifest(kb_images, output / "knowledge", output) or ".."
             knowledge, kb_fingerprint = kb.convert(workers, journal / "knowledge.jsonl", key, place)
             _refuse_empty([config.path(config.knowledge_source)], _any_entry(knowledge, config), rejected)
         check_unchanged(fingerprinted := hashed.result(), "the conversion began")
@@ -90,8 +90,8 @@ def check(config: ConvertConfig) -> tuple[dict[str, Any], list[str]]:
             _refuse_empty(config.question_paths(), bool(questions.counts), rejected)
         if config.knowledge:
             gold = frozenset(questions.entity_ids)
-            own = knowledge_images(config, saving=False)
-            knowledge = KnowledgeRun(config, own, None, rejected, gold).check(workers)
+            kb_images = knowledge_images(config, saving=False)
+            knowledge = KnowledgeRun(config, kb_images, None, rejected, gold).check(workers)
             _refuse_empty([config.path(config.knowledge_source)], _any_entry(knowledge, config), rejected)
     return _numbers(config, questions, knowledge, rejected), rejected.first
 
@@ -137,13 +137,13 @@ def _source_paths(config: ConvertConfig) -> list[Path]:
     return paths + ([config.path(config.knowledge_source)] if config.knowledge else [])
 
 
-def _refuse_empty(paths: list[Path], found: bool, rejected: Rejected | None) -> None:
+def _refuse_empty(paths: list[Path], any_row: bool, rejected: Rejected | None) -> None:
     """Refuse sources in which there was no row, good or bad.
 
     Raises:
         UserError: There was none.
     """
-    if not found and not (rejected is not None and rejected.count):
+    if not any_row and not (rejected is not None and rejected.count):
         raise UserError(f"nothing to read in {', '.join(map(str, paths)) or 'the source'}: is it the right file?")
 
 

@@ -89,9 +89,9 @@ def conversation(row: Any) -> Conversation:
     turns = []
     for place, message in enumerate(messages):
         role = ("user", "assistant")[place % 2]
-        found = message.get("role") if isinstance(message, Mapping) else None
-        if found != role:
-            raise UserError(f"message {place} should be of role `{role}`, found `{found}`")
+        message_role = message.get("role") if isinstance(message, Mapping) else None
+        if message_role != role:
+            raise UserError(f"message {place} should be of role `{role}`, found `{message_role}`")
         turns.append(SafeTokenizer.clean(_text(message.get("content"), place)))
     if not turns or len(turns) % 2:
         raise UserError(f"a conversation should end with the assistant's turn; it has {len(turns)} messages")

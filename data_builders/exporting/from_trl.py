@@ -164,10 +164,12 @@ def _may_belong(row: Conversation, image: str, group: Group) -> bool:
 
 
 def _belongs(row: Conversation, image: str, piece: Piece, group: Group) -> bool:
-    """Whether a row goes on with the question before it; only an id can tell a question that is asked twice.
+    """Whether a row belongs to the question of the rows before it.
+
+    Without ids, a question that is asked twice in a row can be taken for one.
 
     Raises:
-        UserError: Its id says so, and its image or question says otherwise.
+        UserError: The row has the group's id, but another image or question.
     """
     if row.id or group.named:
         if row.id == group.id and (image, piece.question) != (group.image, group.question):
@@ -178,9 +180,9 @@ def _belongs(row: Conversation, image: str, piece: Piece, group: Group) -> bool:
     if piece.kind == "look" and piece.style != "free":
         return (image, piece.question) == (group.image, group.question) and group.is_declined
     starts_again = (
-        piece.kind in ("gate", "look") or group.is_declined or any(own.kind == "look" for own in group.pieces)
+        piece.kind in ("gate", "look") or group.is_declined or any(earlier.kind == "look" for earlier in group.pieces)
     )
-    other_kind = any(own.kind == "read" and own.style != piece.style for own in group.pieces)
+    other_kind = any(earlier.kind == "read" and earlier.style != piece.style for earlier in group.pieces)
     return (image, piece.question) == (group.image, group.question) and not starts_again and not other_kind
 
 

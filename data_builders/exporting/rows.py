@@ -114,15 +114,15 @@ def _looked(
     """A question answered by looking: its gate, where that needs a row of its own, and its answer."""
     if not clean(example.answer):
         raise UserError("a question without retrieval needs an answer")
-    asked = scheme.direct_turns(example.style)
-    if asked is None:
+    direct_turns = scheme.direct_turns(example.style)
+    if direct_turns is None:
         yield from _conversation(example, scheme, masking, clean)
         return
     if example.follow_ups:
         raise UserError(f"a conversation goes on behind a free answer alone; this one is `{example.style}`")
     if masking == "last_turn":
         yield _row(example, (*question_turns(), scheme.reply("no_retrieve")), {}, masking, clean)
-    yield _row(example, (*asked, Turn("assistant", (ANSWER,))), {"answer": example.answer}, masking, clean)
+    yield _row(example, (*direct_turns, Turn("assistant", (ANSWER,))), {"answer": example.answer}, masking, clean)
 
 
 def _conversation(

@@ -106,11 +106,11 @@ def _earlier(config: ExportConfig, scheme: Scheme) -> dict[str, Any]:
         if visible and not _is_cut_off(visible, config):
             raise UserError(f"`output`: {output} holds other files ({visible[0]}, …); choose an empty or a new folder")
         return {**wanted, "files": {}, "rows": {}}
-    found = read_json(output / RECORD, "the record of an export")
+    record = read_json(output / RECORD, "the record of an export")
     for name, value in wanted.items():
-        if found.get(name) != value:
-            raise UserError(f"`output`: {output} holds an export with {name} {found.get(name)}, not {value}")
-    return dict(found)
+        if record.get(name) != value:
+            raise UserError(f"`output`: {output} holds an export with {name} {record.get(name)}, not {value}")
+    return dict(record)
 
 
 def _is_cut_off(visible: list[str], config: ExportConfig) -> bool:
@@ -118,8 +118,8 @@ def _is_cut_off(visible: list[str], config: ExportConfig) -> bool:
     return config.images == "copy" and set(visible) <= {"images", config.split}
 
 
-def _with_split(config: ExportConfig, scheme: Scheme, found: dict[str, Any]) -> Exported:
-    exported = Exported(scheme, config.images, found["files"], found["rows"])
+def _with_split(config: ExportConfig, scheme: Scheme, record: dict[str, Any]) -> Exported:
+    exported = Exported(scheme, config.images, record["files"], record["rows"])
     file = LAYOUTS[config.to].file(exported, config.split)
     return dataclasses.replace(exported, files={**exported.files, config.split: file})
 

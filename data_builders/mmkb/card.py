@@ -69,7 +69,10 @@ def card(split: str, probed: Mapping[str, Any], decided: Mapping[str, Any], numb
             "",
             "| task | taken | derived |",
             "|---|---|---|",
-            *(f"| {task} | {_counts(numbers['taken'][task])} | {_counts(own)} |" for task, own in _tasks(numbers)),
+            *(
+                f"| {task} | {_counts(numbers['taken'][task])} | {_counts(counts)} |"
+                for task, counts in _tasks(numbers)
+            ),
             "",
         ]
     )
@@ -79,5 +82,5 @@ def _tasks(numbers: Mapping[str, Any]) -> list[tuple[str, Mapping[str, int]]]:
     return list(numbers["derived"].items())
 
 
-def _counts(own: Mapping[str, int]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in own.items())
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())

@@ -77,9 +77,9 @@ def take(labels: Labels, config: DeriveConfig) -> Labels:
     """The labels that are trained on: balanced and limited, by seed."""
     ret, srt, mct = config.choices()
     return Labels(
-        choose(labels.ret, lambda own: own.retrieve, ret),
-        choose(labels.srt, lambda own: own.relevant, srt),
-        choose(labels.mct, lambda own: True, mct),
+        choose(labels.ret, lambda label: label.retrieve, ret),
+        choose(labels.srt, lambda label: label.relevant, srt),
+        choose(labels.mct, lambda label: True, mct),
         labels.without_summary,
     )
 
@@ -111,8 +111,15 @@ def assemble(
         for question_id, branch in _answers(derived, questions):
             hang(question_id, branch)
     return [
-        PromptedExample(own.id, own.image, own.text, tuple(branches[own.id]), own.answer_style, own.split)
-        for own in (questions[question_id] for question_id in sorted(branches))
+        PromptedExample(
+            question.id,
+            question.image,
+            question.text,
+            tuple(branches[question.id]),
+            question.answer_style,
+            question.split,
+        )
+        for question in (questions[question_id] for question_id in sorted(branches))
     ]
 
 
@@ -122,10 +129,10 @@ def _answers(derived: Labels, questions: Mapping[str, Question]) -> list[tuple[s
     for srt in derived.srt:
         if srt.relevant:
             relevant.setdefault(srt.question_id, []).append(srt)
-    found = []
+    branches = []
     for ret in derived.ret:
         answer = canonical_answer(questions[ret.question_id])
-        documents = tuple(own.document.passage for own in relevant.get(ret.question_id, ())) if ret.retrieve else ()
+        documents = tuple(label.document.passage for label in relevant.get(ret.question_id, ())) if ret.retrieve else ()
         if answer and (documents or not ret.retrieve):
-            found.append((ret.question_id, PromptedBranch("vqa", documents, reply=answer)))
-    return found
+            branches.append((ret.question_id, PromptedBranch("vqa", documents, reply=answer)))
+    return branches

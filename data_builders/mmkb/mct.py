@@ -82,17 +82,17 @@ def mct_label(
     relevant = [label.document for label in labels if label.relevant]
     if len(relevant) < 2:
         return None
-    ordered = sorted(relevant, key=lambda own: (-_score(probe.question_id, own, rel_scores), own.rank))
+    ordered = sorted(relevant, key=lambda document: (-_score(probe.question_id, document, rel_scores), document.rank))
     rng = random.Random(f"{mixing.seed}:{probe.question_id}")
     candidates = _irrelevant(probe, labels, rule, mixing.noise)
     wanted = int(len(relevant) * mixing.tau / (100 - mixing.tau) + 0.5)
     drawn = rng.sample(candidates, min(wanted, len(candidates)))
     mixed = rng.sample([*relevant, *drawn], len(relevant) + len(drawn))
-    places = {own.passage.id: place for place, own in enumerate(mixed, start=1)}
+    places = {document.passage.id: place for place, document in enumerate(mixed, start=1)}
     return MctLabel(
         question_id=probe.question_id,
-        documents=tuple(own.passage for own in mixed),
-        keep=tuple(places[own.passage.id] for own in ordered),
+        documents=tuple(document.passage for document in mixed),
+        keep=tuple(places[document.passage.id] for document in ordered),
         summary=summary_of(probe, ordered),
         wanted=wanted,
     )
@@ -104,9 +104,9 @@ def summary_of(probe: Probe, documents: Sequence[DocumentProbe]) -> str:
     The model's own words if it wrote some about this very set; else the sentences that it chose, one per document, in
     this order and each once, if it chose one of every document.
     """
-    if probe.summary and {own.passage.id for own in documents} == set(probe.summarised):
+    if probe.summary and {document.passage.id for document in documents} == set(probe.summarised):
         return probe.summary
-    chosen = [own.sentence for own in documents]
+    chosen = [document.sentence for document in documents]
     return " ".join(dict.fromkeys(chosen)) if all(chosen) else ""
 
 
@@ -123,11 +123,11 @@ def _irrelevant(probe: Probe, labels: Sequence[SrtLabel], rule: Rule, noise: Noi
     """What Algorithm 3 may mix in, best first."""
     by_id = {label.document.passage.id: label.relevant for label in labels}
     return [
-        own
-        for own in probe.documents
+        document
+        for document in probe.documents
         if (
-            not by_id[own.passage.id]
-            if own.passage.id in by_id
-            else noise == "unhelpful" and is_right(own.replies, rule) is False
+            not by_id[document.passage.id]
+            if document.passage.id in by_id
+            else noise == "unhelpful" and is_right(document.replies, rule) is False
         )
     ]

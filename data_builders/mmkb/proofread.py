@@ -42,16 +42,16 @@ def write_label_page(
         count: How many to show.
         seed: Of the draw.
     """
-    asked = [probe for probe in probes if not probe.problem]
-    shown = asked if len(asked) <= count else random.Random(seed).sample(asked, count)
+    probed = [probe for probe in probes if not probe.problem]
+    shown = probed if len(probed) <= count else random.Random(seed).sample(probed, count)
     ret = {label.question_id: label for label in labels.ret}
     srt = {(label.question_id, label.document.passage.id): label for label in labels.srt}
     mct = {label.question_id: label for label in labels.mct}
     articles = []
     for probe in shown:
-        own = probe.question_id
-        articles.append(_article(probe, questions[own], ret.get(own), srt, mct.get(own), roots))
-    note = f"{len(shown)} of {len(asked):,} probed questions, drawn at random (seed {seed})."
+        question_id = probe.question_id
+        articles.append(_article(probe, questions[question_id], ret.get(question_id), srt, mct.get(question_id), roots))
+    note = f"{len(shown)} of {len(probed):,} probed questions, drawn at random (seed {seed})."
     write_articles(path, articles, title, note)
 
 
@@ -71,8 +71,8 @@ def _article(
         accepted=canonical_answer(question) or " / ".join(map(str, question.range or ())),
         token="no label" if ret is None else "[Ret]" if ret.retrieve else "[NoRet]",
         documents=[
-            (own, srt.get((question.id, own.passage.id)), marked(own.passage.text, question.answers))
-            for own in probe.documents
+            (document, srt.get((question.id, document.passage.id)), marked(document.passage.text, question.answers))
+            for document in probe.documents
         ],
         mct=mct,
         reply="" if mct is None else write_reply(mct.keep, mct.summary),
@@ -84,5 +84,5 @@ def _verdict(replies: Sequence[Reply]) -> str:
     """Whether the greedy answer is right; of drawn ones, how many are."""
     first, drawn = replies[0], replies[1:]
     broken = "" if first.log_prob is not None else ", broken"
-    rate = f", {sum(own.correctness for own in drawn):g} of {len(drawn)} drawn right" if drawn else ""
+    rate = f", {sum(reply.correctness for reply in drawn):g} of {len(drawn)} drawn right" if drawn else ""
     return f"{first.correctness:g} right{broken}{rate}"

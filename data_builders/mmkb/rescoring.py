@@ -44,8 +44,8 @@ def rescore(probes: Sequence[Probe], worth: Mapping[Said, float]) -> list[Probe]
 
     def again(question_id: str, replies: tuple[Reply, ...]) -> tuple[Reply, ...]:
         return tuple(
-            dataclasses.replace(own, correctness=worth[question_id, own.text] if own.text.strip() else 0.0)
-            for own in replies
+            dataclasses.replace(reply, correctness=worth[question_id, reply.text] if reply.text.strip() else 0.0)
+            for reply in replies
         )
 
     return [
@@ -53,7 +53,8 @@ def rescore(probes: Sequence[Probe], worth: Mapping[Said, float]) -> list[Probe]
             probe,
             replies=again(probe.question_id, probe.replies),
             documents=tuple(
-                dataclasses.replace(own, replies=again(probe.question_id, own.replies)) for own in probe.documents
+                dataclasses.replace(document, replies=again(probe.question_id, document.replies))
+                for document in probe.documents
             ),
         )
         for probe in probes
@@ -89,4 +90,4 @@ def by_metric(
 def by_judge(said: Sequence[Said], questions: Mapping[str, Question], judging: Judging) -> dict[Said, float]:
     """A judge's verdicts as 1 or 0; a reply that says neither counts as incorrect."""
     judged = judging.judged([answer_to(questions[name], text) for name, text in said])
-    return {own: float(verdict == "correct") for own, verdict in zip(said, judged.verdicts, strict=True)}
+    return {answer: float(verdict == "correct") for answer, verdict in zip(said, judged.verdicts, strict=True)}

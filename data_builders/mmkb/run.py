@@ -124,18 +124,18 @@ def read_rel_scores(path: str | Path) -> RelScores:
 
 
 def _questions(dataset: Dataset, split: str, wanted: set[str]) -> dict[str, Question]:
-    found = {question.id: question for question in dataset.stream(split) if question.id in wanted}
-    missing = sorted(wanted - set(found))
+    questions = {question.id: question for question in dataset.stream(split) if question.id in wanted}
+    missing = sorted(wanted - set(questions))
     if missing:
         raise UserError(f"{dataset.root}: split {split} has no question {missing[0]}, which was probed; build it again")
-    return found
+    return questions
 
 
 def _by_question(labels: Labels) -> dict[str, list[SrtLabel]]:
-    found: dict[str, list[SrtLabel]] = {}
+    by_question: dict[str, list[SrtLabel]] = {}
     for label in labels.srt:
-        found.setdefault(label.question_id, []).append(label)
-    return found
+        by_question.setdefault(label.question_id, []).append(label)
+    return by_question
 
 
 def _check_output(output: Path, dataset: Dataset) -> None:

@@ -76,12 +76,14 @@ def truth_table(
         question = questions.get(probe.question_id)
         if question is None or not can_tell(question):
             continue
-        said = {own.document.passage.id: "[Rel]" if own.relevant else "[NoRel]" for own in labels.get(question.id, ())}
-        found = [(said.get(own.passage.id, "none"), states(question, own.passage)) for own in probe.documents]
-        for label, truly in found:
+        said = {srt.document.passage.id: "[Rel]" if srt.relevant else "[NoRel]" for srt in labels.get(question.id, ())}
+        labels_and_truths = [
+            (said.get(document.passage.id, "none"), states(question, document.passage)) for document in probe.documents
+        ]
+        for label, truly in labels_and_truths:
             table[label]["states" if truly else "states_not"] += 1
         covered += 1
-        with_one += any(truly for _, truly in found)
+        with_one += any(truly for _, truly in labels_and_truths)
     hits = table["[Rel]"]["states"]
     return {
         "questions": covered,
@@ -93,16 +95,16 @@ def truth_table(
     }
 
 
-def truth_text(found: Mapping[str, Any]) -> str:
+def truth_text(truth: Mapping[str, Any]) -> str:
     """A truth table in a few lines."""
 
     def percent(name: str) -> str:
-        return "–" if found[name] is None else f"{100 * found[name]:.1f} %"
+        return "–" if truth[name] is None else f"{100 * truth[name]:.1f} %"
 
-    rows = (f"  {name:8}{counts['states']:>8,}{counts['states_not']:>12,}" for name, counts in found["table"].items())
+    rows = (f"  {name:8}{counts['states']:>8,}{counts['states_not']:>12,}" for name, counts in truth["table"].items())
     return "\n".join(
         [
-            f"truth: {found['questions']:,} knowledge-based questions, {found['with_a_stating_document']:,} with a "
+            f"truth: {truth['questions']:,} knowledge-based questions, {truth['with_a_stating_document']:,} with a "
             "document of their entity that states the answer",
             f"  {'':8}{'states':>8}{'states not':>12}",
             *rows,

@@ -109,10 +109,12 @@ class ExampleBuilder:
         images = {q.id: image for q in questions if (image := self._try(q, self._open, batch)) is not None}
         answerable = [question for question in questions if question.id in images]
         self._rank([(question.image, images[question.id]) for question in answerable])
-        articles = [(q, found) for q in answerable if (found := self._try(q, self._article, batch)) is not None]
-        asked = [[(question, p) for p in candidates(question, article, self._recipe)] for question, article in articles]
-        judgements = iter(self._annotate(list(itertools.chain.from_iterable(asked))))
-        for (question, article), cases in zip(articles, asked, strict=True):
+        articles = [(q, article) for q in answerable if (article := self._try(q, self._article, batch)) is not None]
+        cases_by_question = [
+            [(question, p) for p in candidates(question, article, self._recipe)] for question, article in articles
+        ]
+        judgements = iter(self._annotate(list(itertools.chain.from_iterable(cases_by_question))))
+        for (question, article), cases in zip(articles, cases_by_question, strict=True):
             judged = [(passage, next(judgements)) for _, passage in cases]
             ranked = self._others(question)
             batch.note(question, knowledge_example(question, article, judged, ranked, self._draw_article, self._recipe))
@@ -165,8 +167,8 @@ class ExampleBuilder:
         if self._retriever is None or not new:
             return
         # Deep enough that entries remain when the question's own are taken out.
-        found = self._retriever.search(list(new.values()), top_n=self._config.retrieval_depth + 2)
-        for path, hits in zip(new, found, strict=True):
+        hits_by_image = self._retriever.search(list(new.values()), top_n=self._config.retrieval_depth + 2)
+        for path, hits in zip(new, hits_by_image, strict=True):
             self._ranked[path] = [hit.entry_id for hit in hits]
 
     def _article(self, question: Question) -> list[Passage]:

@@ -94,11 +94,11 @@ class BuildConfig(RemoteConfig):
 
     def what_decides(self) -> dict[str, Any]:
         """The settings that decide what is built; the data sets and the index are hashed apart."""
-        asked = _LLM_DECIDES if self.annotator == "llm" else frozenset[str]()
+        llm_settings = _LLM_DECIDES if self.annotator == "llm" else frozenset[str]()
         return {
             name: shown_url(value) if name == "llm_url" else value
             for name, value in dataclasses.asdict(self).items()
-            if (name in asked if name.startswith("llm_") else name not in _ELSEWHERE)
+            if (name in llm_settings if name.startswith("llm_") else name not in _ELSEWHERE)
             and not (name in _LATER and value == _LATER[name])
         }
 

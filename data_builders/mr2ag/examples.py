@@ -204,31 +204,31 @@ class _Draw:
         self, source: str, articles: Sequence[Sequence[Passage]], wanted: int, per_article: int = 1
     ) -> list[Branch]:
         """Up to `wanted` negatives, taking up to `per_article` from each article in turn."""
-        found: list[Branch] = []
+        branches: list[Branch] = []
         for passages in articles:
             here = 0
             for passage in passages:
-                if len(found) == wanted or here == per_article:
+                if len(branches) == wanted or here == per_article:
                     break
                 if passage.id not in self.used and self._is_negative(passage):
-                    found.append(Branch(passage, False, "", source))
+                    branches.append(Branch(passage, False, "", source))
                     here += 1
-        return found
+        return branches
 
     def random_negatives(
         self, draw_article: Callable[[random.Random], Sequence[Passage]], wanted: int, headings: set[str]
     ) -> list[Branch]:
         """Negatives of random entries, half of the time under an evidence passage's heading if there is one."""
-        found: list[Branch] = []
+        branches: list[Branch] = []
         for _ in range(10 * wanted):  # an entry may have no fit passage; draw another one, but not for ever
-            if len(found) == wanted:
+            if len(branches) == wanted:
                 break
             passages = self.shuffled(draw_article(self.rng))
             if self.rng.random() < 0.5:
                 passages.sort(key=lambda passage: passage.heading not in headings)
             passages = [passage for passage in passages if passage.entry_id not in self.question.entity_ids]
-            found += self.negatives("random", [passages], 1)
-        return found
+            branches += self.negatives("random", [passages], 1)
+        return branches
 
     def _is_negative(self, passage: Passage) -> bool:
         """Whether no accepted answer stands in what the model reads of a passage, its title and lead included."""

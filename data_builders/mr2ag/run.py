@@ -76,8 +76,8 @@ def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotat
     target = output / f"{config.split}.parquet"
     index = file_fingerprint(Path(config.index, "manifest.json")) if retriever is not None else ""
     elsewhere = [Dataset(Path(config.visual_dataset)).fingerprint] if config.visual_dataset else []
-    asked = [PROMPT_HASH] if config.annotator == "llm" else []
-    key = fingerprint([config.what_decides(), dataset.fingerprint, index, *elsewhere, *asked])
+    prompt_hashes = [PROMPT_HASH] if config.annotator == "llm" else []
+    key = fingerprint([config.what_decides(), dataset.fingerprint, index, *elsewhere, *prompt_hashes])
     if is_built(output, dataset, config.split, key):
         print(f"nothing to do: {target} is built")
         return

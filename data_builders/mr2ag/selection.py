@@ -88,9 +88,9 @@ def _count(dataset: Dataset, split: str, wanted: Callable[[Question], bool]) -> 
 def _take(
     dataset: Dataset, split: str, wanted: Callable[[Question], bool], positions: Collection[int]
 ) -> dict[int, Question]:
-    """Of the questions that are wanted, those at these positions, in the order of the file."""
-    found = (question for question in dataset.stream(split) if wanted(question))
-    return {position: question for position, question in enumerate(found) if position in positions}
+    """The wanted questions at these positions, counted among the wanted ones in the order of the file."""
+    questions = (question for question in dataset.stream(split) if wanted(question))
+    return {position: question for position, question in enumerate(questions) if position in positions}
 
 
 def _seen_from(dataset: Dataset, other: Dataset, question: Question) -> Question:

@@ -67,9 +67,9 @@ def summary(target: Path, numbers: dict[str, Any]) -> str:
 def _yield_by_type(batch: Batch, knowledge: Sequence[Question]) -> dict[str, dict[str, int]]:
     """Of each answer type: knowledge-based questions, and how many of them became examples."""
     kinds = {question.id: question.answer_type for question in knowledge}
-    asked = Counter(kinds.values())
+    question_counts = Counter(kinds.values())
     built = Counter(kinds[example.id] for example in batch.examples if example.retrieve and example.id in kinds)
-    return {kind: {"questions": asked[kind], "examples": built[kind]} for kind in sorted(asked)}
+    return {kind: {"questions": question_counts[kind], "examples": built[kind]} for kind in sorted(question_counts)}
 
 
 def _spread(lengths: list[int]) -> dict[str, int]:

@@ -85,19 +85,19 @@ def ret_label(probe: Probe, rule: Rule) -> RetLabel | None:
 
     The rule `rate` judges the rate over the drawn answers, the others the greedy answer.
     """
-    found = _correctness(probe.replies, rule)
-    return None if found is None else RetLabel(probe.question_id, found < rule.right_from, found)
+    correctness = _correctness(probe.replies, rule)
+    return None if correctness is None else RetLabel(probe.question_id, correctness < rule.right_from, correctness)
 
 
 def srt_labels(probe: Probe, rule: Rule) -> list[SrtLabel]:
     """Algorithm 2: the documents that change the answer for better (`[Rel]`) or worse (`[NoRel]`); others by rule."""
-    found = []
+    labels = []
     for document in probe.documents:
         change = _change(probe, document, rule)
         relevant = _relevant(change, probe, document, rule)
         if relevant is not None:
-            found.append(SrtLabel(probe.question_id, document, relevant, change))
-    return found
+            labels.append(SrtLabel(probe.question_id, document, relevant, change))
+    return labels
 
 
 def external_labels(probe: Probe, question: Question) -> list[SrtLabel]:
@@ -106,15 +106,15 @@ def external_labels(probe: Probe, question: Question) -> list[SrtLabel]:
     The labeller is the annotator `string`; it knows nothing of the model.
     """
     return [
-        SrtLabel(probe.question_id, own, annotate_by_string(question, own.passage).label == "relevant", None)
-        for own in probe.documents
+        SrtLabel(probe.question_id, document, annotate_by_string(question, document.passage).label == "relevant", None)
+        for document in probe.documents
     ]
 
 
 def is_right(replies: tuple[Reply, ...], rule: Rule) -> bool | None:
     """Whether answers are right by a rule; None if none of those that count can be judged."""
-    found = _correctness(replies, rule)
-    return None if found is None else found >= rule.right_from
+    correctness = _correctness(replies, rule)
+    return None if correctness is None else correctness >= rule.right_from
 
 
 def _correctness(replies: tuple[Reply, ...], rule: Rule) -> float | None:

@@ -91,9 +91,9 @@ class Prober:
         prompt = functools.cache(
             lambda passage: self._scheme.prompt_branch(self._renderer, "vqa", [passage], question.answer_style)
         )
-        fitted = [shorten(own, room, lambda passage: len(prompt(passage))) for own in documents]
-        kept = [own for own in fitted if own is not None]
-        branches = [alone, *(prompt(own.passage) for own in kept)]
+        fitted = [shorten(document, room, lambda passage: len(prompt(passage))) for document in documents]
+        kept = [document for document in fitted if document is not None]
+        branches = [alone, *(prompt(document.passage) for document in kept)]
         return Ready(question, prefix, kept, branches, gold, gold_ids, len(documents) - len(kept))
 
     def probe(self, batch: Sequence[Ready]) -> list[Probe]:
@@ -108,9 +108,14 @@ class Prober:
                 replies=tuple(replies[q, 0]),
                 documents=tuple(
                     DocumentProbe(
-                        own.passage, own.score, own.rank, tuple(replies[q, k]), scores.get((q, k)), cut=own.cut
+                        document.passage,
+                        document.score,
+                        document.rank,
+                        tuple(replies[q, k]),
+                        scores.get((q, k)),
+                        cut=document.cut,
                     )
-                    for k, own in enumerate(ready.documents, start=1)
+                    for k, document in enumerate(ready.documents, start=1)
                 ),
                 left_out=ready.left_out,
                 gold=ready.gold,
@@ -130,8 +135,8 @@ class Prober:
         """The greedy answer of each (question, branch), then the drawn ones."""
         asking = self._asking
         rows = _rows(batch)
-        found = self._engine.generate(state, rows, max_new_tokens=asking.max_new_tokens)
-        replies = {row: [self._reply(own, batch[row[0]])] for row, own in zip(rows, found, strict=True)}
+        greedy = self._engine.generate(state, rows, max_new_tokens=asking.max_new_tokens)
+        replies = {row: [self._reply(generation, batch[row[0]])] for row, generation in zip(rows, greedy, strict=True)}
         if asking.samples:
             drawn = [(row, number) for row in rows for number in range(asking.samples)]
             seeds = [_seed(asking.seed, batch[q], k, number) for (q, k), number in drawn]
@@ -141,8 +146,8 @@ class Prober:
                 max_new_tokens=asking.max_new_tokens,
                 sampling=Sampling(asking.temperature, seeds),
             )
-            for (row, _), own in zip(drawn, again, strict=True):
-                replies[row].append(self._reply(own, batch[row[0]]))
+            for (row, _), generation in zip(drawn, again, strict=True):
+                replies[row].append(self._reply(generation, batch[row[0]]))
         return replies
 
     def _reply(self, generation: Generation, ready: Ready) -> Reply:
@@ -152,8 +157,8 @@ class Prober:
     def _scores(self, state: Branches, batch: Sequence[Ready]) -> dict[Row, float | None]:
         """Log-probability of the accepted answer after each (question, branch); questions without one are left out."""
         rows = [(q, k) for q, k in _rows(batch) if batch[q].gold_ids]
-        found = self._engine.score(state, rows, [batch[q].gold_ids for q, _ in rows])
-        return {row: finite_sum(log_probs) for row, log_probs in zip(rows, found, strict=True)}
+        answer_log_probs = self._engine.score(state, rows, [batch[q].gold_ids for q, _ in rows])
+        return {row: finite_sum(log_probs) for row, log_probs in zip(rows, answer_log_probs, strict=True)}
 
 
 def _rows(batch: Sequence[Ready]) -> list[Row]:

@@ -21,14 +21,14 @@ def select_questions(
     """A split's questions in an order drawn by seed; memory holds those that are taken, and the ids of the others.
 
     Free-form questions are left out (`count_free_form`): whether an answer in sentences is right, no metric can tell.
-    The first questions of a long list are those of a short one, so that a higher `limit` adds to what is there.
+    A higher `limit` keeps the questions of a lower one and adds more behind them.
 
     Args:
-        dataset: Whose questions.
-        split: Of which split.
+        dataset: The data set that has the questions.
+        split: Its split.
         visual: Whether to take visual-dependent questions (`requires_retrieval` false) too.
         limit: Most questions; all if None.
-        seed: Of the order.
+        seed: Decides the order.
 
     Raises:
         UserError: There is no such question, or two have the same id.
@@ -40,11 +40,13 @@ def select_questions(
         raise UserError(
             f"{dataset.root}: nothing to probe in {split}{free}; name another `split`, or set `visual: true`"
         )
-    again = [own for own, count in Counter(ids).items() if count > 1]
+    again = [question_id for question_id, count in Counter(ids).items() if count > 1]
     if again:
         raise UserError(f"{dataset.root}: two questions of {split} have the id {again[0]}; ids must be unique")
-    order = heapq.nsmallest(limit if limit is not None else len(ids), ids, key=lambda own: _drawn(seed, own))
-    places = {own: place for place, own in enumerate(order)}
+    order = heapq.nsmallest(
+        limit if limit is not None else len(ids), ids, key=lambda question_id: _drawn(seed, question_id)
+    )
+    places = {question_id: place for place, question_id in enumerate(order)}
     taken = [q for q in dataset.stream(split) if q.id in places and not _is_free_form(q)]
     return sorted(taken, key=lambda question: places[question.id])
 

@@ -87,7 +87,7 @@ def answer(work: Work, window: Sequence[Question], done: Collection[str]) -> Ite
     ready, bad = work.prepare(window)
     yield from ((probe.question_id, to_row(probe)) for probe in bad)
     for batch in work.batches(ready):
-        if any(own.question.id not in done for own in batch):
+        if any(prepared.question.id not in done for prepared in batch):
             yield from ((probe.question_id, to_row(probe)) for probe in work.probe(batch))
 
 
@@ -117,6 +117,6 @@ def describe(work: Work, questions: Sequence[Question], config: ProbeConfig) -> 
         f"{len(questions):,} questions of {config.split} in {config.dataset}, each alone and with up to "
         f"{config.documents} documents, scored by {config.metric}",
         *(f"{probe.question_id} can't be asked: {probe.problem}" for probe in bad),
-        *(text for own in ready for text in [f"{own.question.id}:", *work.shown(own)]),
+        *(text for prepared in ready for text in [f"{prepared.question.id}:", *work.shown(prepared)]),
     ]
     return "\n".join(lines)

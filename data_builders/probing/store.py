@@ -143,13 +143,13 @@ def _logs(folder: Path) -> Logs:
 
 
 def _sealed_ids(folder: Path) -> set[str]:
-    found: set[str] = set()
+    question_ids: set[str] = set()
     for path in _parts(folder):
         try:
-            found.update(pq.read_table(path, columns=["question_id"])["question_id"].to_pylist())
+            question_ids.update(pq.read_table(path, columns=["question_id"])["question_id"].to_pylist())
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{path} is no readable file of probes: {error}; copy it again, or probe again") from error
-    return found
+    return question_ids
 
 
 def _id(probe: Probe) -> str:

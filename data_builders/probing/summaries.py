@@ -28,7 +28,7 @@ def add_words(
         max_new_tokens: The longest summary.
     """
     renderer = engine.renderer
-    asked: dict[int, list[Passage]] = {}
+    passages_by_question: dict[int, list[Passage]] = {}
     branches: list[list[list[int]]] = [[] for _ in probes]
     for q, probe in enumerate(probes):
         passages = [label.document.passage for label in srt_labels(probe, Rule()) if label.relevant]
@@ -39,14 +39,14 @@ def add_words(
         ):
             passages.pop()
         if len(passages) > 1:
-            asked[q], branches[q] = passages, [ids]
-    if not asked:
+            passages_by_question[q], branches[q] = passages, [ids]
+    if not passages_by_question:
         return list(probes)
     state = engine.branch(prefixes, branches)
-    found = engine.generate(state, [(q, 0) for q in asked], max_new_tokens=max_new_tokens)
+    generated = engine.generate(state, [(q, 0) for q in passages_by_question], max_new_tokens=max_new_tokens)
     made = list(probes)
-    for (q, passages), own in zip(asked.items(), found, strict=True):
-        text = "" if finite_sum(own.log_probs) is None else renderer.strip(own.text)
+    for (q, passages), generation in zip(passages_by_question.items(), generated, strict=True):
+        text = "" if finite_sum(generation.log_probs) is None else renderer.strip(generation.text)
         made[q] = dataclasses.replace(probes[q], summary=text, summarised=tuple(p.id for p in passages))
     return made
 
@@ -76,7 +76,7 @@ def add_sentences(
         for k, document in enumerate(probe.documents):
             if answers[q] and is_right(document.replies, rule):
                 choices[q] += [(k, sentence) for sentence in dict.fromkeys(sentences(document.passage.text))]
-    rows = [(q, i) for q, own in enumerate(choices) for i in range(len(own))]
+    rows = [(q, i) for q, question_choices in enumerate(choices) for i in range(len(question_choices))]
     if not rows:
         return list(probes)
 
@@ -84,10 +84,12 @@ def add_sentences(
         passage = dataclasses.replace(probes[q].documents[k].passage, text=sentence)
         return PromptScheme.of(renderer).prompt_branch(renderer, "vqa", [passage], styles[q])
 
-    state = engine.branch(prefixes, [[branch(q, *choice) for choice in own] for q, own in enumerate(choices)])
-    found = engine.score(state, rows, [answers[q] for q, _ in rows])
+    state = engine.branch(
+        prefixes, [[branch(q, *choice) for choice in question_choices] for q, question_choices in enumerate(choices)]
+    )
+    answer_log_probs = engine.score(state, rows, [answers[q] for q, _ in rows])
     best: dict[tuple[int, int], tuple[float, str]] = {}
-    for (q, i), log_probs in zip(rows, found, strict=True):
+    for (q, i), log_probs in zip(rows, answer_log_probs, strict=True):
         k, sentence = choices[q][i]
         score = finite_sum(log_probs)
         if score is not None and ((q, k) not in best or score > best[q, k][0]):
@@ -96,8 +98,8 @@ def add_sentences(
         dataclasses.replace(
             probe,
             documents=tuple(
-                dataclasses.replace(own, sentence=best[q, k][1]) if (q, k) in best else own
-                for k, own in enumerate(probe.documents)
+                dataclasses.replace(document, sentence=best[q, k][1]) if (q, k) in best else document
+                for k, document in enumerate(probe.documents)
             ),
         )
         for q, probe in enumerate(probes)

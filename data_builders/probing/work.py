@@ -70,17 +70,17 @@ class Work:
         """
         bad: list[Probe] = []
         opened = [(q, image) for q in questions if (image := self._try(bad, q, partial(self._open, q)))]
-        found = self._retriever.search([image for _, image in opened], self._config.top_n) if opened else []
+        hits_by_image = self._retriever.search([image for _, image in opened], self._config.top_n) if opened else []
         ready = [
             made
-            for (q, image), hits in zip(opened, found, strict=True)
+            for (q, image), hits in zip(opened, hits_by_image, strict=True)
             if (made := self._try(bad, q, partial(self._render, q, image, hits)))
         ]
         return ready, bad
 
     def batches(self, ready: Sequence[Ready]) -> Iterator[Sequence[Ready]]:
         """Questions of similar length together."""
-        ordered = sorted(ready, key=lambda own: (own.length, own.question.id))
+        ordered = sorted(ready, key=lambda prepared: (prepared.length, prepared.question.id))
         size = self._config.batch_questions
         return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
@@ -92,7 +92,7 @@ class Work:
         """What the model reads without a document and with the best one, the image's placeholders counted."""
         renderer = self._loaded.renderer
         token = renderer.processor.image_token
-        texts = [renderer.decode([*ready.prefix.ids, *own]) for own in ready.branches[:2]]
+        texts = [renderer.decode([*ready.prefix.ids, *branch]) for branch in ready.branches[:2]]
         return [re.sub(rf"(?:{re.escape(token)}\s*)+", f"{token} × {text.count(token)}\n", text) for text in texts]
 
     def _try(self, bad: list[Probe], question: Question, make: Callable[[], Made]) -> Made | None:

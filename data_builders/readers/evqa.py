@@ -83,16 +83,18 @@ def questions(
     files = _files(source)
     names = _file_names(files, images_per_question) if images.root is not None else {}
     make = partial(_questions, split=split, images=images, names=names, count=images_per_question)
-    for found, place in placed(_numbered(files["questions"], reject), make, reject):
-        yield from ((question, place) for question in found)
+    for row_questions, place in placed(_numbered(files["questions"], reject), make, reject):
+        yield from ((question, place) for question in row_questions)
 
 
 def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:
     if not isinstance(source, Mapping):
         return {"questions": source}
     if "questions" not in source or not set(source) <= set(ROLES):
-        found = ", ".join(map(str, source)) or "none"
-        raise UserError(f"Encyclopedic-VQA's roles are {', '.join(ROLES)}, and questions is needed; found {found}")
+        given_roles = ", ".join(map(str, source)) or "none"
+        raise UserError(
+            f"Encyclopedic-VQA's roles are {', '.join(ROLES)}, and questions is needed; found {given_roles}"
+        )
     return {role: Path(path) for role, path in source.items()}
 
 
@@ -113,7 +115,9 @@ def _numbered(path: Path, reject: Reject) -> Iterator[tuple[int, Row]]:
 def _file_names(files: Mapping[str, Path], count: int) -> dict[str, str]:
     """The file name of each image of iNaturalist that the questions name; the others' would take 600 MB."""
     rows = (row for _, row in read_csv(files["questions"], lambda error: None))
-    wanted = {found for row in rows if row.get("dataset_name") == "inaturalist" for found in _image_ids(row)[:count]}
+    wanted = {
+        image_id for row in rows if row.get("dataset_name") == "inaturalist" for image_id in _image_ids(row)[:count]
+    }
     if not wanted:
         return {}
     if "inaturalist" not in files:
@@ -147,8 +151,10 @@ def _questions(row: Row, *, split: str, images: Images, names: Mapping[str, str]
         "meta": {"row": str(row["row"]), **meta, **({"two_hop": "yes"} if kind == "2_hop" else {})},
     }
     return [
-        Question(id=row.id if number == 1 else f"{row.id}-{number}", image=_image(row, found, images, names), **common)
-        for number, found in enumerate(image_ids, 1)
+        Question(
+            id=row.id if number == 1 else f"{row.id}-{number}", image=_image(row, image_id, images, names), **common
+        )
+        for number, image_id in enumerate(image_ids, 1)
     ]
 
 
@@ -156,8 +162,8 @@ def _image(row: Row, image_id: str, images: Images, names: Mapping[str, str]) ->
     if images.root is None:
         return ""
     if one_of(row, "dataset_name", _DATASETS) == "landmarks":
-        found = images.find_for(row, "dataset_image_ids", _landmark(image_id))
-        return found or images.path(row, "dataset_image_ids", image_id)
+        landmark_path = images.find_for(row, "dataset_image_ids", _landmark(image_id))
+        return landmark_path or images.path(row, "dataset_image_ids", image_id)
     if image_id not in names:
         problem = f"image {image_id} is not in the json of iNaturalist"
         fix = "train has its images in iNaturalist's train.json, val and test in val.json"
@@ -180,8 +186,8 @@ def _evidence(row: Row, entities: tuple[str, ...]) -> tuple[Evidence, ...]:
         problem = f"is {said!r} for {len(entities)} articles"
         raise row.bad("evidence_section_id", problem, "it should have a section for each URL: download the file again")
     sections = (Row({"id": row.id, "evidence_section_id": part}, row.file, row.line) for part in parts)
-    found = [integer(section, "evidence_section_id", default=-1) for section in sections]
-    return tuple(Evidence(entity, index) for entity, index in zip(entities, found, strict=True) if index >= 0)
+    section_indices = [integer(section, "evidence_section_id", default=-1) for section in sections]
+    return tuple(Evidence(entity, index) for entity, index in zip(entities, section_indices, strict=True) if index >= 0)
 
 
 def _image_ids(row: Row) -> list[str]:
@@ -211,13 +217,13 @@ def entry(row: Row, images: Images) -> Entry:
         problem = f"has {len(bodies)} texts for {len(titles)} titles"
         raise row.bad("section_texts", problem, "the two lists must be of one length: download the file again")
     urls = texts(row, "image_urls", default=(), empty=True)
-    found = (images.find_for(row, "image_urls", _file_name(url)) for url in urls)
+    paths = (images.find_for(row, "image_urls", _file_name(url)) for url in urls)
     return Entry(
         id=text(row, "key"),
         title=text(row, "title"),
         url=text(row, "url", default=row["key"]),
         summary=bodies[0].strip() if bodies else "",
-        images=tuple(dict.fromkeys(path for path in found if path)) if images.root else (),
+        images=tuple(dict.fromkeys(path for path in paths if path)) if images.root else (),
         sections=tuple(map(Section, titles, bodies)),
     )
 

@@ -106,7 +106,7 @@ def _has_array(path: Path, prefix: str) -> bool:
     """Whether there is an array where `prefix` says, maybe an empty one."""
     with open_source(path) as file:
         place = prefix.removesuffix("item").removesuffix(".")
-        return any(found == place and event == "start_array" for found, event, _ in ijson.parse(file))
+        return any(event_prefix == place and event == "start_array" for event_prefix, event, _ in ijson.parse(file))
 
 
 def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Iterator[tuple[int, Row]]:

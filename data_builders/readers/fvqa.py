@@ -67,7 +67,7 @@ def _question(row: Row, *, split: str, images: Images) -> Question:
     return Question(
         id=row_id(row),
         image=images.keep(row, "images", _only_image(row)),
-        text=asked(row),
+        text=question_text(row),
         answers=answers(row),
         split=split,
         requires_retrieval=_RETRIEVAL[category],
@@ -76,10 +76,10 @@ def _question(row: Row, *, split: str, images: Images) -> Question:
 
 
 def _only_image(row: Row) -> Row:
-    found = rows(row, "images")
-    if len(found) != 1:
-        raise row.bad("images", f"has {len(found)} images", "a question has one image: leave the row out")
-    return found[0]
+    images = rows(row, "images")
+    if len(images) != 1:
+        raise row.bad("images", f"has {len(images)} images", "a question has one image: leave the row out")
+    return images[0]
 
 
 def row_id(row: Row) -> str:
@@ -87,7 +87,7 @@ def row_id(row: Row) -> str:
     return text(row, "data_id", default=f"{Path(row.file).stem}_{row.line - 1}")
 
 
-def asked(row: Row) -> str:
+def question_text(row: Row) -> str:
     """What the user's first message in `prompt` says, without the mark for the image.
 
     Raises:

@@ -123,12 +123,12 @@ class Images:
             return ""
         if escapes(image_id):
             raise row.bad(image_field, f"`{image_id}` leads out of {self.root}", "use a path below the image folder")
-        found = self.find_for(row, image_field, image_id)
-        if found is None:
+        path = self.find_for(row, image_field, image_id)
+        if path is None:
             problem = f"no image of `{image_id}` below {self.root}"
             fix = "download it or check `images`; `on_error: skip` leaves such rows out"
             raise MissingImage(row.file, row.line, row.id, image_field, problem, fix)
-        return found
+        return path
 
     def keep(self, row: Row, image_field: str, value: Any) -> str:
         """Path relative to `start` of an image that a row of the user's own data holds.
@@ -232,8 +232,8 @@ def _join(way: str, image_id: str, extension: str) -> str:
 def _shard(way: str, image_id: str) -> str:
     """The folder of an image under a way of sharding; a way that is no name of one is a folder itself."""
     if way == "{two_digits}":
-        found = _NUMBER.search(image_id)
-        return found.group()[:2] if found else image_id[:2]
+        number = _NUMBER.search(image_id)
+        return number.group()[:2] if number else image_id[:2]
     if way == "{gldv2}":
         return "/".join(image_id[:3])
     if way == "{four}":

@@ -87,8 +87,8 @@ def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:
     if not isinstance(source, Mapping):
         return {"annotations": source}
     if "annotations" not in source or not set(source) <= set(ROLES):
-        found = ", ".join(map(str, source)) or "none"
-        raise UserError(f"InfoSeek's roles are {', '.join(ROLES)}, and annotations is needed; found {found}")
+        given_roles = ", ".join(map(str, source)) or "none"
+        raise UserError(f"InfoSeek's roles are {', '.join(ROLES)}, and annotations is needed; found {given_roles}")
     return {role: Path(path) for role, path in source.items()}
 
 
@@ -114,16 +114,16 @@ def _kind(row: Row) -> AnswerType:
 
 def _by_id(path: Path, field: str, take: Callable[[Row], Any], reject: Reject) -> dict[str, Any]:
     """What `take` finds in each row of a file, by `data_id`."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for _, row in read_jsonl(path, reject):
         try:
             data_id, value = text(row, "data_id"), take(row)
-            if found.setdefault(data_id, value) != value:
-                problem = f"is {value!r}, and {found[data_id]!r} in an earlier row of this id"
+            if values.setdefault(data_id, value) != value:
+                problem = f"is {value!r}, and {values[data_id]!r} in an earlier row of this id"
                 raise row.bad(field, problem, "keep one of the two rows")
         except BadRow as error:
             reject(error)
-    return found
+    return values
 
 
 def _question(
@@ -159,8 +159,8 @@ def _question(
     )
 
 
-def _joined(row: Row, data_id: str, found: Mapping[str, Any], role: str) -> Any:
-    value = found.get(data_id)
+def _joined(row: Row, data_id: str, by_id: Mapping[str, Any], role: str) -> Any:
+    value = by_id.get(data_id)
     if value is None:
         raise row.bad("data_id", f"is not in the {role} file", f"give the {role} file of this split, or none")
     return value
@@ -172,9 +172,9 @@ def _answers(row: Row) -> tuple[tuple[str, ...], tuple[float, float] | None]:
     if isinstance(accepted, list) and accepted and isinstance(accepted[0], dict):
         accepted = accepted[0]
     if isinstance(accepted, dict):
-        found = Row(accepted, row.file, row.line)
-        found.setdefault("id", row.get("data_id"))
-        return tuple(canonical) or (f"{number(found, 'wikidata'):g}",), _range(found)
+        accepted_row = Row(accepted, row.file, row.line)
+        accepted_row.setdefault("id", row.get("data_id"))
+        return tuple(canonical) or (f"{number(accepted_row, 'wikidata'):g}",), _range(accepted_row)
     if accepted is None and row.get("answer") is None:
         return (), None
     listed = _listed(row, "answer_eval") or texts(row, "answer_eval")

@@ -21,7 +21,7 @@ from reflectune.data_builders.readers.base import (
     stop,
     text,
 )
-from reflectune.data_builders.readers.fvqa import answers, asked, row_id
+from reflectune.data_builders.readers.fvqa import answers, question_text, row_id
 
 
 def questions(
@@ -64,7 +64,7 @@ def _question(row: Row, *, split: str, images: Images) -> Question:
     return Question(
         id=row_id(row),
         image=_image(row, images),
-        text=asked(row),
+        text=question_text(row),
         answers=accepted,
         answer_type=infoseek.derived_kind(accepted[0]),
         split=split,

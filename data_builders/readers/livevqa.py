@@ -57,8 +57,8 @@ def questions(
         raise UserError(f"LiveVQA's source has the roles {', '.join(files) or 'none'}; it takes {' and '.join(ROLES)}")
     topics = _topics(Path(files["details"]), reject) if files.get("details") else {}
     make = partial(_questions, split=split, images=images, topics=topics)
-    for found, place in placed(read_json_array(Path(files["questions"]), reject), make, reject):
-        yield from ((question, place) for question in found)
+    for row_questions, place in placed(read_json_array(Path(files["questions"]), reject), make, reject):
+        yield from ((question, place) for question in row_questions)
 
 
 def _topics(path: Path, reject: Reject) -> dict[str, str]:
@@ -102,18 +102,18 @@ def _preview_image(row: Row, images: Images) -> str:
 
 
 def _of_level(row: Row, level: str, image: str, split: str) -> Question:
-    asked = mapping(row, f"{level}_qa")
+    question = mapping(row, f"{level}_qa")
     meta = {
         "level": level[-1],
-        "question_type": text(asked, "question_type", default=""),
+        "question_type": text(question, "question_type", default=""),
         "source": text(row, "source", default=""),
         "time": text(row, "time", default=""),
     }
     return Question(
         id=f"{text(row, 'id')}_{level}",
         image=image,
-        text=text(asked, "question"),
-        answers=texts(asked, "Ground_Truth_List"),
+        text=text(question, "question"),
+        answers=texts(question, "Ground_Truth_List"),
         split=split,
         requires_retrieval=True,
         meta={name: value for name, value in meta.items() if value},

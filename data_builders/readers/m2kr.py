@@ -95,8 +95,8 @@ def _question(row: Row, *, split: str, images: Images) -> Question:
 def _answers(row: Row) -> tuple[str, ...]:
     canonical = text(row, "gold_answer", default="")
     listed = (texts(row, field, default=(), empty=True) for field in ("answers", "answer_eval"))
-    found = dict.fromkeys((canonical, *(answer for several in listed for answer in several)))
-    return tuple(answer for answer in found if answer)
+    answers = dict.fromkeys((canonical, *(answer for several in listed for answer in several)))
+    return tuple(answer for answer in answers if answer)
 
 
 def _range(row: Row) -> tuple[float, float] | None:

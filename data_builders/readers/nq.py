@@ -79,14 +79,14 @@ def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
     seen: set[str] = set()
     for number, row in read_rows(path, reject):
         try:
-            found = simplified(row)
-            entry_id = article(found).id
+            simple_row = simplified(row)
+            entry_id = article(simple_row).id
         except BadRow as error:
             reject(error)
             continue
         if entry_id not in seen:
             seen.add(entry_id)
-            yield number, found
+            yield number, simple_row
 
 
 def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
@@ -102,14 +102,22 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
 
 def entry(row: Row, images: Images) -> Entry:
     """The article of one row; its summary is its first paragraph."""
-    found = article(simplified(row))
-    headings, spans = found.headings(), found.spans
+    source_article = article(simplified(row))
+    headings, spans = source_article.headings(), source_article.spans
     sections = [
-        Section(next(words for at, words in reversed(headings) if at <= start), plain(found.tokens[start:end]))
+        Section(next(words for at, words in reversed(headings) if at <= start), plain(source_article.tokens[start:end]))
         for start, end in spans
     ]
-    prose = (section.text for section, (at, _) in zip(sections, spans, strict=True) if found.tokens[at] == "<P>")
-    return Entry(id=found.id, title=found.title, url=found.url, summary=next(prose, ""), sections=tuple(sections))
+    prose = (
+        section.text for section, (at, _) in zip(sections, spans, strict=True) if source_article.tokens[at] == "<P>"
+    )
+    return Entry(
+        id=source_article.id,
+        title=source_article.title,
+        url=source_article.url,
+        summary=next(prose, ""),
+        sections=tuple(sections),
+    )
 
 
 def _question(row: Row, *, split: str) -> Question:

@@ -101,7 +101,7 @@ def article(row: Row) -> Article:
     title = _title(row, tokens)
     digest = hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
     candidates = [one for one in records(row, "long_answer_candidates") if flag(one, "top_level")]
-    spans = [found for candidate in candidates if (found := span(candidate, len(tokens)))]
+    spans = [candidate_span for candidate in candidates if (candidate_span := span(candidate, len(tokens)))]
     url = html.unescape(text(row, "document_url", default=""))
     return Article(f"{title}@{digest}", title, url, tokens, spans)
 

@@ -81,8 +81,8 @@ def questions(
 def _files(source: Path | Mapping[str, Any]) -> dict[str, Path]:
     given = source if isinstance(source, Mapping) else {}
     if set(given) != set(ROLES):
-        found = ", ".join(given) or f"the path {source}"
-        raise UserError(f"OK-VQA is read from the roles {' and '.join(ROLES)}; found {found}")
+        given_roles = ", ".join(given) or f"the path {source}"
+        raise UserError(f"OK-VQA is read from the roles {' and '.join(ROLES)}; found {given_roles}")
     return {role: Path(given[role]) for role in ROLES}
 
 
@@ -90,22 +90,22 @@ def _annotations(path: Path, reject: Reject, field: str) -> dict[int, _Annotatio
     """Answers and `Question.meta` by the question's id, or what is wrong with them, which the question then tells."""
     types = _member(path, "question_types")
     names = types if isinstance(types, dict) else {}
-    found: dict[int, _Annotation | BadRow] = {}
+    annotations: dict[int, _Annotation | BadRow] = {}
 
     def add(row: Row) -> None:
         question_id = integer(row, "question_id")
-        if question_id in found:
+        if question_id in annotations:
             raise row.bad("question_id", "has two annotations", "keep one of them")
         try:
             kind = text(row, "question_type", default="")
             meta = {"question_type": str(names.get(kind, kind)), "answer_type": text(row, "answer_type", default="")}
-            found[question_id] = _answers(row, field), {name: value for name, value in meta.items() if value}
+            annotations[question_id] = _answers(row, field), {name: value for name, value in meta.items() if value}
         except BadRow as error:
-            found[question_id] = error
+            annotations[question_id] = error
 
     for _ in each(read_json_array(path, reject, "annotations.item"), add, reject):
         pass
-    return found
+    return annotations
 
 
 def _answers(row: Row, field: str) -> tuple[str, ...]:

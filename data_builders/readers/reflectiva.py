@@ -75,8 +75,8 @@ def questions(
         raise UserError(f"ReflectiVA's data are read from one file at a time, not from the roles {', '.join(source)}")
     seen: Counter[str] = Counter()
     make = partial(_questions, split=split, images=images, seen=seen)
-    for found, place in placed(read_json_array(source, reject), make, reject):
-        yield from ((question, place) for question in found)
+    for row_questions, place in placed(read_json_array(source, reject), make, reject):
+        yield from ((question, place) for question in row_questions)
 
 
 def _questions(row: Row, *, split: str, images: Images, seen: Counter[str]) -> list[Question]:
@@ -85,17 +85,17 @@ def _questions(row: Row, *, split: str, images: Images, seen: Counter[str]) -> l
     retrieve = _needs_retrieval(row, turns[1])
     rounds = [_with_passage(row, turns)] if retrieve and len(turns) > 2 else _without_passage(turns)
     row_id, image = _row_id(row), _image(row, images)
-    found = []
-    for asked, answer, meta in rounds:
-        asked = asked.replace(_IMAGE_TOKEN, " ").strip()
-        if not asked:
+    row_questions = []
+    for question_text, answer, meta in rounds:
+        question_text = question_text.replace(_IMAGE_TOKEN, " ").strip()
+        if not question_text:
             raise row.bad("conversations", "has no question in a turn of `human`", "leave the row out")
         seen[row_id] += 1
-        found.append(
+        row_questions.append(
             Question(
                 id=row_id if seen[row_id] == 1 else f"{row_id}-{seen[row_id]}",
                 image=image,
-                text=asked,
+                text=question_text,
                 answers=(answer,) if answer else (),
                 answer_type="multi_answer" if "&&" in answer else "string",
                 split=split,
@@ -103,7 +103,7 @@ def _questions(row: Row, *, split: str, images: Images, seen: Counter[str]) -> l
                 meta=meta,
             )
         )
-    return found
+    return row_questions
 
 
 def _row_id(row: Row) -> str:
@@ -143,7 +143,8 @@ def _with_passage(row: Row, turns: list[str]) -> tuple[str, str, dict[str, str]]
 def _without_passage(turns: list[str]) -> list[tuple[str, str, dict[str, str]]]:
     """Every round of question and answer."""
     return [
-        (asked, _RETRIEVAL.sub("", reply, count=1), {}) for asked, reply in zip(turns[::2], turns[1::2], strict=True)
+        (question, _RETRIEVAL.sub("", reply, count=1), {})
+        for question, reply in zip(turns[::2], turns[1::2], strict=True)
     ]
 
 

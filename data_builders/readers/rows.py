@@ -94,10 +94,10 @@ def number(row: Row, field: str, *, default: float = _MISSING) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return _wrong(row, field, value, "a number")
     try:
-        found = float(value)
+        as_float = float(value)
     except (ValueError, OverflowError):
         return _wrong(row, field, value, "a number")
-    return found if math.isfinite(found) else _wrong(row, field, value, "a finite number")
+    return as_float if math.isfinite(as_float) else _wrong(row, field, value, "a finite number")
 
 
 def integer(row: Row, field: str, *, default: int = _MISSING) -> int:
@@ -106,8 +106,8 @@ def integer(row: Row, field: str, *, default: int = _MISSING) -> int:
     Raises:
         BadRow: The field is missing, or is no whole number.
     """
-    found = number(row, field, default=default)
-    return int(found) if found == int(found) else _wrong(row, field, row[field], "a whole number")
+    as_number = number(row, field, default=default)
+    return int(as_number) if as_number == int(as_number) else _wrong(row, field, row[field], "a whole number")
 
 
 def flag(row: Row, field: str, *, default: bool = _MISSING) -> bool:
@@ -122,8 +122,8 @@ def flag(row: Row, field: str, *, default: bool = _MISSING) -> bool:
     if value is None or value == "":
         return _default(row, field, default)
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    found = words.get(str(value).strip().lower())
-    return _wrong(row, field, value, "true or false") if found is None else found
+    as_bool = words.get(str(value).strip().lower())
+    return _wrong(row, field, value, "true or false") if as_bool is None else as_bool
 
 
 def texts(row: Row, field: str, *, default: Sequence[str] = _MISSING, empty: bool = False) -> tuple[str, ...]:
@@ -144,10 +144,10 @@ def texts(row: Row, field: str, *, default: Sequence[str] = _MISSING, empty: boo
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
         return _wrong(row, field, value, "a list of texts")
-    found = tuple(item.strip() for item in items if item.strip())
-    if not found and not empty:
+    stripped = tuple(item.strip() for item in items if item.strip())
+    if not stripped and not empty:
         return tuple(_default(row, field, default, problem="is empty"))
-    return found
+    return stripped
 
 
 def mapping(row: Row, field: str) -> Row:
@@ -180,10 +180,10 @@ def one_of(row: Row, field: str, choices: Sequence[str], *, default: str = _MISS
     Raises:
         BadRow: The field is missing, or is something else.
     """
-    found = text(row, field, default=default)
-    if found not in choices and found is not default:
-        raise row.bad(field, f"is {_short(found)}", f"it must be one of {', '.join(choices)}")
-    return found
+    choice = text(row, field, default=default)
+    if choice not in choices and choice is not default:
+        raise row.bad(field, f"is {_short(choice)}", f"it must be one of {', '.join(choices)}")
+    return choice
 
 
 def _default(row: Row, field: str, default: Any, problem: str = "") -> Any:

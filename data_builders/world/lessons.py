@@ -67,8 +67,8 @@ class Teacher:
     def match(self, turns: int = 12) -> Lesson:
         """ "Is this it?", asked of titles and descriptions that fit the picture or differ in one attribute or two."""
         index, picture = self._any_picture()
-        asked = [self._match_turn(picture.looks) for _ in range(turns)]
-        return Lesson(index, "", (self._visual(picture, self._rng.choice((*ATTRIBUTES, "count"))), *asked))
+        match_turns = [self._match_turn(picture.looks) for _ in range(turns)]
+        return Lesson(index, "", (self._visual(picture, self._rng.choice((*ATTRIBUTES, "count"))), *match_turns))
 
     def read(self, *, with_picture: bool, evidence_weight: float = 2.0) -> Lesson:
         """An answer read from a passage, and yes or no to whether passages are evidence."""
@@ -110,12 +110,12 @@ class Teacher:
         return Lesson(None, question, tuple(self._other_reading(relation, looks) for _ in range(turns)))
 
     def read_article(self, articles: int = 1, *, with_picture: bool = True, turns: int = 2) -> Lesson:
-        """An answer read from a whole article, or from two of which the second is of a look-alike."""
+        """An answer read from a whole article, or from two articles; the second one is about a look-alike."""
         index, picture = self._any_picture()
         relation = self._rng.choice(list(RELATIONS))
         question = ask(relation, picture.looks.category, self._rng)
-        asked = tuple(self._article_turn(picture.looks, relation, articles) for _ in range(turns))
-        return Lesson(index if with_picture else None, question, asked)
+        article_turns = tuple(self._article_turn(picture.looks, relation, articles) for _ in range(turns))
+        return Lesson(index if with_picture else None, question, article_turns)
 
     def _article_turn(self, looks: Looks, relation: str, articles: int) -> Turn:
         rng = self._rng

@@ -66,10 +66,10 @@ class Librarian:
         choice = [self._article(one, "first_sentence") for one in entities]
         return self._questions(choice, [(choice[0], self._rng.choice(list(original.facts)))])
 
-    def _questions(self, articles: Sequence[_Article], asked: Sequence[tuple[_Article, str]]) -> PassageLesson:
+    def _questions(self, articles: Sequence[_Article], article_facts: Sequence[tuple[_Article, str]]) -> PassageLesson:
         owners = [(one, relation) for one in articles for relation in one.relations]
         questions, gold, neutral = [], [], []
-        for one, fact in asked:
+        for one, fact in article_facts:
             category = one.entity.looks.category
             questions.append(ask(fact, category, self._rng, "held_out" if self._held_out else "train"))
             same = [

@@ -64,9 +64,9 @@ class Interviewer:
         }
         seen = [one for one in self._articles if one.role in ("train", "famous")]
         for number, one in enumerate(seen):
-            *asked, kept = self._rng.sample(list(one.entity.facts), len(one.entity.facts))
+            *train_relations, kept = self._rng.sample(list(one.entity.facts), len(one.entity.facts))
             later = "test" if number % 3 == 2 else "val"
-            splits["train"] += [self.knowledge(one, relation, "train") for relation in asked]
+            splits["train"] += [self.knowledge(one, relation, "train") for relation in train_relations]
             splits["train"] += self.visual(one, "train", 3)
             splits[f"{later}_unseen_question"].append(self.knowledge(one, kept, f"{later}_unseen_question"))
             if one.role == "train" and number % 3 < 2:
@@ -84,28 +84,28 @@ class Interviewer:
         return splits
 
     def traffic(self, known: Sequence[Question], count: int, split: str) -> list[Question]:
-        """Questions as users ask them: nothing that other splits don't ask, but much of it again and again.
+        """Questions as users ask them: each repeats the topic of a known question, many topics come several times.
 
         Args:
             known: The questions of these splits.
             count: How many to ask, each in words and with a picture of its own.
-            split: The split that they make.
+            split: The split that the new questions belong to.
         """
         by_id = {one.entity.id: one for one in self._articles}
         models: dict[tuple[bool, bool], list[Question]] = {}
         for question in known:
             kind = (question.requires_retrieval is False, by_id[question.entity_ids[0]].role == "famous")
             models.setdefault(kind, []).append(question)
-        asked: list[Question] = []
+        questions: list[Question] = []
         for _ in range(count):
             visual, famous = self._rng.random() < TRAFFIC_VISUAL, self._rng.random() < TRAFFIC_FAMOUS
             model = self._rng.choice(models.get((visual, famous)) or models[visual, False])
             one = by_id[model.entity_ids[0]]
             if visual:
-                asked += self.visual(one, split, 1)
+                questions += self.visual(one, split, 1)
             else:
-                asked.append(self.knowledge(one, model.meta["relation"], split))
-        return asked
+                questions.append(self.knowledge(one, model.meta["relation"], split))
+        return questions
 
     def knowledge(self, one: Article, relation: str, split: str) -> Question:
         """A question whose answer stands in the entity's article."""
@@ -159,16 +159,18 @@ class Interviewer:
             other = self._by_title[text.removeprefix("Beside it stands the ").removesuffix(".")]
             relation = self._rng.choice(list(other.entity.facts))
             split = f"two_hop_{role}"
-            asked = ask(relation, other.entity.looks.category, self._rng, "held_out")
+            question_text = ask(relation, other.entity.looks.category, self._rng, "held_out")
             category, noun = one.entity.looks.category, other.entity.looks.category
             named = f"the {noun} in the picture"
-            asked = asked.replace(named if named in asked else f"this {noun}", f"the {noun} beside this {category}")
+            question_text = question_text.replace(
+                named if named in question_text else f"this {noun}", f"the {noun} beside this {category}"
+            )
             answer_type = RELATIONS[relation].answer_type
             value = other.entity.facts[relation]
             yield Question(
                 id=self._next_id(split),
                 image=self._picture(one)[0],
-                text=asked,
+                text=question_text,
                 answers=(value,),
                 range=_range(value) if answer_type == "numerical" else None,
                 answer_type=answer_type,

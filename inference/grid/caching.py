@@ -31,30 +31,30 @@ Value = TypeVar("Value")
 
 @dataclass
 class CacheStats:
-    """How much was asked of a model, and how much of it the model had to do.
+    """How much work was requested of a model, and how much of it the model had to do.
 
     Attributes:
-        asked: Prefixes and branches to read, answers to decode and answers to score, counted one by one.
+        requested: Prefixes and branches to read, answers to decode and answers to score, counted one by one.
         done: Those of them that were not in memory.
     """
 
-    asked: int = 0
+    requested: int = 0
     done: int = 0
 
     @property
     def saved(self) -> int:
         """What was served from memory."""
-        return self.asked - self.done
+        return self.requested - self.done
 
 
 @dataclass
 class Node:
-    """A prefix or a branch that has been read: where the engine keeps it, and what has come of it."""
+    """A prefix or a branch that has been read: where the engine keeps it, and its `results` by call."""
 
     state: Prefixes | Branches
     row: Row
     branches: dict[tuple[int, ...], Node] = field(default_factory=dict)
-    found: dict[Hashable, Any] = field(default_factory=dict)
+    results: dict[Hashable, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,10 @@ class KnownBranches(Branches):
 
     def probabilities(self, token_ids: Sequence[int]) -> list[Tensor]:
         """As `Branches.probabilities`."""
-        return [_stacked([self.look_up(node, token_ids) for node in own], len(token_ids)) for own in self.nodes]
+        return [
+            _stacked([self.look_up(node, token_ids) for node in question_nodes], len(token_ids))
+            for question_nodes in self.nodes
+        ]
 
 
 class CachingEngine(PrefixEngine):
@@ -123,11 +126,14 @@ class CachingEngine(PrefixEngine):
             raise ValueError(f"expected branches for {len(prefixes)} questions, found {len(branches)}")
         known = _nodes(prefixes)
         new: dict[tuple[int, tuple[int, ...]], Node] = {}
-        for node, own in zip(known, branches, strict=True):
-            new.update({(id(node), tuple(ids)): node for ids in own if tuple(ids) not in node.branches})
+        for node, question_branches in zip(known, branches, strict=True):
+            new.update({(id(node), tuple(ids)): node for ids in question_branches if tuple(ids) not in node.branches})
         self._read_branches_of(list(new.values()), [list(ids) for _, ids in new])
         self._count(sum(map(len, branches)), len(new))
-        nodes = [[node.branches[tuple(ids)] for ids in own] for node, own in zip(known, branches, strict=True)]
+        nodes = [
+            [node.branches[tuple(ids)] for ids in question_branches]
+            for node, question_branches in zip(known, branches, strict=True)
+        ]
         return KnownBranches(self, prefixes, branches, [], {}, nodes, look_up=self._probabilities)
 
     def generate(
@@ -141,9 +147,9 @@ class CachingEngine(PrefixEngine):
         """As `PrefixEngine.generate`; only answers that are new are decoded."""
         generate = super().generate
 
-        def decode(inner: Prefixes | Branches, own: Sequence[Row], places: Sequence[int]) -> list[Generation]:
+        def decode(inner: Prefixes | Branches, wanted_rows: Sequence[Row], places: Sequence[int]) -> list[Generation]:
             drawn = sampling and replace(sampling, seeds=[sampling.seeds[place] for place in places])
-            return generate(inner, own, forced, max_new_tokens, drawn)
+            return generate(inner, wanted_rows, forced, max_new_tokens, drawn)
 
         how = ("generate", tuple(forced), max_new_tokens, sampling.temperature if sampling else None)
         keys = [(*how, sampling.seeds[place] if sampling else None) for place in range(len(rows))]
@@ -159,8 +165,8 @@ class CachingEngine(PrefixEngine):
         """As `PrefixEngine.score`; only answers that are new are scored."""
         from_model = super().score
 
-        def score(inner: Prefixes | Branches, own: Sequence[Row], places: Sequence[int]) -> list[list[float]]:
-            return from_model(inner, own, [answers[place] for place in places], forced)
+        def score(inner: Prefixes | Branches, wanted_rows: Sequence[Row], places: Sequence[int]) -> list[list[float]]:
+            return from_model(inner, wanted_rows, [answers[place] for place in places], forced)
 
         keys = [("score", tuple(forced), tuple(answer)) for answer in answers]
         return self._each(_rows(state, rows), keys, score)
@@ -170,14 +176,14 @@ class CachingEngine(PrefixEngine):
         states = {id(node.state): node.state for node in nodes}
         for key, state in states.items():
             assert isinstance(state, Prefixes)
-            own = [(node, ids) for node, ids in zip(nodes, branches, strict=True) if id(node.state) == key]
+            state_branches = [(node, ids) for node, ids in zip(nodes, branches, strict=True) if id(node.state) == key]
             wanted: list[list[list[int]]] = [[] for _ in range(len(state))]
             rows = []
-            for node, ids in own:
+            for node, ids in state_branches:
                 rows.append((node.row[0], len(wanted[node.row[0]])))
                 wanted[node.row[0]].append(ids)
             read = super().branch(state, wanted)
-            for (node, ids), row in zip(own, rows, strict=True):
+            for (node, ids), row in zip(state_branches, rows, strict=True):
                 node.branches[tuple(ids)] = Node(read, row)
 
     def _each(
@@ -189,7 +195,7 @@ class CachingEngine(PrefixEngine):
         """What is known under `keys` of `nodes`; `make` is given what isn't: an engine's state, rows, and places."""
         new: dict[tuple[int, Hashable], int] = {}
         for place, (node, key) in enumerate(zip(nodes, keys, strict=True)):
-            if key not in node.found:
+            if key not in node.results:
                 new.setdefault((id(node), key), place)
         by_state: dict[int, list[int]] = {}
         for place in new.values():
@@ -197,20 +203,20 @@ class CachingEngine(PrefixEngine):
         for places in by_state.values():
             made = make(nodes[places[0]].state, [nodes[place].row for place in places], places)
             for place, value in zip(places, made, strict=True):
-                nodes[place].found[keys[place]] = value
+                nodes[place].results[keys[place]] = value
         self._count(len(nodes), len(new))
-        return [node.found[key] for node, key in zip(nodes, keys, strict=True)]
+        return [node.results[key] for node, key in zip(nodes, keys, strict=True)]
 
     def _probabilities(self, node: Node, token_ids: Sequence[int]) -> Tensor:
         """Of one row, shape (tokens,); computed for all rows that were read with it, once."""
         key = (id(node.state), tuple(token_ids))
         if key not in self._told:
             self._told[key] = node.state.probabilities(token_ids)
-        found: Tensor = self._told[key][node.row[0]]
-        return found[node.row[1]] if isinstance(node.state, Branches) else found
+        question_probabilities: Tensor = self._told[key][node.row[0]]
+        return question_probabilities[node.row[1]] if isinstance(node.state, Branches) else question_probabilities
 
-    def _count(self, asked: int, done: int) -> None:
-        self.stats.asked += asked
+    def _count(self, requested: int, done: int) -> None:
+        self.stats.requested += requested
         self.stats.done += done
 
 
@@ -244,8 +250,8 @@ class CachingRetriever:
         """As the retriever's; only what is new is searched for."""
         new = {(id(image), top_n): image for image in images if (id(image), top_n) not in self._found}
         if new:
-            found = self._retriever.search(list(new.values()), top_n)
-            self._found.update({key: (new[key], hits) for key, hits in zip(new, found, strict=True)})
+            hits_by_image = self._retriever.search(list(new.values()), top_n)
+            self._found.update({key: (new[key], hits) for key, hits in zip(new, hits_by_image, strict=True)})
         return [self._found[id(image), top_n][1] for image in images]
 
     def forget(self) -> None:

@@ -17,7 +17,7 @@ Cell = tuple[str, str]
 """Which model (by the name of its training) at which point."""
 
 Scope = Literal["official", "visual"]
-Found = Mapping[str, Sequence[Results]]
+ResultsByModel = Mapping[str, Sequence[Results]]
 """By model, one item a seed."""
 
 SCOPES: Mapping[Scope, Callable[[Measure, Sequence[Question]], list[Question]]] = {
@@ -81,26 +81,34 @@ def ahead(better: Cell, *others: Cell) -> list[dict[Cell, float]]:
     return [{better: 1.0, other: -1.0} for other in others if other != better]
 
 
-def measure(table: Table, found: Found, seed: int) -> dict[str, Any]:
+def measure(table: Table, results_by_model: ResultsByModel, seed: int) -> dict[str, Any]:
     """A table's numbers and verdicts, as JSON."""
     return {
         "title": table.title,
         "note": table.note() if callable(table.note) else table.note,
         "visual": table.visual,
-        "rows": _ranked(table.rows, [_row(row, found) for row in table.rows]),
-        "claims": [_claim(claim, found, seed) for claim in table.claims],
+        "rows": _ranked(table.rows, [_row(row, results_by_model) for row in table.rows]),
+        "claims": [_claim(claim, results_by_model, seed) for claim in table.claims],
     }
 
 
-def _row(row: Row, found: Found) -> dict[str, Any]:
+def _row(row: Row, results_by_model: ResultsByModel) -> dict[str, Any]:
     model, point = row.cell
     return {
         "name": row.name,
-        "accuracy": _spread([own.score for own in _answers(row.cell, found, "official") if own.ids]),
-        "visual": _spread([own.score for own in _answers(row.cell, found, "visual") if own.ids]),
-        "retrieval_rate": _spread(_shares(found[model], point, "retrieved")),
-        "passages_read": _spread(_shares(found[model], point, "read")),
-        "fell_back": _spread(_fallbacks(found[model], point)),
+        "accuracy": _spread(
+            [
+                seed_answers.score
+                for seed_answers in _answers(row.cell, results_by_model, "official")
+                if seed_answers.ids
+            ]
+        ),
+        "visual": _spread(
+            [seed_answers.score for seed_answers in _answers(row.cell, results_by_model, "visual") if seed_answers.ids]
+        ),
+        "retrieval_rate": _spread(_shares(results_by_model[model], point, "retrieved")),
+        "passages_read": _spread(_shares(results_by_model[model], point, "read")),
+        "fell_back": _spread(_fallbacks(results_by_model[model], point)),
     }
 
 
@@ -108,37 +116,39 @@ def _ranked(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> list[dict
     """The records with the paper's rank of each row, and ours among the rows that the paper has."""
     paper = ranks({place: row.paper for place, row in enumerate(rows) if row.paper is not None})
     accuracies = {place: records[place]["accuracy"] for place in paper}
-    measured = ranks({place: round(100 * own["mean"], 1) for place, own in accuracies.items() if own is not None})
+    measured = ranks(
+        {place: round(100 * accuracy["mean"], 1) for place, accuracy in accuracies.items() if accuracy is not None}
+    )
     return [
         {**record, "paper_rank": paper.get(place), "rank": measured.get(place)} for place, record in enumerate(records)
     ]
 
 
-def _claim(claim: Claim, found: Found, seed: int) -> dict[str, Any]:
-    compared = [_compare(own, found, claim.scope, seed) for own in claim.sums]
+def _claim(claim: Claim, results_by_model: ResultsByModel, seed: int) -> dict[str, Any]:
+    compared = [_compare(weights, results_by_model, claim.scope, seed) for weights in claim.sums]
     return {
         "text": claim.text,
         "scope": claim.scope,
         "verdict": verdict_of(compared),
         "sums": [
             {
-                "of": [[*cell, weight] for cell, weight in own.items()],
+                "of": [[*cell, weight] for cell, weight in weights.items()],
                 **asdict(comparison),
                 "verdict": comparison.verdict,
             }
-            for own, comparison in zip(claim.sums, compared, strict=True)
+            for weights, comparison in zip(claim.sums, compared, strict=True)
         ],
     }
 
 
-def _compare(weights: Mapping[Cell, float], found: Found, scope: Scope, seed: int) -> Comparison:
-    return compare([(weight, _answers(cell, found, scope)) for cell, weight in weights.items()], seed)
+def _compare(weights: Mapping[Cell, float], results_by_model: ResultsByModel, scope: Scope, seed: int) -> Comparison:
+    return compare([(weight, _answers(cell, results_by_model, scope)) for cell, weight in weights.items()], seed)
 
 
-def _answers(cell: Cell, found: Found, scope: Scope) -> list[Answers]:
+def _answers(cell: Cell, results_by_model: ResultsByModel, scope: Scope) -> list[Answers]:
     model, point = cell
     made = []
-    for results in found[model]:
+    for results in results_by_model[model]:
         questions = SCOPES[scope](results.measure, results.taken(point, results.questions))
         right = results.right(point, questions)
         by_split = scope == "official" and results.measure.metric == "infoseek"
@@ -147,13 +157,21 @@ def _answers(cell: Cell, found: Found, scope: Scope) -> list[Answers]:
 
 
 def _shares(results: Sequence[Results], point: str, name: str) -> list[float]:
-    found = [own.share(point, name, own.measure.official(own.taken(point, own.questions))) for own in results]
-    return [value for value in found if value is not None]
+    shares = [
+        seed_results.share(
+            point, name, seed_results.measure.official(seed_results.taken(point, seed_results.questions))
+        )
+        for seed_results in results
+    ]
+    return [value for value in shares if value is not None]
 
 
 def _fallbacks(results: Sequence[Results], point: str) -> list[float]:
-    found = [own.troubled(point, own.measure.official(own.taken(point, own.questions))) for own in results]
-    return [value for value in found if value is not None]
+    shares = [
+        seed_results.troubled(point, seed_results.measure.official(seed_results.taken(point, seed_results.questions)))
+        for seed_results in results
+    ]
+    return [value for value in shares if value is not None]
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any] | None:

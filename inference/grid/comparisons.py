@@ -85,44 +85,48 @@ def compare(terms: Sequence[Term], seed: int, resamples: int = RESAMPLES) -> Com
 
     Args:
         terms: All with the same seeds and questions.
-        seed: Of the resampling.
-        resamples: How many.
+        seed: Seed of the resampling.
+        resamples: Number of resamples.
 
     Raises:
         ValueError: There is no term or no seed, or two settings were not asked the same questions.
     """
-    asked = {tuple(own.ids for own in found) for _, found in terms}
-    if len(asked) != 1 or not next(iter(asked)):
+    question_ids = {tuple(seed_answers.ids for seed_answers in setting) for _, setting in terms}
+    if len(question_ids) != 1 or not next(iter(question_ids)):
         raise ValueError("expected settings' answers to the same questions, with at least one seed")
     first = terms[0][1]
     generator = np.random.default_rng(seed)
     common = _draws(first[0].unseen, generator, resamples)
     drawn = []
-    for number, own in enumerate(first):
-        draws = common if own.ids == first[0].ids else _draws(own.unseen, generator, resamples)
-        drawn.append(sum(weight * _scores(found[number].right, draws) for weight, found in terms))
+    for number, seed_answers in enumerate(first):
+        draws = common if seed_answers.ids == first[0].ids else _draws(seed_answers.unseen, generator, resamples)
+        drawn.append(sum(weight * _scores(setting[number].right, draws) for weight, setting in terms))
     seeds = generator.integers(len(drawn), size=(len(drawn), resamples))
     means = np.take_along_axis(np.stack(drawn), seeds, axis=0).mean(axis=0)
     low, high = np.quantile(means, [0.025, 0.975])
-    value = sum(weight * float(np.mean([own.score for own in found])) for weight, found in terms)
+    value = sum(weight * float(np.mean([seed_answers.score for seed_answers in setting])) for weight, setting in terms)
     return Comparison(value, float(low), float(high))
 
 
 def verdict_of(comparisons: Sequence[Comparison]) -> Verdict:
-    """Of a claim that several orders must bear out: it holds if all do, and does not hold if one is reversed."""
-    found = {comparison.verdict for comparison in comparisons}
-    if not found:
+    """The verdict on a claim that rests on several comparisons: it holds if all hold, and not if one is reversed."""
+    verdicts = {comparison.verdict for comparison in comparisons}
+    if not verdicts:
         return "not measured"
-    if "does not hold" in found:
+    if "does not hold" in verdicts:
         return "does not hold"
-    return "holds" if found == {"holds"} else "within noise"
+    return "holds" if verdicts == {"holds"} else "within noise"
 
 
 def _draws(unseen: np.ndarray, generator: np.random.Generator, resamples: int) -> Draws:
     """Positions of resampled questions of each split, each of shape (resamples, questions of the split)."""
 
-    def draw(own: np.ndarray) -> np.ndarray:
-        return own[generator.integers(len(own), size=(resamples, len(own)))] if len(own) else np.empty((resamples, 0))
+    def draw(positions: np.ndarray) -> np.ndarray:
+        return (
+            positions[generator.integers(len(positions), size=(resamples, len(positions)))]
+            if len(positions)
+            else np.empty((resamples, 0))
+        )
 
     return draw(np.flatnonzero(unseen)), draw(np.flatnonzero(~unseen))
 

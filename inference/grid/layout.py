@@ -36,11 +36,11 @@ def rows(table: Record) -> list[str]:
     return lines
 
 
-def claims(found: Sequence[Record]) -> list[str]:
+def claims(records: Sequence[Record]) -> list[str]:
     """One line a claim: verdict, words, and the smallest lead that it rests on."""
     lines = [_line(["claim", "verdict", "lead, in points (95 % interval)"]), _line(["---", "---", "---"])]
-    for claim in found:
-        least = min(claim["sums"], key=lambda own: float(own["value"]), default=None)
+    for claim in records:
+        least = min(claim["sums"], key=lambda lead: float(lead["value"]), default=None)
         told = ""
         if least is not None:
             told = f"{100 * least['value']:+.1f} ({100 * least['low']:+.1f} to {100 * least['high']:+.1f})"
@@ -49,13 +49,13 @@ def claims(found: Sequence[Record]) -> list[str]:
     return lines
 
 
-def minutes(found: Sequence[Record]) -> list[str]:
+def minutes(records: Sequence[Record]) -> list[str]:
     """One line a stage: what was expected, and what it took."""
     lines = [_line(["stage", "estimated", "real", ""]), _line(["---", "--:", "--:", "---"])]
-    for stage in found:
+    for stage in records:
         told = "finished before" if stage["reused"] else ""
         lines.append(_line([stage["name"], f"{stage['estimated']:.1f}", f"{stage['real']:.1f}", told]))
-    total = [sum(float(stage[name]) for stage in found) for name in ("estimated", "real")]
+    total = [sum(float(stage[name]) for stage in records) for name in ("estimated", "real")]
     return [*lines, _line(["in all", *(f"{value:.1f}" for value in total), ""])]
 
 
@@ -74,9 +74,9 @@ def _rank(place: int | None) -> str:
     return "" if place is None else str(place)
 
 
-def _percent(found: Record | None) -> str:
-    return "–" if found is None else f"{100 * found['mean']:.1f} ± {100 * found['sd']:.1f}"
+def _percent(spread: Record | None) -> str:
+    return "–" if spread is None else f"{100 * spread['mean']:.1f} ± {100 * spread['sd']:.1f}"
 
 
-def _number(found: Record | None) -> str:
-    return "–" if found is None else f"{found['mean']:.1f}"
+def _number(spread: Record | None) -> str:
+    return "–" if spread is None else f"{spread['mean']:.1f}"

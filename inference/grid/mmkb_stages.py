@@ -136,8 +136,8 @@ def training(config: TablesConfig, name: str, seed: int) -> Stage:
 
 def srt_labels(config: TablesConfig, share: float) -> int:
     """How many SRT labels a share of the model's own is; at least one."""
-    own = _statistics(config, MODEL)["taken"]["srt"]["examples"]
-    return max(1, round(share * int(own)))
+    count = _statistics(config, MODEL)["taken"]["srt"]["examples"]
+    return max(1, round(share * int(count)))
 
 
 def steps(config: TablesConfig, name: str) -> int:
@@ -150,8 +150,8 @@ def steps(config: TablesConfig, name: str) -> int:
 
 def _statistics(config: TablesConfig, name: str) -> dict[str, Any]:
     path = _folder(config, name) / "labels" / "statistics.json"
-    found: dict[str, Any] = read_json(path, "the labels' statistics")["train"]
-    return found
+    statistics: dict[str, Any] = read_json(path, "the labels' statistics")["train"]
+    return statistics
 
 
 def _folder(config: TablesConfig, name: str) -> Path:

@@ -94,8 +94,8 @@ def outcome(question: Question, trace: Trace, measure: Measure, ranking: str = "
 def to_row(outcomes: Mapping[str, Outcome], judgements: Sequence[Judgement]) -> Row:
     """A question's outcomes by point, and its judgements, as JSON."""
     return {
-        "points": {name: asdict(own) for name, own in outcomes.items()},
-        "judgements": [asdict(own) for own in judgements],
+        "points": {name: asdict(point_outcome) for name, point_outcome in outcomes.items()},
+        "judgements": [asdict(judgement) for judgement in judgements],
     }
 
 
@@ -140,7 +140,12 @@ class Results:
 
     def judgements(self, kind: str) -> list[Judgement]:
         """All judgements of one kind."""
-        return [Judgement(**own) for row in self.rows.values() for own in row["judgements"] if own["kind"] == kind]
+        return [
+            Judgement(**judgement)
+            for row in self.rows.values()
+            for judgement in row["judgements"]
+            if judgement["kind"] == kind
+        ]
 
 
 def point_scores(results: Results, point: str, seed: int) -> dict[str, Score | float | None]:
@@ -151,14 +156,14 @@ def point_scores(results: Results, point: str, seed: int) -> dict[str, Score | f
     """
     measure = results.measure
     every = results.taken(point, results.questions)
-    asked, looked_at = measure.official(every), measure.visual(every)
-    table = measure.breakdown(asked, results.right(point, asked).tolist(), seed)
+    official, looked_at = measure.official(every), measure.visual(every)
+    table = measure.breakdown(official, results.right(point, official).tolist(), seed)
     return {
-        "accuracy": table[measure.headline(asked)],
+        "accuracy": table[measure.headline(official)],
         **{name: score for name, score in table.items() if name != OVERALL},
         "visual": mean(results.right(point, looked_at), seed),
         "retrieval_rate": results.share(point, "retrieved", every),
-        "retrieval_rate_official": results.share(point, "retrieved", asked),
+        "retrieval_rate_official": results.share(point, "retrieved", official),
         "retrieval_rate_visual": results.share(point, "retrieved", looked_at),
         "passages_read": results.share(point, "read", every),
         "fell_back": results.troubled(point, every),
@@ -171,10 +176,10 @@ Judge = Callable[[Question, Mapping[str, Trace], Measure], Sequence[Judgement]]
 def judge_mr2ag(question: Question, traces: Mapping[str, Trace], measure: Measure) -> list[Judgement]:
     """The gate against the kind of question, and S_rel of every passage of a knowledge-based question."""
     trace = traces["(reflection)"]
-    found = []
+    judgements = []
     if trace.gate is not None and question.is_knowledge_based is not None:
-        found.append(Judgement("gate", trace.gate, question.is_knowledge_based))
-    return found + _relevance(question, trace, measure)
+        judgements.append(Judgement("gate", trace.gate, question.is_knowledge_based))
+    return judgements + _relevance(question, trace, measure)
 
 
 def judge_mmkb(question: Question, traces: Mapping[str, Trace], measure: Measure) -> list[Judgement]:
@@ -182,10 +187,10 @@ def judge_mmkb(question: Question, traces: Mapping[str, Trace], measure: Measure
     if "(reflection)" not in traces:
         return []
     trace, closed = traces["(reflection)"], traces["(closed book)"]
-    found = []
+    judgements = []
     if trace.gate is not None and not closed.error and (measure.official([question]) or measure.visual([question])):
-        found.append(Judgement("gate", trace.gate, measure.correctness(question, closed) < 1))
-    return found + _relevance(question, trace, measure)
+        judgements.append(Judgement("gate", trace.gate, measure.correctness(question, closed) < 1))
+    return judgements + _relevance(question, trace, measure)
 
 
 JUDGES: Mapping[str, Judge] = {"mr2ag": judge_mr2ag, "mmkb_rag": judge_mmkb}

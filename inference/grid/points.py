@@ -63,11 +63,18 @@ def expand(grid: Mapping[str, Sequence[Any]], start: Settings, *, product: bool)
     """
     if product:
         named = {
-            label(own): own for own in (dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values()))
+            label(settings): settings
+            for settings in (dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values()))
         }
-        return [Point(START, start), *(Point(n, own) for n, own in named.items() if label(own) != label(start))]
+        return [
+            Point(START, start),
+            *(Point(n, settings) for n, settings in named.items() if label(settings) != label(start)),
+        ]
     varied = {label({name: value}): {**start, name: value} for name, values in grid.items() for value in values}
-    return [Point(START, start), *(Point(n, own) for n, own in varied.items() if label(own) != label(start))]
+    return [
+        Point(START, start),
+        *(Point(n, settings) for n, settings in varied.items() if label(settings) != label(start)),
+    ]
 
 
 def label(settings: Settings) -> str:
@@ -101,10 +108,10 @@ def _refused(config: ReadingConfig, name: str, value: Any, accepted: set[str]) -
     if kind is bool and not isinstance(value, bool):
         return [f"`{name}` should be true or false, found {value!r}"]
     try:
-        found = dataclasses.replace(config, **{name: value}).problems()
+        issues = dataclasses.replace(config, **{name: value}).problems()
     except (TypeError, ValueError) as error:
         return [f"`{name}` can't be {value!r}: {error}"]
-    return [issue for issue in found if issue not in accepted]
+    return [issue for issue in issues if issue not in accepted]
 
 
 def show(value: Any) -> str:

@@ -40,7 +40,7 @@ class PointRunner(Protocol):
 
 @dataclass(frozen=True)
 class GridRun:
-    """What is asked, and where it is kept.
+    """The points to run, how they are scored, and the log that keeps the rows.
 
     Attributes:
         points: The grid points.
@@ -80,14 +80,14 @@ class GridResults:
     answered: int
 
 
-def run_grid(own: GridRun, questions: Sequence[Question], runner: PointRunner) -> GridResults:
+def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: PointRunner) -> GridResults:
     """Take all questions that are not finished through all points, shared out among the processes.
 
     A batch is always run whole and in the same company, so that an interrupted run, or one on another number of
     processes, ends with the same rows (see `run_batches`).
 
     Args:
-        own: What is asked.
+        grid_run: The points to run, how they are scored, and where the log is.
         questions: The questions.
         runner: Runs a point's pipeline on a batch.
 
@@ -96,44 +96,44 @@ def run_grid(own: GridRun, questions: Sequence[Question], runner: PointRunner) -
     """
     ordered = sorted(questions, key=lambda question: question.id)
     rows, answered = run_to_file(
-        own.path,
+        grid_run.path,
         ordered,
-        lambda batch: _rows(own, batch, runner).items(),
-        own.fingerprint,
-        own.batch_questions,
+        lambda batch: _rows(grid_run, batch, runner).items(),
+        grid_run.fingerprint,
+        grid_run.batch_questions,
         processes(),
     )
     counted = [rows[question.id]["passes"] for question in ordered]
     stats = CacheStats(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))
-    asked = {question.id: rows[question.id] for question in ordered}
-    return GridResults(Results(ordered, asked, own.measure, own.source), stats, answered)
+    ordered_rows = {question.id: rows[question.id] for question in ordered}
+    return GridResults(Results(ordered, ordered_rows, grid_run.measure, grid_run.source), stats, answered)
 
 
-def _rows(own: GridRun, batch: Sequence[Question], runner: PointRunner) -> dict[str, Row]:
+def _rows(grid_run: GridRun, batch: Sequence[Question], runner: PointRunner) -> dict[str, Row]:
     """A row for each question of a batch; the first one holds what the batch cost."""
-    good, images, errors = open_questions(batch, own.image_root, own.on_error)
+    good, images, errors = open_questions(batch, grid_run.image_root, grid_run.on_error)
     before = runner.stats()
     runs: dict[Any, dict[str, Trace]] = {}
-    for point in own.points:
+    for point in grid_run.points:
         if good and point.run_key not in runs:
             runs[point.run_key] = runner.run(point, good, images)
     runner.forget()
-    own.measure.read(good, runs.values())
+    grid_run.measure.read(good, runs.values())
     after = runner.stats()
-    passes = {"asked": after.asked - before.asked, "done": after.done - before.done}
+    passes = {"asked": after.requested - before.requested, "done": after.done - before.done}
     rows: dict[str, Row] = {}
     for question in batch:
         if question.id in errors:
             failed = Outcome(0.0, retrieved=False, read=0, answer="", problem=errors[question.id])
-            rows[question.id] = to_row({point.name: failed for point in own.points}, [])
+            rows[question.id] = to_row({point.name: failed for point in grid_run.points}, [])
         else:
-            traces = {p.name: runs[p.run_key][question.id] for p in own.points if question.id in runs[p.run_key]}
+            traces = {p.name: runs[p.run_key][question.id] for p in grid_run.points if question.id in runs[p.run_key]}
             made = {
-                p.name: outcome(question, traces[p.name], own.measure, p.ranking)
-                for p in own.points
+                p.name: outcome(question, traces[p.name], grid_run.measure, p.ranking)
+                for p in grid_run.points
                 if p.name in traces
             }
-            rows[question.id] = to_row(made, own.judge(question, traces, own.measure))
+            rows[question.id] = to_row(made, grid_run.judge(question, traces, grid_run.measure))
         rows[question.id]["passes"] = passes if len(rows) == 1 else {"asked": 0, "done": 0}
-    own.measure.forget()
+    grid_run.measure.forget()
     return rows

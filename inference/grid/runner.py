@@ -53,9 +53,9 @@ class GridRunner:
         taken = [(q, image) for q, image in zip(questions, images, strict=True) if takes(q)]
         if not taken:
             return {}
-        own, pictures = [q for q, _ in taken], [image for _, image in taken]
-        self._gold.expect(own, pictures)
-        traces = self._pipelines[point.run_key].run(own, pictures)
+        taken_questions, pictures = [q for q, _ in taken], [image for _, image in taken]
+        self._gold.expect(taken_questions, pictures)
+        traces = self._pipelines[point.run_key].run(taken_questions, pictures)
         role = self._recipe(point).model
         if not find_recipe(self._pipeline).base_answers and role not in (None, "model"):
             self.engine(role).forget()  # a baseline's context, which may be long, is read at no other point
@@ -64,7 +64,7 @@ class GridRunner:
     def stats(self) -> CacheStats:
         """What was asked of all models so far, and done."""
         counts = [engine.stats for engine in self._engines.values()]
-        return CacheStats(sum(each.asked for each in counts), sum(each.done for each in counts))
+        return CacheStats(sum(each.requested for each in counts), sum(each.done for each in counts))
 
     def fingerprints(self, roles: Sequence[ModelRole], points: Sequence[Point] = ()) -> dict[str, str]:
         """What the models of these roles hash to; if a point has passages picked, the reranker too."""

@@ -75,14 +75,14 @@ def run_stage(stage: Stage) -> Spent:
     mark = stage.folder.parent / f"{stage.folder.name}.{FINISHED}"
     command = stage.command()
     if mark.exists():
-        found = read_json(mark, "the mark of a finished stage")
-        if found["command"] != command:
-            changed = sorted(set(map(str, found["command"])) ^ set(command))
+        earlier_run = read_json(mark, "the mark of a finished stage")
+        if earlier_run["command"] != command:
+            changed = sorted(set(map(str, earlier_run["command"])) ^ set(command))
             raise UserError(
                 f"{stage.folder} was filled by another command (it differs in {', '.join(changed)}); choose another "
                 f"output folder, or delete {stage.folder} and {mark}"
             )
-        return Spent(stage.name, stage.estimate, float(found["minutes"]), reused=True)
+        return Spent(stage.name, stage.estimate, float(earlier_run["minutes"]), reused=True)
     print(f"\n== {stage.name}: about {stage.estimate:g} min\n$ {' '.join(command)}", flush=True)
     start = time.monotonic()
     environment = {**alone(os.environ), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -119,10 +119,10 @@ def describe(stages: Sequence[Stage]) -> list[str]:
 
 
 def _flag(name: str, value: Any) -> list[str]:
-    found = value() if callable(value) else value
-    if found is None:
+    resolved = value() if callable(value) else value
+    if resolved is None:
         return []
-    return [f"--{name}", str(found).lower() if isinstance(found, bool) else str(found)]
+    return [f"--{name}", str(resolved).lower() if isinstance(resolved, bool) else str(resolved)]
 
 
 @dataclass(frozen=True)

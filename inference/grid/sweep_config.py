@@ -76,8 +76,8 @@ class SweepConfig(MetricConfig, ReadingConfig):
 
     def reading(self) -> ReadingConfig:
         """The settings that points start from."""
-        own = {item.name: getattr(self, item.name) for item in dataclasses.fields(ReadingConfig)}
-        return ReadingConfig(**own)
+        reading_values = {item.name: getattr(self, item.name) for item in dataclasses.fields(ReadingConfig)}
+        return ReadingConfig(**reading_values)
 
     def start(self) -> dict[str, Any]:
         """The values that settings of the grid have in this config."""

@@ -26,30 +26,30 @@ UNIT = ("gamma", "threshold")
 """Axes that are probabilities; the values of any other one are set side by side."""
 
 
-def write_page(folder: Path, config: SweepConfig, results: Results, found: Record) -> None:
+def write_page(folder: Path, config: SweepConfig, results: Results, record: Record) -> None:
     """Write `sweep.html`, and each plot as `NAME.svg`."""
-    plots = charts(config, results, found)
+    plots = charts(config, results, record)
     style = read_asset("inference/report/page.css")
     for name, figure in plots.items():
         write_atomically(folder / f"{name}.svg", standalone(figure, style.text))
-    passes = found["forward_passes"]
+    passes = record["forward_passes"]
     lead = (
-        f"{found['questions']} questions at {len(found['points'])} points of {config.pipeline}, model {config.model}. "
-        f"Forward passes made: {passes['made']}; served from memory: {passes['saved']}."
+        f"{record['questions']} questions at {len(record['points'])} points of {config.pipeline}, "
+        f"model {config.model}. Forward passes made: {passes['made']}; served from memory: {passes['saved']}."
     )
     page = render(
         "inference/grid/templates/sweep.html",
         lead=lead,
         charts=list(plots.values()),
-        points=_table(found),
+        points=_table(record),
         style=style,
     )
     write_atomically(folder / "sweep.html", page)
 
 
-def charts(config: SweepConfig, results: Results, found: Record) -> dict[str, Markup]:
+def charts(config: SweepConfig, results: Results, record: Record) -> dict[str, Markup]:
     """Every plot as HTML, by name: one an axis of the grid, and the reliability diagrams."""
-    plots = {name: axis_chart(name, config.start(), found["points"]) for name in config.grid}
+    plots = {name: axis_chart(name, config.start(), record["points"]) for name in config.grid}
     for kind, (name, outcome) in NAMES[config.pipeline].items():
         judged = results.judgements(kind)
         if judged:
@@ -60,33 +60,33 @@ def charts(config: SweepConfig, results: Results, found: Record) -> dict[str, Ma
 def axis_chart(axis: str, start: Mapping[str, Any], points: Sequence[Record]) -> Markup:
     """Accuracy, with its interval, and retrieval rate along one setting; the others as they start."""
     others = {name: show(value) for name, value in start.items() if name != axis}
-    own = [p for p in points if axis in p["settings"] and _matches(p["settings"], others)]
-    own.sort(key=lambda point: _order(point["settings"][axis]))
-    places = _places(axis, [point["settings"][axis] for point in own])
-    found = [(x, point) for x, point in zip(places, own, strict=True) if point["accuracy"] is not None]
+    axis_points = [p for p in points if axis in p["settings"] and _matches(p["settings"], others)]
+    axis_points.sort(key=lambda point: _order(point["settings"][axis]))
+    places = _places(axis, [point["settings"][axis] for point in axis_points])
+    scored = [(x, point) for x, point in zip(places, axis_points, strict=True) if point["accuracy"] is not None]
     scale = not any(
-        isinstance(point["settings"][axis], (bool, str)) and point["settings"][axis] != "auto" for point in own
+        isinstance(point["settings"][axis], (bool, str)) and point["settings"][axis] != "auto" for point in axis_points
     )
-    low, high = ([(x, point["accuracy"][end]) for x, point in found] for end in ("low", "high"))
+    low, high = ([(x, point["accuracy"][end]) for x, point in scored] for end in ("low", "high"))
     fixed = ", ".join(f"{name} {value}" for name, value in others.items())
     return line_chart(
         f"Accuracy against {axis}",
         axis,
         "accuracy",
         [
-            Line("accuracy", [(x, p["accuracy"]["value"]) for x, p in found], dots=True, joined=scale),
-            Line("retrieval rate (right)", [(x, p["retrieval_rate"]) for x, p in found], dots=True, joined=scale),
+            Line("accuracy", [(x, p["accuracy"]["value"]) for x, p in scored], dots=True, joined=scale),
+            Line("retrieval rate (right)", [(x, p["retrieval_rate"]) for x, p in scored], dots=True, joined=scale),
             Line("accuracy, 95 % interval", [*low, *reversed(high), *low[:1]], dots=not scale, joined=scale),
         ],
         note=f"The data set's metric; the others fixed: {fixed}." if fixed else "The data set's metric.",
-        x_ticks=UNIT_TICKS if axis in UNIT else [(x, show(point["settings"][axis])) for x, point in found],
+        x_ticks=UNIT_TICKS if axis in UNIT else [(x, show(point["settings"][axis])) for x, point in scored],
         right_label="retrieval rate",
     )
 
 
 def reliability(name: str, outcome: str, judged: Sequence[Judgement]) -> Markup:
     """How often what a probability speaks of is so, in ten bins; with the calibration error, and AUROC if it exists."""
-    values, truth = [own.probability for own in judged], [float(own.true) for own in judged]
+    values, truth = [judgement.probability for judgement in judged], [float(judgement.true) for judgement in judged]
     error = gates.expected_calibration_error(np.array(values), np.array(truth))
     told = f"{len(judged)} probabilities. Expected calibration error {error:.3f}"
     if len(set(truth)) == 2:
@@ -130,10 +130,10 @@ def _places(axis: str, values: Sequence[Any]) -> list[float]:
     return [(i + 0.5) / len(values) for i in range(len(values))]
 
 
-def _table(found: Record) -> Table:
-    points, titles = found["points"], found["metric"]["columns"]
-    own = [column for column in titles if column != OVERALL]
-    columns = ("accuracy", *own, "visual", "retrieval_rate", "passages_read")
+def _table(record: Record) -> Table:
+    points, titles = record["points"], record["metric"]["columns"]
+    metric_columns = [column for column in titles if column != OVERALL]
+    columns = ("accuracy", *metric_columns, "visual", "retrieval_rate", "passages_read")
     head = ["point", *(titles.get(column, column.replace("_", " ")) for column in columns)]
     return Table(head, [[point["name"], *(_cell(point.get(column)) for column in columns)] for point in points])
 

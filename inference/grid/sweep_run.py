@@ -52,7 +52,7 @@ def run(config: SweepConfig) -> dict[str, Any]:
         runner,
     )
     results, stats = made.results, made.stats
-    found = {
+    record = {
         "pipeline": config.pipeline,
         "model": config.model,
         "data_set": {"folder": config.dataset, "fingerprint": dataset.fingerprint},
@@ -60,12 +60,12 @@ def run(config: SweepConfig) -> dict[str, Any]:
         "questions": len(questions),
         "seed": config.seed,
         "start": {name: _plain(value) for name, value in config.start().items()},
-        "forward_passes": {"made": stats.done, "asked": stats.asked, "saved": stats.saved},
+        "forward_passes": {"made": stats.done, "asked": stats.requested, "saved": stats.saved},
         "points": [_record(results, point, config.seed) for point in points],
     }
-    write_json(Path(config.output, "sweep.json"), found)
-    write_page(Path(config.output), config, results, found)
-    return found
+    write_json(Path(config.output, "sweep.json"), record)
+    write_page(Path(config.output), config, results, record)
+    return record
 
 
 def describe(config: SweepConfig) -> str:

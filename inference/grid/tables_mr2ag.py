@@ -158,8 +158,8 @@ def _both(title: str, point: str, base: float | None = None, tuned: float | None
 
 def _what_both_got(config: TablesConfig, answering: Sequence[Answering]) -> str:
     """The caption of Table 1: what mR²AG and the baselines were given alike, and how long each was tuned."""
-    mr2ag = tuning([own.checkpoint for own in answering])
-    plain = tuning([own.plain for own in answering if own.plain])
+    mr2ag = tuning([tuned_model.checkpoint for tuned_model in answering])
+    plain = tuning([tuned_model.plain for tuned_model in answering if tuned_model.plain])
     reranker = " ".join(filter(None, (config.reranker, config.reranker_model)))
     return (
         "All rows answer the same questions with the same instruction, and rows of as many entries have the same hits "

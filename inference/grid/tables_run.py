@@ -60,13 +60,13 @@ def run(config: TablesConfig) -> dict[str, Any]:
         print("\n".join(_describe(planned)), flush=True)
         spent += stages.run_stages(planned.stages)
     state.wait_for_everyone()
-    found: dict[str, list[Results]] = {}
-    for own in planned.answering:
-        results, minutes = answer(config, own)
-        found.setdefault(own.model, []).append(results)
+    results_by_model: dict[str, list[Results]] = {}
+    for answering in planned.answering:
+        results, minutes = answer(config, answering)
+        results_by_model.setdefault(answering.model, []).append(results)
         spent.append(minutes)
     if state.is_main_process:
-        record = _record(config, planned, found, spent)
+        record = _record(config, planned, results_by_model, spent)
         write_json(Path(config.output, "tables.json"), record)
         write_atomically(Path(config.output, "tables.md"), markdown(record))
     state.wait_for_everyone()
@@ -75,7 +75,7 @@ def run(config: TablesConfig) -> dict[str, Any]:
 
 
 def _record(
-    config: TablesConfig, planned: Plan, found: Mapping[str, Sequence[Results]], spent: Sequence[Spent]
+    config: TablesConfig, planned: Plan, results_by_model: Mapping[str, Sequence[Results]], spent: Sequence[Spent]
 ) -> dict[str, Any]:
     """The content of tables.json."""
     seeds = len(config.seeds)
@@ -88,7 +88,7 @@ def _record(
         "every lead it rests on, over seeds and questions, is above 0; it does not hold if one is below 0; else it is "
         "within noise, and a tie is no lead.",
         "config": asdict(config),
-        "tables": [measure(table, found, config.seed) for table in planned.tables],
+        "tables": [measure(table, results_by_model, config.seed) for table in planned.tables],
         "minutes": [asdict(each) for each in spent],
     }
 
@@ -103,33 +103,33 @@ def command_line(arguments: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "reflectune.inference.tables", *kept])
 
 
-def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
+def answer(config: TablesConfig, answering: Answering) -> tuple[Results, Spent]:
     """Take the questions through all points of one model, those that are not finished."""
     is_main = PartialState().is_main_process
-    reading = config.reading(own.world, own.index, own.checkpoint, own.plain)
-    dataset = Dataset(own.world)
+    reading = config.reading(answering.world, answering.index, answering.checkpoint, answering.plain)
+    dataset = Dataset(answering.world)
     questions = select(dataset, config.splits, config.limit, config.seed)
-    metric = config.scored_by(str(own.world))
+    metric = config.scored_by(str(answering.world))
     check_scorable(questions, metric)
     measure = Measure(metric, config.open_bem(config.device))
-    folder = Path(config.output, "answers", f"{own.model.replace(' ', '_')}-{own.seed}")
+    folder = Path(config.output, "answers", f"{answering.model.replace(' ', '_')}-{answering.seed}")
     runner = GridRunner(reading, dataset, config.paper, config.seed)
-    tuned_plainly: list[ModelRole] = ["plain_model"] if own.plain else []
+    tuned_plainly: list[ModelRole] = ["plain_model"] if answering.plain else []
     roles: list[ModelRole] = ["model", "base_model", *tuned_plainly]
     key = {
         "settings": {name: str(value) for name, value in asdict(reading).items() if name not in ELSEWHERE},
-        "points": [(point.name, repr(point.run_key), point.ranking) for point in own.points],
+        "points": [(point.name, repr(point.run_key), point.ranking) for point in answering.points],
         "dataset": dataset.fingerprint,
         "metric": [measure.metric, measure.bem.fingerprint if measure.bem is not None else None],
-        "index": file_fingerprint(own.index / "manifest.json"),
-        "models": runner.fingerprints(roles, own.points),
+        "index": file_fingerprint(answering.index / "manifest.json"),
+        "models": runner.fingerprints(roles, answering.points),
     }
-    start, name = time.monotonic(), f"answering, {own.model}, seed {own.seed}"
+    start, name = time.monotonic(), f"answering, {answering.model}, seed {answering.seed}"
     if is_main:
-        about = f"about {own.estimate:g} min, {len(questions)} questions, {len(own.points)} points"
+        about = f"about {answering.estimate:g} min, {len(questions)} questions, {len(answering.points)} points"
         print(f"\n== {name}: {about}", flush=True)
-    asked = GridRun(
-        own.points,
+    grid_run = GridRun(
+        answering.points,
         measure,
         lambda question, traces, measure: [],
         dataset.root,
@@ -138,14 +138,14 @@ def answer(config: TablesConfig, own: Answering) -> tuple[Results, Spent]:
         dataset.fingerprint,
         config.batch_questions,
     )
-    found = run_grid(asked, questions, runner)
-    minutes = _minutes(folder / "minutes.json", (time.monotonic() - start) / 60 if found.answered else 0.0)
+    grid_results = run_grid(grid_run, questions, runner)
+    minutes = _minutes(folder / "minutes.json", (time.monotonic() - start) / 60 if grid_results.answered else 0.0)
     if is_main:
-        stats = found.stats
+        stats = grid_results.stats
         print(f"== {name}: {minutes:.1f} min, {stats.done} forward passes made, {stats.saved} saved", flush=True)
     del runner
     gc.collect()
-    return found.results, Spent(name, own.estimate, round(minutes, 2), reused=not found.answered)
+    return grid_results.results, Spent(name, answering.estimate, round(minutes, 2), reused=not grid_results.answered)
 
 
 def _minutes(mark: Path, new: float) -> float:
@@ -162,11 +162,14 @@ def describe(config: TablesConfig) -> str:
 
 
 def _describe(planned: Plan) -> list[str]:
-    estimates = [*(own.estimate for own in planned.stages), *(own.estimate for own in planned.answering)]
+    estimates = [*(stage.estimate for stage in planned.stages), *(stage.estimate for stage in planned.answering)]
     return [
         f"{planned.title}: about {sum(estimates):.0f} min on two idle cores if nothing is finished",
         *stages.describe(planned.stages),
-        *(f"  answering with {own.model}, seed {own.seed}: about {own.estimate:g} min" for own in planned.answering),
+        *(
+            f"  answering with {answering.model}, seed {answering.seed}: about {answering.estimate:g} min"
+            for answering in planned.answering
+        ),
     ]
 
 

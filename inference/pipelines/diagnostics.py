@@ -44,18 +44,18 @@ def gold_passages(question: Question, passages: Sequence[Passage]) -> list[Passa
     A section of several paragraphs is evidence as a whole; which paragraph supports the answer is read off its text by
     the `string` annotator.
     """
-    found = []
+    gold = []
     for evidence in question.evidence:
         section = [p for p in passages if Evidence(p.entry_id, p.section) == evidence]
         holding = [p for p in section if annotate_by_string(question, p).relevant]
-        found += holding or section
-    return found
+        gold += holding or section
+    return gold
 
 
 def is_stating(question: Question, passage: Passage) -> bool:
     """Whether a retrieved passage answers the question: it is of the question's entity and holds an accepted answer."""
-    own = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
-    return passage.entry_id in own and annotate_by_string(question, passage).relevant
+    gold_entries = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
+    return passage.entry_id in gold_entries and annotate_by_string(question, passage).relevant
 
 
 class DiagnosticPassages:
@@ -119,9 +119,9 @@ class DiagnosticPassages:
     def _near(self, entry_id: str, relation: str) -> dict[str, list[str]]:
         """Entries with a section of this relation that differ in one attribute (by attribute) or in two (`several`)."""
         near: dict[str, list[str]] = defaultdict(list)
-        own = self._looks[entry_id]
+        entry_looks = self._looks[entry_id]
         for other, looks in self._looks.items():
-            different = [name for name in own if looks.get(name) != own[name]]
+            different = [name for name in entry_looks if looks.get(name) != entry_looks[name]]
             if 1 <= len(different) <= 2 and relation in self._relations.get(other, ()):
                 near[different[0] if len(different) == 1 else SEVERAL].append(other)
         return near

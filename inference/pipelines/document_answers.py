@@ -36,20 +36,20 @@ class DocumentAnswers:
         """One trace per question, in order."""
         clock = Clock()
         with clock.step("retrieve"):
-            found = self._finder.find(questions, images)
+            retrieved = self._finder.find(questions, images)
         with clock.step("answer"):
-            answers = self._answers(questions, images, found)
+            answers = self._answers(questions, images, retrieved)
         return [
             Trace(
                 question.id,
                 self.name,
                 retrieved=True,
-                hits=found[i].hits,
+                hits=retrieved[i].hits,
                 passages=tuple(
-                    dataclasses.replace(own, answer=answers[i, k].text, s_ans=answers[i, k].score)
+                    dataclasses.replace(passage, answer=answers[i, k].text, s_ans=answers[i, k].score)
                     if answers[i, k].passages_read
-                    else own
-                    for k, own in enumerate(found[i].traces([None] * len(found[i].documents)))
+                    else passage
+                    for k, passage in enumerate(retrieved[i].traces([None] * len(retrieved[i].documents)))
                 ),
                 seconds=clock.share(len(questions)),
             )
@@ -57,16 +57,16 @@ class DocumentAnswers:
         ]
 
     def _answers(
-        self, questions: Sequence[Question], images: Sequence[Image.Image], found: Sequence[Found]
+        self, questions: Sequence[Question], images: Sequence[Image.Image], retrieved: Sequence[Found]
     ) -> dict[Row, Answer]:
-        rows = [(i, k) for i, own in enumerate(found) for k in range(len(own.documents))]
-        contexts = [[found[i].documents[k]] for i, k in rows]
+        rows = [(i, k) for i, retrieval in enumerate(retrieved) for k in range(len(retrieval.documents))]
+        contexts = [[retrieved[i].documents[k]] for i, k in rows]
         if self._base is not None:
-            asked, seen = [questions[i] for i, _ in rows], [images[i] for i, _ in rows]
-            return dict(zip(rows, self._base.answer_plainly(asked, seen, contexts), strict=True))
+            row_questions, seen = [questions[i] for i, _ in rows], [images[i] for i, _ in rows]
+            return dict(zip(rows, self._base.answer_plainly(row_questions, seen, contexts), strict=True))
         opened = self._reader.open(questions, images)
         answers: dict[Row, Answer] = {}
         for place in range(max((k + 1 for _, k in rows), default=0)):
-            one_each = {i: own for (i, k), own in zip(rows, contexts, strict=True) if k == place}
+            one_each = {i: context for (i, k), context in zip(rows, contexts, strict=True) if k == place}
             answers |= {(i, place): answer for i, answer in self._reader.answer(opened, one_each).items()}
         return answers

@@ -58,7 +58,7 @@ class DocumentFinder:
     def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Found]:
         """What is found for each question, in order."""
         hits = self._retriever.search(images, self._top_n) if questions else []
-        return [self._best(question, own) for question, own in zip(questions, hits, strict=True)]
+        return [self._best(question, question_hits) for question, question_hits in zip(questions, hits, strict=True)]
 
     def _best(self, question: Question, hits: Sequence[Hit]) -> Found:
         documents = find_documents(question.text, hits, self._passages, self._documents)

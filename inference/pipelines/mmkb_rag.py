@@ -78,12 +78,12 @@ class MMKBRAG:
         rows = [i for i, gate in enumerate(gates) if gate is None or gate > how.gamma]
         with clock.step("retrieve"):
             made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
-        found = dict(zip(rows, made, strict=True))
+        retrieved = dict(zip(rows, made, strict=True))
         with clock.step("judge"):
-            scores = self._judge(opened, found)
+            scores = self._judge(opened, retrieved)
         traces = [
-            self._looked_up(question, gates[i], found[i], scores[i])
-            if i in found
+            self._looked_up(question, gates[i], retrieved[i], scores[i])
+            if i in retrieved
             else Trace(question.id, self.name, gate=gates[i])
             for i, question in enumerate(questions)
         ]
@@ -98,28 +98,30 @@ class MMKBRAG:
             for i, trace in enumerate(traces)
         ]
 
-    def _judge(self, opened: Opened, found: Mapping[int, Found]) -> list[list[float | None]]:
+    def _judge(self, opened: Opened, retrieved: Mapping[int, Found]) -> list[list[float | None]]:
         """Score_SRT of the documents of each question; all None without SRT."""
-        documents = [found[i].documents if i in found else () for i in range(len(opened.questions))]
+        documents = [retrieved[i].documents if i in retrieved else () for i in range(len(opened.questions))]
         if self._reflection.srt:
             return self._reader.judge(opened, documents)
-        return [[None] * len(own) for own in documents]
+        return [[None] * len(question_documents) for question_documents in documents]
 
-    def _looked_up(self, question: Question, gate: float | None, found: Found, scores: Sequence[float | None]) -> Trace:
+    def _looked_up(
+        self, question: Question, gate: float | None, retrieved: Found, scores: Sequence[float | None]
+    ) -> Trace:
         """The trace of a question after SRT."""
         how, below = self._reflection, False
         if how.srt:
             kept, below = keep_relevant(scores, how.k, how.threshold)
         else:
-            kept = keep_first(len(found.documents), how.k)
+            kept = keep_first(len(retrieved.documents), how.k)
         left_out = sum(score is None for score in scores) if how.srt else 0
         return Trace(
             question.id,
             self.name,
             gate=gate,
             retrieved=True,
-            hits=found.hits,
-            passages=found.traces(scores),
+            hits=retrieved.hits,
+            passages=retrieved.traces(scores),
             kept=tuple(kept),
             used=tuple(kept),
             fallback="best_relevance" if below else "",
@@ -129,16 +131,16 @@ class MMKBRAG:
     def _agree(self, opened: Opened, traces: Sequence[Trace]) -> list[Trace]:
         """The traces after MCT, which is asked about questions that kept two documents or more."""
         how = self._reflection.mct
-        asked = {i: [t.passages[k].passage for k in t.kept] for i, t in enumerate(traces) if len(t.kept) >= 2}
-        replies = self._reader.agree(opened, asked) if how != "none" else {}
-        found = list(traces)
+        kept_passages = {i: [t.passages[k].passage for k in t.kept] for i, t in enumerate(traces) if len(t.kept) >= 2}
+        replies = self._reader.agree(opened, kept_passages) if how != "none" else {}
+        agreed = list(traces)
         for i, reply in replies.items():
             read = read_mct(reply.text, reply.shown, how)
             made = dataclasses.replace(read, reply=reply.raw, finished=reply.finished)
             used, mct = apply_mct(traces[i].kept, made, how)
             tokens = {**traces[i].tokens, "mct_generated": reply.tokens}
-            found[i] = dataclasses.replace(traces[i], used=tuple(used), mct=mct, tokens=tokens)
-        return found
+            agreed[i] = dataclasses.replace(traces[i], used=tuple(used), mct=mct, tokens=tokens)
+        return agreed
 
     def _answer(
         self, opened: Opened, images: Sequence[Image.Image], contexts: Mapping[int, Sequence[Passage]]
@@ -201,17 +203,17 @@ class ReflectionScores:
             rows = [i for i, question in enumerate(questions) if question.requires_retrieval is not False]
             made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
             by_row = dict(zip(rows, made, strict=True))
-            found = [by_row.get(i, Found()) for i in range(len(questions))]
+            retrieved = [by_row.get(i, Found()) for i in range(len(questions))]
         with clock.step("judge"):
-            scores = self._reader.judge(opened, [own.documents for own in found])
+            scores = self._reader.judge(opened, [retrieval.documents for retrieval in retrieved])
         return [
             Trace(
                 question.id,
                 self.name,
                 gate=gates[i],
-                retrieved=bool(found[i].hits),
-                hits=found[i].hits,
-                passages=tuple(_labelled(question, passage) for passage in found[i].traces(scores[i])),
+                retrieved=bool(retrieved[i].hits),
+                hits=retrieved[i].hits,
+                passages=tuple(_labelled(question, passage) for passage in retrieved[i].traces(scores[i])),
                 seconds=clock.share(len(questions)),
             )
             for i, question in enumerate(questions)

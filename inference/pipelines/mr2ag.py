@@ -99,7 +99,7 @@ class MR2AG:
         self, opened: Opened, judged: Judged, reads: list[list[PassageTrace]], fallbacks: Mapping[int, Fallback]
     ) -> None:
         """Answer from every relevant passage, and from those that the fallback takes; in place."""
-        rows = [(i, k) for i, own in enumerate(reads) for k, passage in enumerate(own) if passage.relevant]
+        rows = [(i, k) for i, passages in enumerate(reads) for k, passage in enumerate(passages) if passage.relevant]
         for i, fallback in fallbacks.items():
             places = range(len(reads[i]))
             drawn = [drawn_place(opened.questions[i], len(reads[i]))] if fallback == "random" else []

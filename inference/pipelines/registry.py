@@ -60,8 +60,8 @@ def reflecting(measured_by: str = "") -> tuple[str, ...]:
     Args:
         measured_by: Those whose decisions this stage measures; all if "".
     """
-    own = {name: recipe for name, recipe in all_recipes().items() if recipe.scheme == name}
-    return tuple(name for name, recipe in own.items() if measured_by in ("", recipe.measured_by))
+    reflecting_recipes = {name: recipe for name, recipe in all_recipes().items() if recipe.scheme == name}
+    return tuple(name for name, recipe in reflecting_recipes.items() if measured_by in ("", recipe.measured_by))
 
 
 def stages_for(names: Sequence[str]) -> list[str]:

@@ -29,10 +29,10 @@ class Retrieval:
         """One trace with hits per question, in order."""
         clock = Clock()
         with clock.step("retrieve"):
-            found = self._retriever.search(images, self._top_n)
+            hits_by_image = self._retriever.search(images, self._top_n)
         return [
             Trace(question.id, self.name, retrieved=True, hits=tuple(hits), seconds=clock.share(len(questions)))
-            for question, hits in zip(questions, found, strict=True)
+            for question, hits in zip(questions, hits_by_image, strict=True)
         ]
 
 
@@ -51,11 +51,16 @@ class Relevance:
         probes = [self._probes.build(question) for question in questions]
         with clock.step("judge"):
             opened = self._reader.open(questions, images)
-            judged = self._reader.judge(opened, [[probe.passage for probe in own] for own in probes])
+            judged = self._reader.judge(
+                opened, [[probe.passage for probe in question_probes] for question_probes in probes]
+            )
         probes = [
-            [probe for probe in own if probe.passage in read] for own, read in zip(probes, judged.passages, strict=True)
+            [probe for probe in question_probes if probe.passage in read]
+            for question_probes, read in zip(probes, judged.passages, strict=True)
         ]
-        rows = [(i, 0) for i, own in enumerate(probes) if own and own[0].source == GOLD]
+        rows = [
+            (i, 0) for i, question_probes in enumerate(probes) if question_probes and question_probes[0].source == GOLD
+        ]
         with clock.step("answer"):
             answers = dict(zip(rows, self._reader.answer_from(judged, rows), strict=True))
         traces = []

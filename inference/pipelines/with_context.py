@@ -35,8 +35,10 @@ def answer_with_context(
     """
     with clock.step("answer"):
         answers = reader.answer_plainly(questions, images, passages)
-    kept = [own[: answer.passages_read] for own, answer in zip(passages, answers, strict=True)]
-    scores = [{hit.entry_id: hit.score for hit in own} for own in hits]
+    kept = [
+        question_passages[: answer.passages_read] for question_passages, answer in zip(passages, answers, strict=True)
+    ]
+    scores = [{hit.entry_id: hit.score for hit in question_hits} for question_hits in hits]
     return [
         Trace(
             question_id=question.id,

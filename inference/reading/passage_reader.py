@@ -69,14 +69,19 @@ class PassageReader(Reader):
         room = self._engine.max_length - self._max_new_tokens - 1  # one for [Relevant]
         kept: list[list[Passage]] = []
         branches: list[list[list[int]]] = []
-        for question, length, own in zip(opened.questions, opened.lengths, passages, strict=True):
-            ids = [self._scheme.passage_branch(self._renderer, passage, question.answer_style) for passage in own]
+        for question, length, question_passages in zip(opened.questions, opened.lengths, passages, strict=True):
+            ids = [
+                self._scheme.passage_branch(self._renderer, passage, question.answer_style)
+                for passage in question_passages
+            ]
             fitting = [k for k, branch in enumerate(ids) if length + len(branch) <= room]
-            kept.append([own[k] for k in fitting])
+            kept.append([question_passages[k] for k in fitting])
             branches.append([ids[k] for k in fitting])
         state = self._engine.branch(opened.prefixes, branches)
-        found = state.probabilities(self._ids("relevant", "irrelevant"))
-        return Judged(state, kept, [[(yes, no) for yes, no in own.tolist()] for own in found])
+        probabilities = state.probabilities(self._ids("relevant", "irrelevant"))
+        return Judged(
+            state, kept, [[(yes, no) for yes, no in question_pairs.tolist()] for question_pairs in probabilities]
+        )
 
     def answer_from(self, judged: Judged, rows: Sequence[tuple[int, int]]) -> list[Answer]:
         """Answer from passages, given as (question, passage) positions, after [Relevant], equation 5."""
@@ -92,4 +97,6 @@ class UnjudgingReader(PassageReader):
     def judge(self, opened: Opened, passages: Sequence[Sequence[Passage]]) -> Judged:
         """As `PassageReader.judge`, with p([Relevant]) = 1."""
         judged = super().judge(opened, passages)
-        return dataclasses.replace(judged, relevance=[[(1.0, 0.0)] * len(own) for own in judged.passages])
+        return dataclasses.replace(
+            judged, relevance=[[(1.0, 0.0)] * len(question_passages) for question_passages in judged.passages]
+        )

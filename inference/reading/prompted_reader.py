@@ -59,8 +59,8 @@ class PromptedReader:
         """Score_RET of each question, equation 4: the softmax of two logits, in [0, 1]."""
         prompt = self._scheme.prompt_branch(self._renderer, "ret")
         state = self._engine.branch(opened.prefixes, [[prompt] for _ in opened.questions])
-        found = state.probabilities(self._ids("retrieve", "no_retrieve"))
-        return [share(*own[0].tolist()) for own in found]
+        probabilities = state.probabilities(self._ids("retrieve", "no_retrieve"))
+        return [share(*question_probabilities[0].tolist()) for question_probabilities in probabilities]
 
     def judge(self, opened: Opened, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
         """Score_SRT of each question's documents, equation 7, all read in one batch; a question may have none.
@@ -71,15 +71,15 @@ class PromptedReader:
         """
         places: list[list[int]] = []
         branches: list[list[list[int]]] = []
-        for length, own in zip(opened.lengths, documents, strict=True):
-            ids = [self._scheme.prompt_branch(self._renderer, "srt", [passage]) for passage in own]
+        for length, question_documents in zip(opened.lengths, documents, strict=True):
+            ids = [self._scheme.prompt_branch(self._renderer, "srt", [passage]) for passage in question_documents]
             room = self._engine.max_length - length - self._max_new_tokens
             places.append([k for k, prompt in enumerate(ids) if len(prompt) <= room])
             branches.append([ids[k] for k in places[-1]])
         state = self._engine.branch(opened.prefixes, branches)
-        scores: list[list[float | None]] = [[None] * len(own) for own in documents]
-        for i, found in enumerate(state.probabilities(self._ids("relevant", "irrelevant"))):
-            for k, (yes, no) in zip(places[i], found.tolist(), strict=True):
+        scores: list[list[float | None]] = [[None] * len(question_documents) for question_documents in documents]
+        for i, probabilities in enumerate(state.probabilities(self._ids("relevant", "irrelevant"))):
+            for k, (yes, no) in zip(places[i], probabilities.tolist(), strict=True):
                 scores[i][k] = share(yes, no)
         return scores
 
@@ -88,12 +88,15 @@ class PromptedReader:
 
         A question gets none if its context holds fewer than two of its documents: nothing can agree then.
         """
-        fitted = {i: self._fit("mct", opened, i, own, self._max_reply_tokens) for i, own in documents.items()}
-        asked = {i: ids for i, (shown, ids) in fitted.items() if shown >= 2}
-        found = self._generate(opened, asked, self._max_reply_tokens)
+        fitted = {
+            i: self._fit("mct", opened, i, question_documents, self._max_reply_tokens)
+            for i, question_documents in documents.items()
+        }
+        prompts = {i: ids for i, (shown, ids) in fitted.items() if shown >= 2}
+        generations = self._generate(opened, prompts, self._max_reply_tokens)
         return {
             i: Reply(made.text, self._renderer.strip(made.text), fitted[i][0], len(made.token_ids), made.finished)
-            for i, made in found.items()
+            for i, made in generations.items()
         }
 
     def answer(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Answer]:
@@ -101,11 +104,14 @@ class PromptedReader:
 
         The leading documents are read, as many as the model's context holds whole.
         """
-        fitted = {i: self._fit("vqa", opened, i, own, self._max_new_tokens) for i, own in documents.items()}
-        found = self._generate(opened, {i: ids for i, (_, ids) in fitted.items()}, self._max_new_tokens)
+        fitted = {
+            i: self._fit("vqa", opened, i, question_documents, self._max_new_tokens)
+            for i, question_documents in documents.items()
+        }
+        generations = self._generate(opened, {i: ids for i, (_, ids) in fitted.items()}, self._max_new_tokens)
         return {
             i: Answer(self._renderer.strip(made.text), made.score, len(made.token_ids), fitted[i][0])
-            for i, made in found.items()
+            for i, made in generations.items()
         }
 
     def _fit(
@@ -121,8 +127,8 @@ class PromptedReader:
         """What the model says to one prompt of each of these questions."""
         branches = [[prompts[i]] if i in prompts else [] for i in range(len(opened.questions))]
         state = self._engine.branch(opened.prefixes, branches)
-        found = self._engine.generate(state, [(i, 0) for i in prompts], max_new_tokens=most)
-        return dict(zip(prompts, found, strict=True))
+        generations = self._engine.generate(state, [(i, 0) for i in prompts], max_new_tokens=most)
+        return dict(zip(prompts, generations, strict=True))
 
     def _ids(self, *roles: str) -> list[int]:
         return [self._renderer.token_id(role) for role in roles]

@@ -73,8 +73,8 @@ def _relevance(traces: Sequence[Trace]) -> Markup:
         "same article accepted": lambda p: p.source == SAME_ARTICLE,
         "look-alike accepted": lambda p: attribute_of(p.source) is not None,
     }
-    found = {name: _s_rel(traces, kind) for name, kind in kinds.items()}
-    lines += [Line(name, curves.share_at_least(values)) for name, values in found.items() if values]
+    s_rel_by_kind = {name: _s_rel(traces, kind) for name, kind in kinds.items()}
+    lines += [Line(name, curves.share_at_least(values)) for name, values in s_rel_by_kind.items() if values]
     others = _s_rel(traces, lambda p: p.source != GOLD)
     if others:
         lines.append(Line("balanced accuracy", curves.balanced_accuracy_at(gold, others)))
@@ -95,10 +95,12 @@ def _risk(questions: Sequence[Question], traces: Traces, measure: Measure) -> Ma
 
 def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace], measure: Measure) -> curves.Points:
     """An abstention or a failure counts as wrong, and is the last to be covered."""
-    found = [
+    confidence_and_worth = [
         (confidence(traces[q.id]) or 0.0, measure.correctness(q, traces[q.id])) for q in questions if q.id in traces
     ]
-    return curves.risk_coverage([value for value, _ in found], [right for _, right in found])
+    return curves.risk_coverage(
+        [value for value, _ in confidence_and_worth], [right for _, right in confidence_and_worth]
+    )
 
 
 def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure) -> Markup:
@@ -117,9 +119,9 @@ def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure
         "SRT": srt_rows(traces.get("reflection", {}).values()),
     }
     lines, errors = [], []
-    for name, found in pairs.items():
-        if found:
-            values, outcomes = [value for value, _ in found], [outcome for _, outcome in found]
+    for name, predictions in pairs.items():
+        if predictions:
+            values, outcomes = [value for value, _ in predictions], [outcome for _, outcome in predictions]
             error = gates.expected_calibration_error(np.array(values), np.array(outcomes))
             lines.append(Line(name, curves.calibration(values, outcomes), dots=True))
             errors.append(f"{name} {error:.3f}")

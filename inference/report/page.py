@@ -52,7 +52,7 @@ def write_report(
         seed: Seed of that sample.
     """
     listed = sample(questions, most, seed)
-    shown = {name: found for name, found in traces.items() if find_recipe(name).form}
+    shown = {name: pipeline_traces for name, pipeline_traces in traces.items() if find_recipe(name).form}
     note = (
         f"All {len(questions)} questions."
         if len(listed) == len(questions)

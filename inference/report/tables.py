@@ -41,30 +41,30 @@ def parts(metrics: Mapping[str, Any]) -> Markup:
         ("Relevance within the article", "evidence against other sections, balanced", relevance["within_article"]),
         ("Relevance against look-alikes", "evidence against their same section, balanced", relevance["look_alikes"]),
         *(
-            (f"Look-alikes rejected: {attribute}", f"differing in {attribute} alone", found)
-            for attribute, found in relevance["by_attribute"].items()
+            (f"Look-alikes rejected: {attribute}", f"differing in {attribute} alone", score)
+            for attribute, score in relevance["by_attribute"].items()
         ),
         ("Answer, gold passage given", f"the tuned model, {scored}", answer["gold_passage"]),
         ("Answer, whole gold article given", f"the base model, {scored}", answer["gold_article"]),
         ("Visual questions, tuned", f"through the gate, {scored}", visual["tuned"]),
         ("Visual questions, base", f"closed book, {scored}", visual["base"]),
         *(
-            (f"Retrieval, {name.replace('_', ' ')}", "equation 3, exhaustive over the knowledge base", found)
-            for name, found in metrics["retrieval"].items()
+            (f"Retrieval, {name.replace('_', ' ')}", "equation 3, exhaustive over the knowledge base", score)
+            for name, score in metrics["retrieval"].items()
         ),
         *(_reflection(metrics["reflection"], metrics["metric"]["columns"]) if metrics["reflection"] else ()),
     ]
-    cells = [[name, _score(found), "–" if found is None else str(found["n"]), about] for name, about, found in rows]
+    cells = [[name, _score(score), "–" if score is None else str(score["n"]), about] for name, about, score in rows]
     return _html(Table(["decision", "%", "questions", "what is measured"], cells, prose=3))
 
 
 def _reflection(
-    found: Mapping[str, Any], heads: Mapping[str, str]
+    reflection: Mapping[str, Any], heads: Mapping[str, str]
 ) -> Iterator[tuple[str, str, Mapping[str, float] | None]]:
     """MMKB-RAG's decisions: name, what is measured, score."""
     titles = {**heads, "overall": "all questions"}
-    for scope, title in ((scope, titles.get(scope, scope)) for scope in found["ret"]):
-        ret, known, srt = (found[name][scope] for name in ("ret", "ret_knowledge", "srt"))
+    for scope, title in ((scope, titles.get(scope, scope)) for scope in reflection["ret"]):
+        ret, known, srt = (reflection[name][scope] for name in ("ret", "ret_knowledge", "srt"))
         wrong = "against: the base model's closed-book answer is wrong"
         yield f"RET, AUROC, {title}", wrong, ret["auroc"]
         yield f"RET, AUROC, {title}, knowledge-based", f"{wrong}; without the visual ones", known["auroc"]
@@ -73,24 +73,24 @@ def _reflection(
         yield f"SRT, first document states an answer, {title}", "where one of its documents does", srt["stating_first"]
         yield f"Retriever's order, the same, {title}", "the same questions", srt["stating_first_retriever"]
         yield f"A document states an answer, {title}", "of the question's entity", srt["stating_retrieved"]
-    yield "Looked up", "RET at γ, all questions", found["retrieved"]
+    yield "Looked up", "RET at γ, all questions", reflection["retrieved"]
 
 
 def rankings(metrics: Mapping[str, Any]) -> Markup:
     """The eight rankings, their order here and in Table 5 of the paper, and whether the full product is the best."""
-    found = metrics["rankings"]
-    if not found:
+    measured = metrics["rankings"]
+    if not measured:
         return _html(notes=["mr2ag was not run; no other pipeline ranks its answers by products."])
     label, heads = {"full": "ret·rel·ans (the full product)"}, metrics["metric"]["columns"]
-    order = {column: _order(found["scores"], column) for column in heads}
-    papers = {column: title for column, title in heads.items() if column in found["paper_ranks"]}
+    order = {column: _order(measured["scores"], column) for column in heads}
+    papers = {column: title for column, title in heads.items() if column in measured["paper_ranks"]}
     rows = [
         [
             label.get(name, name.replace("*", "·")),
             *(_score(table.get(column)) for column in heads),
-            *(f"{order[column].get(name, '–')} / {found['paper_ranks'][column][name]}" for column in papers),
+            *(f"{order[column].get(name, '–')} / {measured['paper_ranks'][column][name]}" for column in papers),
         ]
-        for name, table in found["scores"].items()
+        for name, table in measured["scores"].items()
     ]
     head = ["ranked by", *heads.values(), *(f"rank / paper's rank: {name}" for name in papers.values())]
     caption = (
@@ -102,18 +102,18 @@ def rankings(metrics: Mapping[str, Any]) -> Markup:
             " Rank 1 is the best here and in the paper's Table 5, whose numbers, of other models and questions, are in "
             "docs/paper_numbers.md."
         )
-    return _html(Table(head, rows, caption), notes=ranking_sentences(found, heads))
+    return _html(Table(head, rows, caption), notes=ranking_sentences(measured, heads))
 
 
-def ranking_sentences(found: Mapping[str, Any], heads: Mapping[str, str]) -> list[str]:
+def ranking_sentences(measured: Mapping[str, Any], heads: Mapping[str, str]) -> list[str]:
     """Whether Table 5's order holds here, if the paper has one, and how the full product stands, per column."""
     sentences = []
-    for column, leads in found["full_product_leads"].items():
+    for column, leads in measured["full_product_leads"].items():
         place = standing([leads])
         told = "is the best" if place.is_best else str(place).replace("*", "·")
         if place.behind:
             told = f"is {told}"
-        share = found["pairs_ordered_as_in_paper"].get(column)
+        share = measured["pairs_ordered_as_in_paper"].get(column)
         order = "" if share is None else f"{100 * share:.0f} % of the pairs of rankings are ordered as in the paper; "
         sentences.append(
             f"{heads[column].capitalize()}: {order}the full product {told}, by the 95 % intervals of its leads."
@@ -134,28 +134,28 @@ def facts(values: Mapping[str, str]) -> Markup:
 
 def _splits(metrics: Mapping[str, Any]) -> Table | None:
     """Scores by each split's own name, where they say more than the official two."""
-    found = metrics["by_split"]
-    splits = sorted({split for table in found.values() for split in table})
+    by_split = metrics["by_split"]
+    splits = sorted({split for table in by_split.values() for split in table})
     shown = set(metrics["metric"]["columns"].values())
     if len(splits) <= 1 or set(splits) <= shown or (len(splits) == 2 and metrics["metric"]["name"] == "infoseek"):
         return None
-    rows = [[name, *(_score(table.get(split)) for split in splits)] for name, table in found.items()]
+    rows = [[name, *(_score(table.get(split)) for split in splits)] for name, table in by_split.items()]
     return Table(["pipeline", *splits], rows, "By split, two-hop questions included.")
 
 
 def _gains(metrics: Mapping[str, Any]) -> Table | None:
     heads = metrics["metric"]["columns"]
     rows = [
-        [name, _score(found, sign=True), heads[found["of"]] if found else "–"]
-        for name, found in metrics["comparisons"].items()
+        [name, _score(gain, sign=True), heads[gain["of"]] if gain else "–"]
+        for name, gain in metrics["comparisons"].items()
     ]
     caption = "Difference of the scores in points, paired by question, with its 95 % interval; which score it is of."
     return Table(["difference", "points", "score"], rows, caption) if rows else None
 
 
 def _famous(metrics: Mapping[str, Any]) -> Table | None:
-    found = {name: table for name, table in metrics["famous"].items() if table["yes"]}
-    rows = [[name, _score(table["yes"]), _score(table["no"])] for name, table in found.items()]
+    by_pipeline = {name: table for name, table in metrics["famous"].items() if table["yes"]}
+    rows = [[name, _score(table["yes"]), _score(table["no"])] for name, table in by_pipeline.items()]
     caption = "Score on facts that the base model knows by heart (nothing is claimed there), and on the others."
     return Table(["pipeline", "known by heart", "others"], rows, caption) if rows else None
 
@@ -166,11 +166,11 @@ def _html(*tables: Table | None, notes: Sequence[str] = ()) -> Markup:
     return render("inference/report/templates/tables.html", tables=shown, notes=notes)
 
 
-def _score(found: Mapping[str, float] | None, sign: bool = False) -> str | Cell:
-    if found is None:
+def _score(score: Mapping[str, float] | None, sign: bool = False) -> str | Cell:
+    if score is None:
         return "–"
     form = "+.1f" if sign else ".1f"
-    value, low, high = (format(100 * found[name], form) for name in ("value", "low", "high"))
+    value, low, high = (format(100 * score[name], form) for name in ("value", "low", "high"))
     return Cell(value, f"{low} … {high}")
 
 

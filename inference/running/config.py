@@ -43,14 +43,14 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
         issues += self._missing_parts({name: find_recipe(name) for name in self.forms() if name in known})
         return issues
 
-    def _missing_parts(self, asked: Mapping[str, Recipe]) -> list[str]:
+    def _missing_parts(self, recipes: Mapping[str, Recipe]) -> list[str]:
         """Which models, and what else, the pipelines asked for lack."""
         issues = []
-        retrieving = [name for name, recipe in asked.items() if recipe.retrieves]
+        retrieving = [name for name, recipe in recipes.items() if recipe.retrieves]
         if retrieving and not self.index:
             issues.append("`index` is needed by " + ", ".join(retrieving))
-        reflecting = [name for name, recipe in asked.items() if recipe.model == "model"]
-        schemes = sorted({asked[name].scheme for name in reflecting})
+        reflecting = [name for name, recipe in recipes.items() if recipe.model == "model"]
+        schemes = sorted({recipes[name].scheme for name in reflecting})
         if reflecting and not self.model:
             issues.append(f"`model` is needed by {', '.join(reflecting)}: a checkpoint that train/sft.py wrote")
         if len(schemes) > 1:
@@ -59,12 +59,12 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
             )
         elif schemes and self.scheme not in ("", *schemes):
             issues.append(f"`scheme` is {self.scheme}, but {reflecting[0]} needs a checkpoint of scheme {schemes[0]}")
-        tuned_plainly = [name for name, recipe in asked.items() if recipe.model == "plain_model"]
+        tuned_plainly = [name for name, recipe in recipes.items() if recipe.model == "plain_model"]
         if tuned_plainly and not self.plain_model:
             issues.append(
                 f"`plain_model` is needed by {', '.join(tuned_plainly)}: a checkpoint of scheme plain, see build_plain"
             )
-        based = [n for n, recipe in asked.items() if recipe.model == "base_model" or recipe.answered_by_base(self)]
+        based = [n for n, recipe in recipes.items() if recipe.model == "base_model" or recipe.answered_by_base(self)]
         if based and not self.base_model:
             issues.append("`base_model` is needed by " + ", ".join(based))
         return issues

@@ -61,27 +61,27 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     traces, models = _answer(config, dataset, parts, planned)
     if not state.is_main_process:
         return {}
-    found = {
+    metrics = {
         **evaluate(questions, traces, measure=measure, gamma=config.gamma, seed=config.seed),
         "minutes": minutes(traces),
         "peak_gib": _peak_gib(Path(config.output)),
     }
-    write_json(Path(config.output, "metrics.json"), found)
+    write_json(Path(config.output, "metrics.json"), metrics)
     write_report(
         Path(config.output, "report.html"),
         dataset=dataset,
         questions=questions,
         traces=traces,
-        metrics=found,
+        metrics=metrics,
         title=f"reflectune on {_name(dataset)}",
         facts=_facts(config, dataset, models),
-        notices=notices(questions, traces, found, dataset.manifest, models, measure),
+        notices=notices(questions, traces, metrics, dataset.manifest, models, measure),
         measure=measure,
         gamma=config.gamma,
         most=config.report_questions,
         seed=config.seed,
     )
-    return found
+    return metrics
 
 
 def select(dataset: Dataset, splits: Sequence[str], limit: int | None, seed: int) -> list[Question]:
@@ -104,7 +104,7 @@ def select(dataset: Dataset, splits: Sequence[str], limit: int | None, seed: int
 def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
     """The pipelines and stages to run, in order, each with the questions it takes; one that takes none is left out."""
     taken = {name: [q for q in questions if find_recipe(name).takes(q)] for name in stages_for(config.forms())}
-    return {name: own for name, own in taken.items() if own}
+    return {name: pipeline_questions for name, pipeline_questions in taken.items() if pipeline_questions}
 
 
 def describe(config: EvaluateConfig) -> str:
@@ -113,11 +113,11 @@ def describe(config: EvaluateConfig) -> str:
     questions = select(dataset, config.splits, config.limit, config.seed)
     lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}, scored by "]
     lines[0] += config.scored_by(config.dataset)
-    for name, own in plan(config, questions).items():
+    for name, pipeline_questions in plan(config, questions).items():
         role = find_recipe(name).model
         reader = f" with {role} {getattr(config, role)}" if role else ""
         reader += f", answers by base_model {config.base_model}" if find_recipe(name).answered_by_base(config) else ""
-        lines.append(f"  {name}: {len(own)} questions in batches of {config.batch_questions}{reader}")
+        lines.append(f"  {name}: {len(pipeline_questions)} questions in batches of {config.batch_questions}{reader}")
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
 
@@ -125,8 +125,8 @@ def describe(config: EvaluateConfig) -> str:
 def minutes(traces: Traces) -> dict[str, float]:
     """Minutes that each pipeline or stage spent answering, all processes and interrupted runs together."""
     spent = {
-        f"evaluate/{name}": sum(sum(trace.seconds.values()) for trace in found.values()) / 60
-        for name, found in traces.items()
+        f"evaluate/{name}": sum(sum(trace.seconds.values()) for trace in pipeline_traces.values()) / 60
+        for name, pipeline_traces in traces.items()
     }
     return {name: round(value, 5) for name, value in {"evaluate": sum(spent.values()), **spent}.items()}
 

@@ -84,7 +84,7 @@ class GateRewardRollout:
         """The outcomes of a round of measuring, one a question, in the order of the questions.
 
         Args:
-            number: Of the round, from 0.
+            number: Number of the round, from 0.
             kept: Whether an earlier run must have finished this round: the weights are later ones by now.
 
         Raises:
@@ -113,7 +113,8 @@ class GateRewardRollout:
             for name in self._names
         }
         return [
-            self._outcome(question, {n: own[question.id] for n, own in traces.items()}) for question in self._questions
+            self._outcome(question, {n: pipeline_traces[question.id] for n, pipeline_traces in traces.items()})
+            for question in self._questions
         ]
 
     @functools.cached_property
@@ -190,7 +191,7 @@ class GateRewardRollout:
         return KLAnchor(tuple(passages), direct.answer if own_words else "", replies)
 
     def _replies(self, retrieved: Trace, own_words: bool) -> Iterator[AnchoredReply]:
-        documents, mct = [own.passage for own in retrieved.passages], retrieved.mct
+        documents, mct = [passage.passage for passage in retrieved.passages], retrieved.mct
         if mct is not None and not mct.problem:
             shown = tuple(documents[place] for place in retrieved.kept[: mct.shown])
             yield AnchoredReply("mct", shown, self._loaded.renderer.strip(mct.reply))
@@ -200,7 +201,10 @@ class GateRewardRollout:
 
 def _one(retrieved: Trace) -> list[PassageTrace]:
     """One of the passages that were judged: as often as not the best, drawn by the question's id."""
-    judged = sorted((own for own in retrieved.passages if own.s_rel is not None), key=lambda own: -(own.s_rel or 0.0))
+    judged = sorted(
+        (passage for passage in retrieved.passages if passage.s_rel is not None),
+        key=lambda passage: -(passage.s_rel or 0.0),
+    )
     drawn = random.Random(retrieved.question_id)
     return [drawn.choice(judged[1:] if judged[1:] and drawn.random() < 0.5 else judged[:1])] if judged else []
 
@@ -219,11 +223,11 @@ def _passages(
     """The passages that were both judged and answered from."""
     if answered is None:
         return ()
-    answers = {own.passage.id: own.answer for own in answered.passages if own.answer is not None}
+    answers = {passage.passage.id: passage.answer for passage in answered.passages if passage.answer is not None}
     return tuple(
-        PassageOutcome(own.passage, correctness(answers[own.passage.id], question), _relevance(own))
-        for own in judged.passages
-        if own.s_rel is not None and own.passage.id in answers
+        PassageOutcome(passage.passage, correctness(answers[passage.passage.id], question), _relevance(passage))
+        for passage in judged.passages
+        if passage.s_rel is not None and passage.passage.id in answers
     )
 
 

@@ -49,11 +49,11 @@ def evaluate(
         The content of metrics.json but for `minutes` and `peak_gib`. A score is `{"value", "low", "high", "n"}`, with
         its 95 % interval, a fraction of 1; it is None where the data cannot say.
     """
-    asked = measure.official(questions)
+    official = measure.official(questions)
     measure.read(questions, traces.values())
-    pipelines = {name: found for name, found in traces.items() if find_recipe(name).form}
-    tables = {name: _table(asked, found, measure, seed) for name, found in pipelines.items()}
-    strongest = _strongest_baseline(tables, measure.headline(asked))
+    pipelines = {name: pipeline_traces for name, pipeline_traces in traces.items() if find_recipe(name).form}
+    tables = {name: _table(official, pipeline_traces, measure, seed) for name, pipeline_traces in pipelines.items()}
+    strongest = _strongest_baseline(tables, measure.headline(official))
     if strongest:
         tables[BEST_BASELINE] = tables[strongest]
         pipelines = {**pipelines, BEST_BASELINE: pipelines[strongest]}
@@ -62,30 +62,35 @@ def evaluate(
     tuned = traces_of_reflecting(traces)
     probed = traces.get("relevance", {})
     return {
-        "metric": measure.facts(asked),
+        "metric": measure.facts(official),
         "pipelines": tables,
         "gate": _gate(questions, turn_by_turn, gamma, seed),
-        "relevance": _relevance([probed[q.id] for q in asked if q.id in probed], seed),
+        "relevance": _relevance([probed[q.id] for q in official if q.id in probed], seed),
         "answer": {
-            "gold_passage": mean(measure.correct(asked, probed), seed),
+            "gold_passage": mean(measure.correct(official, probed), seed),
             "gold_article": mean(
-                measure.correct([q for q in asked if q.evidence], traces.get("oracle_article", {})), seed
+                measure.correct([q for q in official if q.evidence], traces.get("oracle_article", {})), seed
             ),
         },
         "visual": {
             "tuned": mean(measure.correct(measure.visual(questions), tuned), seed),
             "base": mean(measure.correct(measure.visual(questions), base), seed),
         },
-        "retrieval": _retrieval(asked, traces.get("retrieval", {}), seed),
-        "rankings": _rankings(asked, traces.get("mr2ag", {}), measure, seed),
+        "retrieval": _retrieval(official, traces.get("retrieval", {}), seed),
+        "rankings": _rankings(official, traces.get("mr2ag", {}), measure, seed),
         "reflection": reflection(questions, traces, measure=measure, gamma=gamma, seed=seed),
-        "comparisons": _comparisons(asked, pipelines, measure, seed),
-        "famous": {name: _famous(asked, found, measure, seed) for name, found in pipelines.items()},
-        "two_hop": {
-            name: mean(measure.correct(measure.two_hop(questions), found), seed) for name, found in pipelines.items()
+        "comparisons": _comparisons(official, pipelines, measure, seed),
+        "famous": {
+            name: _famous(official, pipeline_traces, measure, seed) for name, pipeline_traces in pipelines.items()
         },
-        "by_split": {name: _by_split(questions, found, measure, seed) for name, found in pipelines.items()},
-        "coverage": {name: _coverage(questions, found) for name, found in pipelines.items()},
+        "two_hop": {
+            name: mean(measure.correct(measure.two_hop(questions), pipeline_traces), seed)
+            for name, pipeline_traces in pipelines.items()
+        },
+        "by_split": {
+            name: _by_split(questions, pipeline_traces, measure, seed) for name, pipeline_traces in pipelines.items()
+        },
+        "coverage": {name: _coverage(questions, pipeline_traces) for name, pipeline_traces in pipelines.items()},
         BEST_BASELINE: strongest,
         "too_long_for_bem": list(measure.too_long),
     }
@@ -120,8 +125,8 @@ def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: flo
 
 def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[tuple[float, float]]:
     """(gate probability, 1 if knowledge-based else 0) of every question whose kind is known."""
-    found = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.is_knowledge_based is not None]
-    return [(gate, float(bool(q.is_knowledge_based))) for q, gate in found if gate is not None]
+    question_gates = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.is_knowledge_based is not None]
+    return [(gate, float(bool(q.is_knowledge_based))) for q, gate in question_gates if gate is not None]
 
 
 def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:
@@ -187,8 +192,8 @@ def _rankings(
     }
     table = {name: measure.breakdown(answered, values, seed) for name, values in right.items()}
     columns = {
-        column: {name: found["value"] for name, scores in table.items() if (found := scores[column]) is not None}
-        for column in (OVERALL, *(own.name for own in measure.columns(answered)))
+        column: {name: score["value"] for name, scores in table.items() if (score := scores[column]) is not None}
+        for column in (OVERALL, *(table_column.name for table_column in measure.columns(answered)))
         if table["random"][column] is not None
     }
     paper = PAPER_COLUMNS if measure.metric == "infoseek" else {}

@@ -67,9 +67,9 @@ def notices(
 
 def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[str, Any], measure: Measure) -> list[str]:
     told = []
-    asked = measure.official(questions)
+    official = measure.official(questions)
     if traces_of_reflecting(traces, "relevance"):
-        if not any(q.evidence for q in asked):
+        if not any(q.evidence for q in official):
             told.append(
                 "The data set does not say where answers stand (no evidence): relevance, and answers from the gold "
                 "passage, are left out."
@@ -93,16 +93,16 @@ def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[st
     return told
 
 
-def _reflection(traces: Traces, found: Mapping[str, Any] | None) -> list[str]:
+def _reflection(traces: Traces, reflection: Mapping[str, Any] | None) -> list[str]:
     """What is missing from MMKB-RAG's measurements, and how many replies of MCT could not be used."""
-    if found is None:
+    if reflection is None:
         return []
     told = []
     if "closed_book" not in traces:
         told.append("closed_book was not run: RET is not measured, since it is about what the base model can't answer.")
-    if not (found["srt"]["overall"]["stating_first"] or {}).get("n"):
+    if not (reflection["srt"]["overall"]["stating_first"] or {}).get("n"):
         told.append("No document is known to state an accepted answer: SRT's order is not measured.")
-    mct = found["mct"]
+    mct = reflection["mct"]
     if mct["malformed"]:
         kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in mct["problems"].items() if count)
         told.append(
@@ -114,8 +114,8 @@ def _reflection(traces: Traces, found: Mapping[str, Any] | None) -> list[str]:
 def _failures(traces: Traces) -> list[str]:
     """Every pipeline's failed questions: how many, and the first few with the reason."""
     told = []
-    for name, found in traces.items():
-        failed = [trace for trace in found.values() if trace.error]
+    for name, pipeline_traces in traces.items():
+        failed = [trace for trace in pipeline_traces.values() if trace.error]
         if failed:
             shown = "; ".join(f"{trace.question_id}: {trace.error}" for trace in failed[:3])
             more = " …" if len(failed) > 3 else ""

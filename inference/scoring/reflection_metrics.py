@@ -47,12 +47,16 @@ def reflection(
     judged = {key: trace for key, trace in traces.get("reflection", {}).items() if not trace.error}
     known = [q for q in measure.official(questions) if q.id in judged]
     every = [*known, *(q for q in measure.visual(questions) if q.id in judged)]
-    scopes: Scopes = {OVERALL: lambda question: True} | {own.name: own.holds for own in measure.columns(known)}
+    scopes: Scopes = {OVERALL: lambda question: True} | {column.name: column.holds for column in measure.columns(known)}
     answered = [trace for trace in answers.values() if not trace.error]
     return {
-        "ret": _by_scope(every, scopes, lambda own: _ret(ret_rows(own, traces, measure), gamma, seed)),
-        "ret_knowledge": _by_scope(known, scopes, lambda own: _ret(ret_rows(own, traces, measure), gamma, seed)),
-        "srt": _by_scope(known, scopes, lambda own: _srt([judged[q.id] for q in own], seed)),
+        "ret": _by_scope(
+            every, scopes, lambda scope_questions: _ret(ret_rows(scope_questions, traces, measure), gamma, seed)
+        ),
+        "ret_knowledge": _by_scope(
+            known, scopes, lambda scope_questions: _ret(ret_rows(scope_questions, traces, measure), gamma, seed)
+        ),
+        "srt": _by_scope(known, scopes, lambda scope_questions: _srt([judged[q.id] for q in scope_questions], seed)),
         "retrieved": mean([float(trace.retrieved) for trace in answered], seed),
         "mct": _mct(answered),
     }
@@ -62,10 +66,12 @@ def ret_rows(questions: Iterable[Question], traces: Traces, measure: Measure) ->
     """(Score_RET, 1 if the base model's closed-book answer is wrong else 0) of questions for which both are known."""
     judged, base = traces.get("reflection", {}), traces.get("closed_book", {})
     every = list(questions)
-    asked = [*measure.official(every), *measure.visual(every)]
-    both = [q for q in asked if q.id in judged and q.id in base]
-    found = [(judged[q.id].gate, 1.0 - measure.correctness(q, base[q.id])) for q in both if not base[q.id].error]
-    return [(gate, wrong) for gate, wrong in found if gate is not None]
+    scored_questions = [*measure.official(every), *measure.visual(every)]
+    both = [q for q in scored_questions if q.id in judged and q.id in base]
+    gates_and_errors = [
+        (judged[q.id].gate, 1.0 - measure.correctness(q, base[q.id])) for q in both if not base[q.id].error
+    ]
+    return [(gate, wrong) for gate, wrong in gates_and_errors if gate is not None]
 
 
 def srt_rows(traces: Iterable[Trace]) -> list[tuple[float, float]]:
@@ -79,8 +85,8 @@ def _by_scope(
     return {scope: numbers([q for q in questions if belongs(q)]) for scope, belongs in scopes.items()}
 
 
-def _ret(found: Sequence[tuple[float, float]], gamma: float, seed: int) -> dict[str, Score | None]:
-    rows = np.array(found, dtype=float).reshape(-1, 2)
+def _ret(gates_and_errors: Sequence[tuple[float, float]], gamma: float, seed: int) -> dict[str, Score | None]:
+    rows = np.array(gates_and_errors, dtype=float).reshape(-1, 2)
     both = len(set(rows[:, 1])) == 2
     return {
         "auroc": score_rows(rows, seed, _auroc, strata=rows[:, 1]) if both else None,
@@ -100,7 +106,7 @@ def _calibration_error(rows: np.ndarray) -> float:
 
 def _srt(traces: Sequence[Trace], seed: int) -> dict[str, Score | None]:
     retrieved = [_states(trace, range(len(trace.passages))) for trace in traces]
-    stating = [trace for trace, found in zip(traces, retrieved, strict=True) if found]
+    stating = [trace for trace, states_answer in zip(traces, retrieved, strict=True) if states_answer]
     return {
         "stating_retrieved": mean(retrieved, seed),
         "stating_first": mean([_states(t, by_relevance([p.s_rel for p in t.passages])[:1]) for t in stating], seed),
@@ -115,9 +121,9 @@ def _states(trace: Trace, places: Iterable[int]) -> float:
 
 def _mct(traces: Iterable[Trace]) -> dict[str, Any]:
     replies = [trace.mct for trace in traces if trace.mct is not None]
-    found = Counter(reply.problem for reply in replies)
+    problem_counts = Counter(reply.problem for reply in replies)
     return {
         "replies": len(replies),
-        "malformed": len(replies) - found[""],
-        "problems": {problem: found[problem] for problem in PROBLEMS},
+        "malformed": len(replies) - problem_counts[""],
+        "problems": {problem: problem_counts[problem] for problem in PROBLEMS},
     }

@@ -55,15 +55,15 @@ class Measure:
         """
         if self.metric != "evqa":
             return
-        asked = {question.id: question for question in questions if self.has_truth(question)}
+        scorable = {question.id: question for question in questions if self.has_truth(question)}
         pairs = dict.fromkeys(
             (trace.question_id, answer)
-            for found in traces
-            for trace in found.values()
-            if trace.question_id in asked and not trace.error
+            for pipeline_traces in traces
+            for trace in pipeline_traces.values()
+            if trace.question_id in scorable and not trace.error
             for answer in (trace.answer, *(p.answer for p in trace.passages if p.answer is not None))
         )
-        self._score([(asked[key], answer) for key, answer in pairs if (key, answer) not in self._known])
+        self._score([(scorable[key], answer) for key, answer in pairs if (key, answer) not in self._known])
 
     def forget(self) -> None:
         """Drop what was read."""
@@ -156,14 +156,14 @@ class Measure:
         number = tables.headline(self.metric, questions)
         one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
         if column not in ("", number.name):
-            (holds,) = (own.holds for own in self.columns(questions) if own.name == column)
+            (holds,) = (table_column.holds for table_column in self.columns(questions) if table_column.name == column)
             kept = np.array([holds(question) for question in questions], dtype=bool)
             one, other, number = one[kept], other[kept], tables.Headline(column)
         if not len(one):
             return None
         pair = number.rows(one), number.rows(other)
-        found = paired_bootstrap(*pair, number.statistic, seed=seed, strata=number.half)
-        return {"value": found.value, "low": found.low, "high": found.high, "n": len(one), "of": number.name}
+        interval = paired_bootstrap(*pair, number.statistic, seed=seed, strata=number.half)
+        return {"value": interval.value, "low": interval.low, "high": interval.high, "n": len(one), "of": number.name}
 
     def facts(self, questions: Sequence[Question]) -> dict[str, object]:
         """What a reader of scores must know of the metric: name, what a table says of it, columns and their heads."""
@@ -175,10 +175,10 @@ class Measure:
         answers = [Answered(question, answer, f"question {question.id} can't be scored") for question, answer in pairs]
         values, too_long = score_answers(answers, self.metric, "official", self.bem, too_long="wrong")
         self.too_long |= dict.fromkeys(too_long)
-        found = [float(value) for value in np.asarray(values)]
+        correctness = [float(value) for value in np.asarray(values)]
         if self.metric == "evqa":
-            self._known |= {(q.id, answer): value for (q, answer), value in zip(pairs, found, strict=True)}
-        return found
+            self._known |= {(q.id, answer): value for (q, answer), value in zip(pairs, correctness, strict=True)}
+        return correctness
 
 
 def check_scorable(questions: Iterable[Question], metric: Metric) -> None:

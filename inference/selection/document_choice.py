@@ -45,7 +45,7 @@ class MctTrace:
 def by_relevance(scores: Sequence[float | None]) -> list[int]:
     """Positions of the documents that were judged, highest score first; equal ones keep their order (equation 6)."""
     judged = [(score, place) for place, score in enumerate(scores) if score is not None]
-    return [place for _, place in sorted(judged, key=lambda own: (-own[0], own[1]))]
+    return [place for _, place in sorted(judged, key=lambda pair: (-pair[0], pair[1]))]
 
 
 def keep_relevant(scores: Sequence[float | None], k: int, threshold: float) -> tuple[list[int], bool]:
@@ -73,11 +73,11 @@ def keep_first(documents: int, k: int) -> list[int]:
 
 def read_mct(reply: str, shown: int, how: Mct) -> MctTrace:
     """What a reply to P_MCT means for this way of using it."""
-    found = read_reply(reply, shown)
-    problem: Problem = found.problem
-    if how == "merge" and not problem and not found.summary:
+    parsed = read_reply(reply, shown)
+    problem: Problem = parsed.problem
+    if how == "merge" and not problem and not parsed.summary:
         problem = "empty_summary"
-    return MctTrace(reply, shown, keep=found.keep, summary=found.summary, problem=problem)
+    return MctTrace(reply, shown, keep=parsed.keep, summary=parsed.summary, problem=problem)
 
 
 def apply_mct(kept: Sequence[int], mct: MctTrace, how: Mct) -> tuple[list[int], MctTrace]:

@@ -112,21 +112,21 @@ def standing(leads: Sequence[Mapping[str, Mapping[str, float]]]) -> Standing:
     return Standing(behind, tuple(name for name in leads[0] if name not in ahead and name not in behind))
 
 
-def order_agreement(found: Mapping[str, float], reported: Mapping[str, float]) -> float:
+def order_agreement(measured: Mapping[str, float], reported: Mapping[str, float]) -> float:
     """The share of pairs that two tables order alike, among the pairs that the second does order.
 
     Args:
-        found: Score by ranking, as measured.
+        measured: Score by ranking, as measured here.
         reported: Score by ranking, as a paper prints it; its equal pairs say nothing and are left out.
 
     Returns:
-        In [0, 1]; a pair that ties in `found` counts half. 1.0 if no pair is ordered.
+        In [0, 1]; a pair that ties in `measured` counts half. 1.0 if no pair is ordered.
     """
     agreements = []
     for first, second in itertools.combinations(reported, 2):
         expected = _sign(reported[first] - reported[second])
         if expected:
-            agreements.append((1 + expected * _sign(found[first] - found[second])) / 2)
+            agreements.append((1 + expected * _sign(measured[first] - measured[second])) / 2)
     return sum(agreements) / len(agreements) if agreements else 1.0
 
 

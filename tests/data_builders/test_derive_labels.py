@@ -39,7 +39,7 @@ ATTACK = "<script>alert(1)</script>"
 
 
 def said(right: bool, *more: bool, text: str = "") -> tuple[Reply, ...]:
-    return tuple(Reply(text or ("oak" if own else "elm"), float(own), -1.0) for own in (right, *more))
+    return tuple(Reply(text or ("oak" if is_right else "elm"), float(is_right), -1.0) for is_right in (right, *more))
 
 
 def document(number: int, right: bool, text: str = "It is made of elm.", gold: float = -5.0) -> DocumentProbe:
@@ -70,11 +70,11 @@ def config(tmp_path: Path) -> Callable[..., DeriveConfig]:
     world.mkdir()
     (world / "dataset.json").write_text(json.dumps({"name": "w", "fingerprint": "d123"}))
     Image.new("RGB", (40, 30), "red").save(world / "a.png")
-    asked = [
+    questions = [
         Question(p.question_id, "a.png", "What is it made of?", ("oak",), split="train", entity_ids=("e1",))
         for p in PROBES
     ]
-    write_questions(world, "train", asked)
+    write_questions(world, "train", questions)
     with begin(probes, SETTINGS).open() as log:
         for probe in PROBES:
             log.append(probe.question_id, to_row(probe))
@@ -90,7 +90,10 @@ def config(tmp_path: Path) -> Callable[..., DeriveConfig]:
 
 def branches(config: DeriveConfig) -> dict[str, list[PromptedBranch]]:
     run(config)
-    return {own.id: list(own.branches) for own in read_examples(Path(config.output, "train.parquet"), PromptedExample)}
+    return {
+        example.id: list(example.branches)
+        for example in read_examples(Path(config.output, "train.parquet"), PromptedExample)
+    }
 
 
 def told(branch: PromptedBranch) -> tuple[str, str]:
@@ -98,42 +101,58 @@ def told(branch: PromptedBranch) -> tuple[str, str]:
 
 
 def test_the_three_tasks_hang_from_their_question(config: Callable[..., DeriveConfig]) -> None:
-    found = branches(config())
+    by_question = branches(config())
 
-    assert {key: [told(own)[0] for own in own] for key, own in found.items()} == {
+    assert {
+        key: [told(branch)[0] for branch in question_branches] for key, question_branches in by_question.items()
+    } == {
         "alone": ["ret"],
         "known": ["ret", "srt"],
         "looked_up": ["ret", "srt", "srt", "mct"],
         "lost": ["ret"],
     }
-    assert told(found["known"][0]) == ("ret", "no_retrieve")
-    assert told(found["known"][1]) == ("srt", "irrelevant")
-    assert told(found["looked_up"][0]) == ("ret", "retrieve")
-    assert [told(own) for own in found["looked_up"][1:3]] == [("srt", "relevant")] * 2
-    mct = found["looked_up"][3]
+    assert told(by_question["known"][0]) == ("ret", "no_retrieve")
+    assert told(by_question["known"][1]) == ("srt", "irrelevant")
+    assert told(by_question["looked_up"][0]) == ("ret", "retrieve")
+    assert [told(branch) for branch in by_question["looked_up"][1:3]] == [("srt", "relevant")] * 2
+    mct = by_question["looked_up"][3]
     reply = read_reply(mct.reply, len(mct.documents))
-    assert [mct.documents[number - 1] for number in reply.keep] == [own.passage for own in PROBES[1].documents[:2]]
+    assert [mct.documents[number - 1] for number in reply.keep] == [
+        probed_document.passage for probed_document in PROBES[1].documents[:2]
+    ]
     assert reply.summary == f"{STATED} Oak was used. {ATTACK}"
     assert len(mct.documents) == 3  # one irrelevant one where two are asked for
 
 
 def test_a_shared_model_learns_to_answer_too(config: Callable[..., DeriveConfig]) -> None:
-    found = branches(config(answer_model="shared"))
-    answers = {key: own[-1] for key, own in found.items() if own[-1].prompt == "vqa"}
+    by_question = branches(config(answer_model="shared"))
+    answers = {
+        key: question_branches[-1]
+        for key, question_branches in by_question.items()
+        if question_branches[-1].prompt == "vqa"
+    }
 
-    assert {key: (len(own.documents), own.reply) for key, own in answers.items()} == {
+    assert {key: (len(branch.documents), branch.reply) for key, branch in answers.items()} == {
         "known": (0, "oak"),
         "looked_up": (2, "oak"),
     }
 
 
 def test_an_external_labeller_labels_all_documents_in_the_same_form(config: Callable[..., DeriveConfig]) -> None:
-    found = branches(config(labeller="string"))
+    by_question = branches(config(labeller="string"))
 
-    roles = {key: [own.role for own in own if own.prompt == "srt"] for key, own in found.items()}
+    roles = {
+        key: [branch.role for branch in question_branches if branch.prompt == "srt"]
+        for key, question_branches in by_question.items()
+    }
     assert roles["known"] == ["relevant", "irrelevant"]
     assert roles["looked_up"] == ["relevant", "relevant", "irrelevant"]
-    assert [own[0].role for own in found.values()] == ["retrieve", "no_retrieve", "retrieve", "retrieve"]
+    assert [question_branches[0].role for question_branches in by_question.values()] == [
+        "retrieve",
+        "no_retrieve",
+        "retrieve",
+        "retrieve",
+    ]
 
 
 def test_documents_of_visual_questions_can_be_left_unlabelled(config: Callable[..., DeriveConfig]) -> None:
@@ -141,10 +160,10 @@ def test_documents_of_visual_questions_can_be_left_unlabelled(config: Callable[.
     known = next(q for q in read_questions(wanted.dataset, "train") if q.id == "known")
     others = [q for q in read_questions(wanted.dataset, "train") if q.id != "known"]
     write_questions(wanted.dataset, "train", [dataclasses.replace(known, requires_retrieval=False), *others])
-    found = branches(wanted)
+    by_question = branches(wanted)
 
-    assert [own.prompt for own in found["known"]] == ["ret"]
-    assert [own.prompt for own in found["looked_up"]] == ["ret", "srt", "srt", "mct"]
+    assert [branch.prompt for branch in by_question["known"]] == ["ret"]
+    assert [branch.prompt for branch in by_question["looked_up"]] == ["ret", "srt", "srt", "mct"]
 
 
 def test_folder_and_numbers_say_what_was_done(config: Callable[..., DeriveConfig]) -> None:
@@ -200,8 +219,8 @@ def test_the_same_settings_give_the_same_files(config: Callable[..., DeriveConfi
 
 
 def test_balance_and_limits_are_taken_and_told(config: Callable[..., DeriveConfig]) -> None:
-    found = branches(config(ret_balance=1, srt_balance=1, mct_limit=1))
-    every = [told(own) for hung in found.values() for own in hung]
+    by_question = branches(config(ret_balance=1, srt_balance=1, mct_limit=1))
+    every = [told(branch) for hung in by_question.values() for branch in hung]
 
     assert every.count(("ret", "retrieve")) == every.count(("ret", "no_retrieve")) == 1
     assert every.count(("srt", "relevant")) == every.count(("srt", "irrelevant")) == 1
@@ -210,8 +229,8 @@ def test_balance_and_limits_are_taken_and_told(config: Callable[..., DeriveConfi
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_trained_scores_order_the_reply(config: Callable[..., DeriveConfig], tmp_path: Path, suffix: str) -> None:
     rows = [
-        {"question_id": "looked_up", "passage_id": own.passage.id, "score": own.rank / 10}
-        for own in PROBES[1].documents
+        {"question_id": "looked_up", "passage_id": probed_document.passage.id, "score": probed_document.rank / 10}
+        for probed_document in PROBES[1].documents
     ]
     path = tmp_path / f"scores.{suffix}"
     if suffix == "jsonl":
@@ -264,11 +283,11 @@ def test_another_metric_changes_labels_without_the_target_model(config: Callable
     again, as_probed = config("again", metric="vqa"), config("as_probed")
     run(again), run(as_probed)
     derived = [
-        json.loads(Path(own.output, "statistics.json").read_text())["train"]["derived"] for own in (again, as_probed)
+        json.loads(Path(made.output, "statistics.json").read_text())["train"]["derived"] for made in (again, as_probed)
     ]
     # By VQA's soft accuracy nothing is right: one annotator is not enough.
-    assert [own["ret"]["[NoRet]"] for own in derived] == [0, 1]
-    assert [own["srt"]["examples"] > 0 for own in derived] == [False, True]
+    assert [task_counts["ret"]["[NoRet]"] for task_counts in derived] == [0, 1]
+    assert [task_counts["srt"]["examples"] > 0 for task_counts in derived] == [False, True]
     assert "vqa" in Path(again.output, "README.md").read_text()
 
 
@@ -278,9 +297,9 @@ def test_a_judges_verdicts_are_asked_for_once(
     server = stub_server(lambda text: "Correct" if "elm" in text else "Incorrect")
     wanted = config(metric="judge", judge="mrag", llm_url=server.url, llm_model="stub")
     run(wanted)
-    asked = len(server.requests)
+    requests_once = len(server.requests)
     run(wanted)
-    assert (asked, len(server.requests)) == (2, 2)  # the four questions are worded alike, with two answers
+    assert (requests_once, len(server.requests)) == (2, 2)  # the four questions are worded alike, with two answers
     assert "judge stub by mrag" in Path(wanted.output, "README.md").read_text()
 
 

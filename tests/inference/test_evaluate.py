@@ -193,16 +193,20 @@ def test_mmkb_rag_runs_to_metrics_and_a_report(world, encoder, prompted, tmp_pat
         "retrieval.jsonl": 4,
     }
     assert metrics["comparisons"]["mmkb_rag - best_baseline"]["n"] == 4
-    found = metrics["reflection"]
-    assert found["ret_knowledge"]["overall"]["accuracy"]["n"] == found["srt"]["overall"]["stating_retrieved"]["n"] == 4
-    assert found["mct"]["replies"] == 5
+    decisions = metrics["reflection"]
+    assert (
+        decisions["ret_knowledge"]["overall"]["accuracy"]["n"]
+        == decisions["srt"]["overall"]["stating_retrieved"]["n"]
+        == 4
+    )
+    assert decisions["mct"]["replies"] == 5
     for row in kept(tmp_path)["mmkb_rag.jsonl"]:
         assert all(0 < passage["s_rel"] < 1 for passage in row["passages"])
         assert len(row["kept"]) == 3
         assert 0 < row["confidence"] <= 1
         assert row["mct"]["shown"] == 3
-    for row, own in zip(kept(tmp_path)["reflection.jsonl"], kept(tmp_path)["mmkb_rag.jsonl"], strict=False):
-        assert row["gate"] == pytest.approx(own["gate"], abs=1e-5)  # the same decision, read in another batch
+    for row, pipeline_row in zip(kept(tmp_path)["reflection.jsonl"], kept(tmp_path)["mmkb_rag.jsonl"], strict=False):
+        assert row["gate"] == pytest.approx(pipeline_row["gate"], abs=1e-5)  # the same decision, read in another batch
     report = (tmp_path / "report.html").read_text()
     assert "RET on, SRT on, k 3, MCT rerank, answers by the base model" in report
     assert "RET against its threshold" in report or metrics["reflection"]["ret"]["overall"]["auroc"] is None
@@ -215,10 +219,10 @@ def test_mmkb_rag_runs_to_metrics_and_a_report(world, encoder, prompted, tmp_pat
 def test_a_closed_gate_answers_as_the_base_model_does_alone(world, encoder, prompted, tmp_path) -> None:
     settings = {**MMKB, "pipelines": ["closed_book", "mmkb_rag"], "gamma": 1.0}
     experiment.run(config(world, encoder, prompted, tmp_path, **settings))
-    found = kept(tmp_path)
-    answers = {row["id"]: (row["answer"], row["confidence"]) for row in found["closed_book.jsonl"]}
-    assert {row["id"]: (row["answer"], row["confidence"]) for row in found["mmkb_rag.jsonl"]} == answers
-    assert not any(row["retrieved"] for row in found["mmkb_rag.jsonl"])
+    rows_by_file = kept(tmp_path)
+    answers = {row["id"]: (row["answer"], row["confidence"]) for row in rows_by_file["closed_book.jsonl"]}
+    assert {row["id"]: (row["answer"], row["confidence"]) for row in rows_by_file["mmkb_rag.jsonl"]} == answers
+    assert not any(row["retrieved"] for row in rows_by_file["mmkb_rag.jsonl"])
 
 
 def test_the_tuned_model_can_answer_without_a_base_model(world, encoder, prompted, tmp_path) -> None:

@@ -53,11 +53,16 @@ def evqa(folder: Path) -> tuple[Any, list[str]]:
         "wikipedia_title,evidence,evidence_section_id,evidence_section_title,encyclopedic_vqa_split,"
         "question_original,wikipedia_url_used_in_train"
     ).split(",")
-    asked = (("templated", "oak"), ("automatic", "1880"), ("multi_answer", "red&&blue|red&&navy"), ("2_hop", "Rome"))
+    kinds_and_answers = (
+        ("templated", "oak"),
+        ("automatic", "1880"),
+        ("multi_answer", "red&&blue|red&&navy"),
+        ("2_hop", "Rome"),
+    )
     with (folder / "test.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
-        for number, (kind, answer) in enumerate(asked):
+        for number, (kind, answer) in enumerate(kinds_and_answers):
             url, section = (f"{WIKI}A|{WIKI}B", "0|0") if kind == "2_hop" else (WIKI + "A", "0")
             writer.writerow(
                 [f"What is it {number}?", answer, LANDMARKS[number % 2], "landmarks", "7", kind, url, "A", "",
@@ -67,7 +72,7 @@ def evqa(folder: Path) -> tuple[Any, list[str]]:
 
 
 def okvqa(folder: Path) -> tuple[Any, list[str]]:
-    asked = [{"image_id": 7 + n, "question": "What sport is it?", "question_id": n} for n in range(2)]
+    questions = [{"image_id": 7 + n, "question": "What sport is it?", "question_id": n} for n in range(2)]
     given = [{"answer_id": n, "raw_answer": "racing", "answer_confidence": "yes", "answer": "race"} for n in range(10)]
     noted = [
         {"image_id": 7 + n, "answer_type": "other", "question_type": kind, "question_id": n, "answers": given}
@@ -75,7 +80,7 @@ def okvqa(folder: Path) -> tuple[Any, list[str]]:
     ]
     common = {"info": {}, "license": {}, "data_subtype": "val2014"}
     kinds = {"one": "Vehicles and Transportation", "two": "Sports and Recreation"}
-    (folder / "q.json").write_text(json.dumps({**common, "questions": asked}))
+    (folder / "q.json").write_text(json.dumps({**common, "questions": questions}))
     (folder / "a.json").write_text(json.dumps({**common, "question_types": kinds, "annotations": noted}))
     return {"questions": "q.json", "annotations": "a.json"}, [f"COCO_val2014_{7 + n:012d}.jpg" for n in range(2)]
 

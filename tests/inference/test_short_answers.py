@@ -90,7 +90,7 @@ class Chatty:
 
     def _ids(self, state: Prefixes | Branches, question: int, branch: int) -> list[int]:
         prefixes = state if isinstance(state, Prefixes) else state.prefixes
-        ids = next(own for made, own in self._prefixes if made is prefixes)[question]
+        ids = next(token_ids for made, token_ids in self._prefixes if made is prefixes)[question]
         return ids if isinstance(state, Prefixes) else [*ids, *state.ids[question][branch]]
 
     def _say(self, engine: PrefixEngine, ids: list[int]) -> Generation:
@@ -236,7 +236,7 @@ def test_every_pipeline_asks_for_what_the_question_wants(
 
     assert [trace.answer for trace in traces] == list(SAID.values())
     for trace in traces:
-        assert all(own.answer in (None, trace.answer) for own in trace.passages)
+        assert all(passage.answer in (None, trace.answer) for passage in trace.passages)
 
 
 def test_the_routes_are_taken_as_they_are_called(chatty: Chatty, parts: Callable[..., Parts], world: Path) -> None:
@@ -261,7 +261,7 @@ def test_each_document_alone_is_asked_for_the_same(chatty: Chatty, parts: Callab
     assert answer_each is not None
     for answer_model in ("tuned", "base"):
         for trace in answer_each(parts("mmkb_rag", answer_model=answer_model)).run(QUESTIONS, images(world)):
-            assert {own.answer for own in trace.passages} == {SAID[trace.question_id]}
+            assert {passage.answer for passage in trace.passages} == {SAID[trace.question_id]}
 
 
 @pytest.mark.parametrize("yes", [0.1, 0.9])
@@ -309,10 +309,10 @@ def test_probing_finds_what_the_model_knows(
     prober = Prober(engine, find_metric("infoseek"), Asking(max_new_tokens=8, samples=1, summary=summary))
     passages = split_passages(Dataset(world).knowledge.get("e0"), lead="first_sentence")
     documents = [Document(passage, 0.5, rank) for rank, passage in enumerate(passages, start=1)]
-    asked = [prober.prepare(question, load_image(question.image, root=world), documents) for question in QUESTIONS[:2]]
+    ready = [prober.prepare(question, load_image(question.image, root=world), documents) for question in QUESTIONS[:2]]
 
-    for probe in prober.probe(asked):
-        replies = [*probe.replies, *(reply for own in probe.documents for reply in own.replies)]
+    for probe in prober.probe(ready):
+        replies = [*probe.replies, *(reply for document in probe.documents for reply in document.replies)]
         assert len(replies) == 2 * (1 + len(passages))
         assert {reply.text for reply in replies} == {SAID[probe.question_id]}
         assert {reply.correctness for reply in replies} == {1.0}
@@ -346,7 +346,7 @@ def test_rewards_are_of_short_answers_both_ways(
     for outcome in both(0):
         assert (outcome.direct, outcome.retrieved) == (1.0, 1.0)
         assert outcome.passages
-        assert all(own.right == 1.0 for own in outcome.passages)
+        assert all(passage.right == 1.0 for passage in outcome.passages)
 
 
 @pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag", "plain"])

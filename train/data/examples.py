@@ -103,7 +103,8 @@ class EncodedExamples(Dataset[EncodedExample]):
         if tree.depth > self._max_tokens:
             raise UserError(
                 f"training example {example.id} has {tree.depth} tokens from its image to the end of its longest "
-                f"passage, more than {self._max_tokens}; split the passage, or raise `max_tokens` if the model can take more"
+                f"passage, more than {self._max_tokens}; split the passage, or raise `max_tokens` "
+                "if the model can take more"
             )
 
 

@@ -19,25 +19,25 @@ def test_kappa_is_cohens() -> None:
     first = [R] * 20 + [R] * 5 + [I] * 10 + [I] * 15
     second = [R] * 20 + [I] * 5 + [R] * 10 + [I] * 15
 
-    found = agreement(first, second)
+    comparison = agreement(first, second)
 
-    assert (found.cases, found.share, found.first_only, found.second_only) == (50, 0.7, 5, 10)
-    assert found.kappa == pytest.approx(0.4)
+    assert (comparison.cases, comparison.share, comparison.first_only, comparison.second_only) == (50, 0.7, 5, 10)
+    assert comparison.kappa == pytest.approx(0.4)
 
 
 def test_an_unclear_label_is_not_compared() -> None:
-    found = agreement([R, U, I], [R, R, U])
+    comparison = agreement([R, U, I], [R, R, U])
 
-    assert (found.cases, found.share, found.kappa) == (1, 1.0, 1.0)
+    assert (comparison.cases, comparison.share, comparison.kappa) == (1, 1.0, 1.0)
 
 
 @given(given_labels=labels)
 def test_everybody_agrees_with_himself(given_labels: list[Label]) -> None:
-    found = agreement(given_labels, given_labels)
+    comparison = agreement(given_labels, given_labels)
 
     known = [one for one in given_labels if one != U]
-    assert found.cases == len(known)
-    assert (found.share, found.kappa) == ((1.0, 1.0) if known else (0.0, 0.0))
+    assert comparison.cases == len(known)
+    assert (comparison.share, comparison.kappa) == ((1.0, 1.0) if known else (0.0, 0.0))
 
 
 @given(pairs=st.lists(st.tuples(st.sampled_from([R, I, U]), st.sampled_from([R, I, U])), max_size=30))
@@ -50,17 +50,17 @@ def test_agreement_is_symmetric(pairs: list[tuple[Label, Label]]) -> None:
 
 
 def test_precision_recall_and_the_third_class() -> None:
-    found = correctness([R, R, R, I, U, I, R], [R, R, I, R, R, I, U])
+    scores = correctness([R, R, R, I, U, I, R], [R, R, I, R, R, I, U])
 
-    assert (found.cases, found.relevant, found.unclear) == (6, 3, 1)
-    assert (found.precision, found.recall) == (pytest.approx(2 / 3), pytest.approx(2 / 4))
-    assert found.f1 == pytest.approx(2 * (2 / 3) * (1 / 2) / (2 / 3 + 1 / 2))
+    assert (scores.cases, scores.relevant, scores.unclear) == (6, 3, 1)
+    assert (scores.precision, scores.recall) == (pytest.approx(2 / 3), pytest.approx(2 / 4))
+    assert scores.f1 == pytest.approx(2 * (2 / 3) * (1 / 2) / (2 / 3 + 1 / 2))
 
 
 def test_without_anything_relevant_the_scores_are_zero() -> None:
-    found = correctness([I, U], [I, I])
+    scores = correctness([I, U], [I, I])
 
-    assert (found.precision, found.recall, found.f1) == (0.0, 0.0, 0.0)
+    assert (scores.precision, scores.recall, scores.f1) == (0.0, 0.0, 0.0)
 
 
 def test_the_tables_have_a_line_for_each_pair_and_each_annotator() -> None:

@@ -119,7 +119,7 @@ def test_in_the_world_the_string_annotator_finds_the_evidence(tmp_path: Path) ->
     build_world(tmp_path / "world", size="tiny", seed=0, quiet=True)
     cases = all_cases(Dataset(tmp_path / "world"), "train", limit=100, seed=0)
 
-    found = correctness([one.label for one in by_string(cases)], [one.label for one in by_gold(cases)])
+    scores = correctness([one.label for one in by_string(cases)], [one.label for one in by_gold(cases)])
 
-    assert found.recall == 1.0
-    assert found.precision > 0.95
+    assert scores.recall == 1.0
+    assert scores.precision > 0.95

@@ -11,7 +11,7 @@ def question(*evidence: Evidence) -> Question:
 
 
 def test_the_named_sections_are_evidence_whatever_they_say() -> None:
-    asked = question(Evidence("e1", 1), Evidence("e2", 0))
+    named = question(Evidence("e1", 1), Evidence("e2", 0))
     passages = [
         passage(1, "Founded in 1872."),
         passage(1, "It burnt."),
@@ -19,20 +19,22 @@ def test_the_named_sections_are_evidence_whatever_they_say() -> None:
         passage(0, "It burnt.", "e2"),
     ]
 
-    found = by_gold([(asked, one) for one in passages])
+    judgements = by_gold([(named, one) for one in passages])
 
-    assert [one.label for one in found] == ["relevant", "relevant", "irrelevant", "relevant"]
+    assert [one.label for one in judgements] == ["relevant", "relevant", "irrelevant", "relevant"]
 
 
 def test_the_answer_is_the_one_that_occurs_else_the_first() -> None:
-    found = by_gold([(question(Evidence("e1", 0)), passage(0, text)) for text in ("In the year 1872.", "It burnt.")])
+    judgements = by_gold(
+        [(question(Evidence("e1", 0)), passage(0, text)) for text in ("In the year 1872.", "It burnt.")]
+    )
 
-    assert [one.answer for one in found] == ["1872", "1872"]
+    assert [one.answer for one in judgements] == ["1872", "1872"]
     late = Question("q1", "i.png", "When?", ("UK", "Britain"), evidence=(Evidence("e1", 0),))
     assert by_gold([(late, passage(0, "In Britain."))])[0].answer == "Britain"
 
 
 def test_without_named_evidence_nothing_is_known() -> None:
-    (found,) = by_gold([(question(), passage(0, "Founded in 1872."))])
+    (judgement,) = by_gold([(question(), passage(0, "Founded in 1872."))])
 
-    assert found.label == "unclear"
+    assert judgement.label == "unclear"

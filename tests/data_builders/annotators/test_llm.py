@@ -48,10 +48,10 @@ def test_braces_in_a_paragraph_stay_what_they_are() -> None:
     ],
 )
 def test_a_reply_in_one_of_the_two_forms_is_read(reply: str, label: str, note: str) -> None:
-    found = read_reply(reply, CASE)
+    judgement = read_reply(reply, CASE)
 
-    assert (found.label, found.note) == (label, note)
-    assert found.answer == ("1872" if label == "relevant" else "")
+    assert (judgement.label, judgement.note) == (label, note)
+    assert judgement.answer == ("1872" if label == "relevant" else "")
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_a_reply_in_one_of_the_two_forms_is_read(reply: str, label: str, note: s
     ],
 )
 def test_any_other_reply_is_a_third_class(reply: str) -> None:
-    found = read_reply(reply, CASE)
+    judgement = read_reply(reply, CASE)
 
-    assert found.label == "unclear"
-    assert found.note
+    assert judgement.label == "unclear"
+    assert judgement.note
 
 
 def test_the_answer_is_the_first_where_the_paragraph_says_it_in_other_words() -> None:
@@ -91,7 +91,7 @@ def test_a_refused_paragraph_is_unclear_and_the_others_are_judged(
         lambda text, number: {"status": 400, "body": "filtered"} if "poem" in text else {},
     )
     with RemoteModel(Endpoint(server.url, "stub"), tmp_path / "replies.jsonl") as model:
-        found = LlmAnnotator(model)([CASE, (QUESTION, poem)])
+        judgements = LlmAnnotator(model)([CASE, (QUESTION, poem)])
 
-    assert [one.label for one in found] == ["relevant", "unclear"]
-    assert "filtered" in found[1].note
+    assert [one.label for one in judgements] == ["relevant", "unclear"]
+    assert "filtered" in judgements[1].note

@@ -68,15 +68,15 @@ def test_the_answer_is_the_alias_that_occurs() -> None:
 
 
 def test_a_multi_answer_needs_every_part() -> None:
-    asked = question("Silent Road && Paper Moon", "Paper Moon && Red Sea", kind="multi_answer")
+    films = question("Silent Road && Paper Moon", "Paper Moon && Red Sea", kind="multi_answer")
 
-    assert annotate_by_string(asked, passage("Paper Moon, then Silent Road")).answer == "Silent Road && Paper Moon"
-    assert annotate_by_string(asked, passage("The Red Sea and Paper Moon.")).answer == "Paper Moon && Red Sea"
-    assert not annotate_by_string(asked, passage("Paper Moon alone")).relevant
+    assert annotate_by_string(films, passage("Paper Moon, then Silent Road")).answer == "Silent Road && Paper Moon"
+    assert annotate_by_string(films, passage("The Red Sea and Paper Moon.")).answer == "Paper Moon && Red Sea"
+    assert not annotate_by_string(films, passage("Paper Moon alone")).relevant
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "answer"),
     [
         ("It is 45 metres tall.", "45 metres"),  # the reference itself
         ("It is 46.5 metres tall.", "46.5 metres"),  # within the range
@@ -84,18 +84,18 @@ def test_a_multi_answer_needs_every_part() -> None:
         ("It is 46 years old.", None),  # within it, but another unit
     ],
 )
-def test_a_number_answers_within_its_range_and_with_its_unit(text: str, found: str | None) -> None:
+def test_a_number_answers_within_its_range_and_with_its_unit(text: str, answer: str | None) -> None:
     judgement = annotate_by_string(question("45 metres", kind="numerical", limits=(43, 47)), passage(text))
 
-    assert judgement.relevant == (found is not None)
-    assert judgement.answer == (found or "")
+    assert judgement.relevant == (answer is not None)
+    assert judgement.answer == (answer or "")
 
 
 def test_magnitude_words_scale_a_number() -> None:
-    asked = question("2000000", kind="numerical", limits=(1.9e6, 2.1e6))
+    two_million = question("2000000", kind="numerical", limits=(1.9e6, 2.1e6))
 
-    assert annotate_by_string(asked, passage("It has 2.05 million users.")).answer == "2.05 million"
-    assert not annotate_by_string(asked, passage("It has 2.05 thousand users.")).relevant
+    assert annotate_by_string(two_million, passage("It has 2.05 million users.")).answer == "2.05 million"
+    assert not annotate_by_string(two_million, passage("It has 2.05 thousand users.")).relevant
 
 
 words = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -117,19 +117,19 @@ def test_any_text_is_tokenized_without_an_error_and_stays_itself(text: str) -> N
 
 
 def test_the_parts_of_a_list_are_joined_in_one_way() -> None:
-    asked = question("red&&blue | ", "green && &&teal", kind="multi_answer")
+    colours = question("red&&blue | ", "green && &&teal", kind="multi_answer")
 
-    assert annotate_by_string(asked, passage("Green and teal.")).answer == "green && teal"
+    assert annotate_by_string(colours, passage("Green and teal.")).answer == "green && teal"
     assert canonical_answer(question("", "a&&b", kind="multi_answer")) == "a && b"
     assert canonical_answer(question("A && B")) == "A && B"  # no list: the characters are the answer's own
 
 
 def test_a_part_of_a_list_is_told_apart_from_the_whole() -> None:
-    asked = question("Paper Moon && Silent Road", kind="multi_answer")
+    films = question("Paper Moon && Silent Road", kind="multi_answer")
 
-    assert states_a_part(asked, passage("Paper Moon alone"))
-    assert not states_a_part(asked, passage("The paper, alone"))
-    assert not annotate_by_string(asked, passage("Paper Moon alone")).relevant
+    assert states_a_part(films, passage("Paper Moon alone"))
+    assert not states_a_part(films, passage("The paper, alone"))
+    assert not annotate_by_string(films, passage("Paper Moon alone")).relevant
 
 
 def test_an_empty_list_is_no_answer() -> None:

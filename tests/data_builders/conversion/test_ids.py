@@ -31,8 +31,8 @@ def test_the_runs_stay_few() -> None:
 
 @given(NAMES, NAMES)
 def test_membership(some: list[str], others: list[str]) -> None:
-    found = is_among(hash_ids(some), np.sort(hash_ids(others)))
-    assert found.tolist() == [name in others for name in some]
+    is_member = is_among(hash_ids(some), np.sort(hash_ids(others)))
+    assert is_member.tolist() == [name in others for name in some]
 
 
 @given(st.sets(st.text(max_size=4), max_size=50), st.integers(0, 60), st.integers(0, 60), st.integers(0, 9))

@@ -231,8 +231,8 @@ def own_row(n: int, image: bytes) -> dict[str, Any]:
 
 def fvqa_row(n: int, image: bytes) -> dict[str, Any]:
     truth = {"ground_truth": "Ann", "candidate_answers": "[]", "style": "rule"}
-    asked = [{"role": "user", "content": f"Who {n}?"}]
-    return {"data_id": f"q{n}", "prompt": asked, "images": [{"bytes": image, "path": None}], "reward_model": truth}
+    prompt = [{"role": "user", "content": f"Who {n}?"}]
+    return {"data_id": f"q{n}", "prompt": prompt, "images": [{"bytes": image, "path": None}], "reward_model": truth}
 
 
 @pytest.mark.parametrize(("reader", "make"), [("own", own_row), ("fvqa", fvqa_row)])
@@ -323,7 +323,7 @@ def test_a_preview_names_sources_and_sizes(source: Path) -> None:
 )
 def test_problems_are_found_before_anything_is_read(source: Path, values, problem) -> None:
     good = dataclasses.asdict(config(source))
-    assert any(problem in found for found in ConvertConfig(**{**good, **values}).problems())
+    assert any(problem in issue for issue in ConvertConfig(**{**good, **values}).problems())
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ tasks = st.one_of(
     st.builds(lambda p, w: PromptedBranch("mct", tuple(p), "", w), st.lists(passages, min_size=1, max_size=3), words),
     st.builds(lambda p, w: PromptedBranch("vqa", tuple(p), "", w), st.lists(passages, max_size=2), words),
 )
-asked = st.builds(
+prompted = st.builds(
     lambda q, b, style: PromptedExample("", "x.png", q, tuple(b), style),
     words,
     st.lists(tasks, min_size=1, max_size=4),
@@ -96,7 +96,8 @@ asked = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(
     st.one_of(
-        st.lists(st.one_of(looked, talks, looked_up), min_size=1, max_size=4), st.lists(asked, min_size=1, max_size=3)
+        st.lists(st.one_of(looked, talks, looked_up), min_size=1, max_size=4),
+        st.lists(prompted, min_size=1, max_size=3),
     )
 )
 def test_identity_holds_for_any_texts(examples: list[Any]) -> None:

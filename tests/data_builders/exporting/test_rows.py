@@ -87,9 +87,9 @@ def test_where_a_rows_last_turn_counts_alone_a_conversation_is_a_row_a_round() -
 def test_a_word_found_by_looking_is_asked_for_behind_the_gate(
     masking: Masking, style: AnswerStyle, instruction: str
 ) -> None:
-    gate, asked = [("Which colour?", False), ("[No Retrieval]", True)], [(instruction, False), ("blue", True)]
+    gate, short_answer = [("Which colour?", False), ("[No Retrieval]", True)], [(instruction, False), ("blue", True)]
 
-    assert conversations(replace(LOOKED, style=style), masking) == [[*gate, *asked]]
+    assert conversations(replace(LOOKED, style=style), masking) == [[*gate, *short_answer]]
 
 
 def test_no_retrieval_counts_where_only_a_rows_last_turn_does() -> None:

@@ -20,10 +20,10 @@ def probe(*right: bool, alone: bool = False, scores: list[float] | None = None, 
             Passage(f"e{k}", 0, 0, "T", "", "H", f"Text {k}."),
             scores[k] if scores else 1.0 - k / 10,
             k + 1,
-            (Reply("x", float(own), -1.0),),
-            sentence=f"Text {k}." if own else "",
+            (Reply("x", float(is_right), -1.0),),
+            sentence=f"Text {k}." if is_right else "",
         )
-        for k, own in enumerate(right)
+        for k, is_right in enumerate(right)
     )
     return Probe("q", (Reply("x", float(alone), -1.0),), documents, **more)
 
@@ -40,38 +40,38 @@ def test_a_question_needs_more_than_one_relevant_document(right: tuple[bool, ...
 @given(st.lists(st.booleans(), min_size=2, max_size=12), st.sampled_from([0, 10, 30, 50, 75, 90]), st.integers(0, 5))
 def test_the_numbers_name_the_relevant_documents_and_the_share_is_tau(right: list[bool], tau: float, seed: int) -> None:
     made = probe(*right)
-    found = label(made, Mixing(tau=tau, seed=seed))
+    mct = label(made, Mixing(tau=tau, seed=seed))
     if sum(right) < 2:
-        assert found is None
+        assert mct is None
         return
-    kept = [found.documents[number - 1].id for number in found.keep]
-    assert kept == [own.passage.id for own, is_right in zip(made.documents, right, strict=True) if is_right]
-    assert len({passage.id for passage in found.documents}) == len(found.documents)
-    assert found.mixed_in == min(found.wanted, right.count(False))
-    assert abs(found.wanted - tau / 100 * (found.wanted + sum(right))) <= 0.5 / (1 - tau / 100)
+    kept = [mct.documents[number - 1].id for number in mct.keep]
+    assert kept == [document.passage.id for document, is_right in zip(made.documents, right, strict=True) if is_right]
+    assert len({passage.id for passage in mct.documents}) == len(mct.documents)
+    assert mct.mixed_in == min(mct.wanted, right.count(False))
+    assert abs(mct.wanted - tau / 100 * (mct.wanted + sum(right))) <= 0.5 / (1 - tau / 100)
 
 
 def test_a_trained_models_scores_order_the_reply() -> None:
     made = probe(True, True, True)
     scores = {("q", "e0#0.0"): 0.1, ("q", "e1#0.0"): 0.9, ("q", "e2#0.0"): 0.5}
-    found = label(made, rel_scores=scores)
+    mct = label(made, rel_scores=scores)
 
-    assert [found.documents[number - 1].entry_id for number in found.keep] == ["e1", "e2", "e0"]
-    assert found.summary == "Text 1. Text 2. Text 0."
+    assert [mct.documents[number - 1].entry_id for number in mct.keep] == ["e1", "e2", "e0"]
+    assert mct.summary == "Text 1. Text 2. Text 0."
     with pytest.raises(UserError, match=r"question q has no score for passage e2#0\.0"):
         label(made, rel_scores={key: 0.5 for key in scores if key[1] != "e2#0.0"})
 
 
 def test_equal_scores_keep_the_order_of_the_documents() -> None:
-    found = label(probe(True, True, True, scores=[0.5, 0.5, 0.7]), Mixing(tau=0))
+    mct = label(probe(True, True, True, scores=[0.5, 0.5, 0.7]), Mixing(tau=0))
 
-    assert [found.documents[number - 1].entry_id for number in found.keep] == ["e2", "e0", "e1"]
+    assert [mct.documents[number - 1].entry_id for number in mct.keep] == ["e2", "e0", "e1"]
 
 
 def test_by_the_papers_noise_and_rule_there_is_nothing_to_mix_in() -> None:
-    found = label(probe(True, True, False, False), Mixing(noise="no_rel"))
+    mct = label(probe(True, True, False, False), Mixing(noise="no_rel"))
 
-    assert (found.wanted, found.mixed_in) == (2, 0)
+    assert (mct.wanted, mct.mixed_in) == (2, 0)
 
 
 def test_the_models_own_words_count_for_just_the_documents_that_they_are_about() -> None:
@@ -79,7 +79,7 @@ def test_the_models_own_words_count_for_just_the_documents_that_they_are_about()
 
     assert label(probe(True, True, False, **words)).summary == "All say x."
     without = probe(True, True, True, **words)
-    bare = tuple(dataclasses.replace(own, sentence="") for own in without.documents)
+    bare = tuple(dataclasses.replace(document, sentence="") for document in without.documents)
     assert label(dataclasses.replace(without, documents=bare)).summary == ""
 
 

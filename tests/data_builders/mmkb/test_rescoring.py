@@ -52,10 +52,10 @@ def test_each_answer_to_a_question_is_judged_once_and_silence_never() -> None:
 
 
 def test_every_reply_gets_its_new_worth_and_silence_is_worth_nothing() -> None:
-    found = rescore(PROBES, {("q", "elm"): 0.25, ("q", "a kind of oak"): 1.0})
-    assert correctness(found) == [0.25, 1.0, 1.0, 0.0]
-    assert [own.log_prob for own in found[0].replies] == [-1.0, -2.0]
-    assert found[1] == PROBES[1]
+    rescored = rescore(PROBES, {("q", "elm"): 0.25, ("q", "a kind of oak"): 1.0})
+    assert correctness(rescored) == [0.25, 1.0, 1.0, 0.0]
+    assert [reply.log_prob for reply in rescored[0].replies] == [-1.0, -2.0]
+    assert rescored[1] == PROBES[1]
 
 
 def test_bem_finds_equivalent_what_no_exact_match_does() -> None:
@@ -68,8 +68,8 @@ def test_bem_finds_equivalent_what_no_exact_match_does() -> None:
 
 def test_a_judge_decides_and_what_it_mumbles_is_not_right() -> None:
     def complete(conversations: list[list[dict[str, Any]]]) -> list[str]:
-        asked = [messages[-1]["content"] for messages in conversations]
-        return ["Correct" if "a kind of oak" in text else "well…" for text in asked]
+        prompts = [messages[-1]["content"] for messages in conversations]
+        return ["Correct" if "a kind of oak" in text else "well…" for text in prompts]
 
     said = said_in(PROBES)
     judging = Judging(PROTOCOLS["mrag"], "stub", complete)

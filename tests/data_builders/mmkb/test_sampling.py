@@ -11,12 +11,12 @@ from reflectune.data_builders.mmkb.sampling import Choice, choose
 @given(st.lists(st.booleans()), st.floats(1, 4), st.integers(1, 30), st.integers(0, 3))
 def test_balance_and_limit_hold(labels: list[bool], balance: float, limit: int, seed: int) -> None:
     numbered = list(enumerate(labels))
-    found = choose(numbered, lambda own: own[1], Choice(balance, limit, seed))
-    yes, no = sum(own for _, own in found), sum(not own for _, own in found)
+    chosen = choose(numbered, lambda numbered_label: numbered_label[1], Choice(balance, limit, seed))
+    yes, no = sum(label for _, label in chosen), sum(not label for _, label in chosen)
 
-    assert found == sorted(found)
-    assert len(found) <= limit
-    if len(found) < limit and all((sum(labels), labels.count(False))):
+    assert chosen == sorted(chosen)
+    assert len(chosen) <= limit
+    if len(chosen) < limit and all((sum(labels), labels.count(False))):
         assert max(yes, no) <= min(yes, no) * balance
         assert min(yes, no) == min(sum(labels), labels.count(False))
 
@@ -24,7 +24,9 @@ def test_balance_and_limit_hold(labels: list[bool], balance: float, limit: int, 
 @given(st.lists(st.booleans()), st.integers(1, 30), st.integers(1, 30))
 def test_a_lower_limit_takes_of_what_a_higher_one_takes(labels: list[bool], one: int, other: int) -> None:
     numbered = list(enumerate(labels))
-    low, high = (choose(numbered, lambda own: own[1], Choice(1.0, limit)) for limit in sorted((one, other)))
+    low, high = (
+        choose(numbered, lambda numbered_label: numbered_label[1], Choice(1.0, limit)) for limit in sorted((one, other))
+    )
 
     assert set(low) <= set(high)
 

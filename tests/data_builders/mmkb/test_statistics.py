@@ -21,9 +21,9 @@ def test_probes_are_counted_by_what_happened() -> None:
         Probe("c", (WRONG,)),
         Probe("d", problem="it has no image"),
     ]
-    found = probe_statistics(probes, Rule())
+    counts = probe_statistics(probes, Rule())
 
-    assert found == {
+    assert counts == {
         "questions": 4,
         "bad": 1,
         "right_alone": 1,
@@ -38,7 +38,7 @@ def test_probes_are_counted_by_what_happened() -> None:
         "changes": {"right_wrong": 1, "unclear": 1, "wrong_right": 2, "wrong_wrong": 1},
         "bad_questions": [{"id": "d", "problem": "it has no image"}],
     }
-    table = probe_table(found)
+    table = probe_table(counts)
     assert "questions 4, right without a document 1" in table
     assert "wrong → right 2" in table
     assert "left out 2" in table
@@ -50,16 +50,16 @@ def test_no_probes_have_no_counts() -> None:
 
 def test_labels_are_counted_by_task() -> None:
     passages = tuple(Passage("e", 0, k, "", "", "", "") for k in range(3))
-    found = label_statistics(
+    counts = label_statistics(
         [RetLabel("a", True, 0.0), RetLabel("b", False, 1.0)],
         [SrtLabel("a", document(k, RIGHT), k < 2, 1.0) for k in range(3)],
         [MctLabel("a", passages, (2, 1), "s", wanted=2)],
         without_summary=4,
     )
 
-    assert found["ret"] == {"examples": 2, "[Ret]": 1, "[NoRet]": 1}
-    assert found["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 1}
-    assert found["mct"] == {
+    assert counts["ret"] == {"examples": 2, "[Ret]": 1, "[NoRet]": 1}
+    assert counts["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 1}
+    assert counts["mct"] == {
         "examples": 1,
         "relevant": 2,
         "irrelevant_wanted": 2,

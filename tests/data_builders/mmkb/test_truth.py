@@ -30,20 +30,20 @@ def test_a_document_truly_helps_if_it_is_of_the_entity_and_states_the_answer() -
         "k": Question("k", "i", "When?", ("1874",), entity_ids=("e1",), requires_retrieval=True),
         "v": Question("v", "i", "Colour?", ("red",), entity_ids=("e1",), requires_retrieval=False),
     }
-    found = truth_table(probes, {p.question_id: srt_labels(p, Rule()) for p in probes}, questions)
+    truth = truth_table(probes, {p.question_id: srt_labels(p, Rule()) for p in probes}, questions)
 
-    assert found["table"] == {
+    assert truth["table"] == {
         "[Rel]": {"states": 1, "states_not": 2},
         "[NoRel]": {"states": 0, "states_not": 0},
         "none": {"states": 1, "states_not": 1},
     }
-    assert (found["questions"], found["with_a_stating_document"]) == (1, 1)
-    assert (found["precision"], found["recall"], found["recall_of_probed"]) == (1 / 3, 1.0, 0.5)
-    assert "precision 33.3 %, recall 100.0 % of labelled documents, 50.0 % of all" in truth_text(found)
+    assert (truth["questions"], truth["with_a_stating_document"]) == (1, 1)
+    assert (truth["precision"], truth["recall"], truth["recall_of_probed"]) == (1 / 3, 1.0, 0.5)
+    assert "precision 33.3 %, recall 100.0 % of labelled documents, 50.0 % of all" in truth_text(truth)
 
 
 def test_where_nothing_is_known_there_is_no_share() -> None:
-    found = truth_table([], {}, {})
+    truth = truth_table([], {}, {})
 
-    assert found["precision"] is None
-    assert "precision –" in truth_text(found)
+    assert truth["precision"] is None
+    assert "precision –" in truth_text(truth)

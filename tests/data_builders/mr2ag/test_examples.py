@@ -58,8 +58,8 @@ def hang(
     annotate: Annotator = by_string,
 ) -> Outcome:
     """The example, with the annotator's judgements of what may be evidence."""
-    asked = candidates(question, article, recipe)
-    judged = list(zip(asked, annotate([(question, one) for one in asked]), strict=True))
+    passages = candidates(question, article, recipe)
+    judged = list(zip(passages, annotate([(question, one) for one in passages]), strict=True))
     return knowledge_example(question, article, judged, ranked, draw_article, recipe)
 
 
@@ -172,17 +172,19 @@ def test_any_recipe_gives_distinct_strict_and_repeatable_passages(
 
 
 def test_a_visual_question_has_an_answer_and_no_branches() -> None:
-    asked = Question("v1", "i.png", "Which colour?", ("red", "crimson"), split="train", requires_retrieval=False)
+    visual = Question("v1", "i.png", "Which colour?", ("red", "crimson"), split="train", requires_retrieval=False)
 
-    example = visual_example(asked)
+    example = visual_example(visual)
 
     assert (example.retrieve, example.answer, example.branches) == (False, "red", ())
 
 
 def test_a_visual_question_keeps_the_rest_of_its_conversation() -> None:
-    asked = Question("v1", "i.png", "Which colour?", ("It is red.",), answer_type="free_form", requires_retrieval=False)
+    visual = Question(
+        "v1", "i.png", "Which colour?", ("It is red.",), answer_type="free_form", requires_retrieval=False
+    )
 
-    example = visual_example(replace(asked, follow_ups=(FollowUp("Why?", "It is painted."),)))
+    example = visual_example(replace(visual, follow_ups=(FollowUp("Why?", "It is painted."),)))
 
     assert (example.style, example.follow_ups) == ("free", (FollowUp("Why?", "It is painted."),))
 
@@ -205,10 +207,10 @@ def test_a_visual_question_keeps_the_rest_of_its_conversation() -> None:
 def test_an_unfit_question_is_described(changes: dict[str, object], problem: str) -> None:
     values = {name: getattr(QUESTION, name) for name in Question.__dataclass_fields__}
 
-    found = question_problem(Question(**{**values, **changes}))
+    described = question_problem(Question(**{**values, **changes}))
 
-    assert problem in found
-    assert bool(problem) == bool(found)
+    assert problem in described
+    assert bool(problem) == bool(described)
 
 
 def says(*labels: str) -> Annotator:

@@ -126,9 +126,9 @@ def test_negatives_come_from_the_best_ranked_entries_but_never_from_the_question
     build(run)
 
     for example in read_examples(Path(run.output, "train.parquet"), ReflectionExample):
-        own = f"e{int(example.id[1:]) % ENTITIES}"
+        entry_id = f"e{int(example.id[1:]) % ENTITIES}"
         alike = {branch.passage.entry_id for branch in example.branches if branch.source == "look_alike"}
-        assert own not in alike
+        assert entry_id not in alike
         assert alike <= {f"e{i}" for i in range(5)}  # four deep, after the question's own entry is taken out
 
 

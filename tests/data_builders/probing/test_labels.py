@@ -40,9 +40,9 @@ def test_a_question_that_is_answered_right_alone_needs_no_retrieval(alone: float
     [(0, 1, True), (1, 0, False), (0, 0, None), (1, 1, None), (None, 1, None), (0, None, None)],
 )
 def test_algorithm_2_labels_only_changes(before: float, after: float, expected: bool | None) -> None:
-    found = srt_labels(probe(replies(before), document(1, after)), Rule())
+    labels = srt_labels(probe(replies(before), document(1, after)), Rule())
 
-    assert [label.relevant for label in found] == ([] if expected is None else [expected])
+    assert [label.relevant for label in labels] == ([] if expected is None else [expected])
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_algorithm_2_labels_only_changes(before: float, after: float, expected: 
 def test_by_outcome_whatever_leads_to_a_wrong_answer_is_irrelevant(
     before: float, after: float, expected: bool | None
 ) -> None:
-    found = srt_labels(probe(replies(before), document(1, after)), Rule("outcome"))
+    labels = srt_labels(probe(replies(before), document(1, after)), Rule("outcome"))
 
-    assert [label.relevant for label in found] == ([] if expected is None else [expected])
+    assert [label.relevant for label in labels] == ([] if expected is None else [expected])
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_by_outcome_whatever_leads_to_a_wrong_answer_is_irrelevant(
     ],
 )
 def test_the_rate_is_that_of_the_drawn_answers(before: tuple, after: tuple, expected: bool | None) -> None:
-    found = srt_labels(probe(replies(*before), document(1, *after)), Rule("rate", change=0.5))
+    labels = srt_labels(probe(replies(*before), document(1, *after)), Rule("rate", change=0.5))
 
-    assert [label.relevant for label in found] == ([] if expected is None else [expected])
+    assert [label.relevant for label in labels] == ([] if expected is None else [expected])
 
 
 @pytest.mark.parametrize(
@@ -78,19 +78,19 @@ def test_the_rate_is_that_of_the_drawn_answers(before: tuple, after: tuple, expe
     [(-5.0, -3.0, True), (-3.0, -5.0, False), (-3.0, -2.5, None), (None, -1.0, None), (-1.0, None, None)],
 )
 def test_the_margin_is_in_nats_of_the_accepted_answer(before: float, after: float, expected: bool | None) -> None:
-    found = srt_labels(probe(replies(0), document(1, 0, gold=after), gold=before), Rule("margin", margin=1.0))
+    labels = srt_labels(probe(replies(0), document(1, 0, gold=after), gold=before), Rule("margin", margin=1.0))
 
-    assert [label.relevant for label in found] == ([] if expected is None else [expected])
-    assert all(math.isclose(label.change, after - before) for label in found)
+    assert [label.relevant for label in labels] == ([] if expected is None else [expected])
+    assert all(math.isclose(label.change, after - before) for label in labels)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=4)))
 def test_by_the_papers_rule_no_question_has_both_labels(alone: list[float], documents: list[list[float]]) -> None:
-    made = probe(replies(*alone), *(document(k, *own) for k, own in enumerate(documents)))
-    found = srt_labels(made, Rule())
+    made = probe(replies(*alone), *(document(k, *correctness) for k, correctness in enumerate(documents)))
+    labels = srt_labels(made, Rule())
 
-    assert len({label.relevant for label in found}) <= 1
-    assert all(label.relevant is not is_right(made.replies, Rule()) for label in found)
+    assert len({label.relevant for label in labels}) <= 1
+    assert all(label.relevant is not is_right(made.replies, Rule()) for label in labels)
 
 
 @given(st.floats(-50, 0), st.lists(st.floats(-50, 0)), st.floats(0, 10), st.floats(0, 10))

@@ -39,35 +39,39 @@ def questions(world: Path) -> list[tuple[Question, Image.Image, list[Document]]]
     every = dataset.questions("train")
     unknown = [q for q in every if q.requires_retrieval and q.meta["famous"] == "no"]  # the base doesn't know them
     chosen = [*unknown[:7], every[0], *[q for q in every if not q.requires_retrieval][:1]]
-    found = []
+    prepared = []
     for question in chosen:
-        own = split_passages(dataset.knowledge.get(question.entity_ids[0]), lead="first_sentence")
-        documents = [Document(passage, 0.5, rank) for rank, passage in enumerate(own, start=1)]
+        passages = split_passages(dataset.knowledge.get(question.entity_ids[0]), lead="first_sentence")
+        documents = [Document(passage, 0.5, rank) for rank, passage in enumerate(passages, start=1)]
         image = load_image(question.image, root=world)
-        found.append((question, image, documents if question.requires_retrieval else []))
-    return found
+        prepared.append((question, image, documents if question.requires_retrieval else []))
+    return prepared
 
 
 def probes(loaded: Loaded, questions: list, asking: Asking = SHORT, budget: int = 4096) -> list[Probe]:
-    own = prober(loaded, asking, budget)
-    return own.probe([own.prepare(*each) for each in questions])
+    question_prober = prober(loaded, asking, budget)
+    return question_prober.probe([question_prober.prepare(*each) for each in questions])
 
 
 def test_every_answer_is_that_of_the_whole_prompt_read_alone(llava: Loaded, questions: list) -> None:
     """The engine's plain prompt is what `Renderer.plain` writes, so naive RAG reads the same."""
     engine = PrefixEngine(llava)
     for (question, image, documents), probe in zip(questions, probes(llava, questions), strict=True):
-        contexts = [[], *([own.passage] for own in documents)]
+        contexts = [[], *([document.passage] for document in documents)]
         style = question.answer_style
         whole = engine.read([llava.renderer.plain(question.text, image, context, style) for context in contexts])
-        found = engine.generate(whole, [(k, 0) for k in range(len(contexts))], max_new_tokens=8)
-        replies = [probe.replies[0], *(own.replies[0] for own in probe.documents)]
-        assert [reply.text for reply in replies] == [llava.renderer.scheme.strip(own.text) for own in found]
-        assert [reply.log_prob for reply in replies] == pytest.approx([sum(own.log_probs) for own in found], abs=1e-4)
+        generations = engine.generate(whole, [(k, 0) for k in range(len(contexts))], max_new_tokens=8)
+        replies = [probe.replies[0], *(document.replies[0] for document in probe.documents)]
+        assert [reply.text for reply in replies] == [
+            llava.renderer.scheme.strip(generation.text) for generation in generations
+        ]
+        assert [reply.log_prob for reply in replies] == pytest.approx(
+            [sum(generation.log_probs) for generation in generations], abs=1e-4
+        )
         gold = [llava.renderer.reply_ids(question.answers[0])] * len(contexts)
         scored = engine.score(whole, [(k, 0) for k in range(len(contexts))], gold)
-        logs = [probe.gold_log_prob, *(own.gold_log_prob for own in probe.documents)]
-        assert logs == pytest.approx([sum(own) for own in scored], abs=1e-3)
+        logs = [probe.gold_log_prob, *(document.gold_log_prob for document in probe.documents)]
+        assert logs == pytest.approx([sum(log_probs) for log_probs in scored], abs=1e-3)
 
 
 def test_the_miniature_reads_its_documents(llava: Loaded, questions: list) -> None:
@@ -84,10 +88,10 @@ def test_company_order_and_budget_do_not_matter(llava: Loaded, questions: list, 
     backwards = probes(llava, questions[::-1], asking, budget=200)[::-1]
     for one, other in zip(together, backwards, strict=True):
         assert one.summary == other.summary
-        for own, again in [(one, other), *zip(one.documents, other.documents, strict=True)]:
-            assert [reply.text for reply in own.replies] == [reply.text for reply in again.replies]
-            assert own.gold_log_prob == pytest.approx(again.gold_log_prob, abs=1e-3)
-        assert [own.sentence for own in one.documents] == [own.sentence for own in other.documents]
+        for probed, again in [(one, other), *zip(one.documents, other.documents, strict=True)]:
+            assert [reply.text for reply in probed.replies] == [reply.text for reply in again.replies]
+            assert probed.gold_log_prob == pytest.approx(again.gold_log_prob, abs=1e-3)
+        assert [document.sentence for document in one.documents] == [document.sentence for document in other.documents]
 
 
 def test_answers_are_drawn_beside_the_greedy_one_by_the_questions_seed(llava: Loaded, questions: list) -> None:
@@ -110,12 +114,12 @@ def test_a_document_that_does_not_fit_is_cut_at_a_sentence_or_left_out(llava: Lo
     ]
     engine = PrefixEngine(llava)
     engine.max_length = 200
-    own = Prober(engine, find_metric("infoseek"), SHORT)
-    ready = own.prepare(question, image, documents)
-    (probe,) = own.probe([ready])
+    short_prober = Prober(engine, find_metric("infoseek"), SHORT)
+    ready = short_prober.prepare(question, image, documents)
+    (probe,) = short_prober.probe([ready])
 
-    assert [own.cut for own in probe.documents] == [True, False]
-    assert [own.rank for own in probe.documents] == [1, 3]
+    assert [document.cut for document in probe.documents] == [True, False]
+    assert [document.rank for document in probe.documents] == [1, 3]
     assert probe.left_out == 1
     assert probe.documents[0].passage.text.startswith("It was built in 1874. Guides")
     assert probe.documents[0].passage.text.endswith("story.")

@@ -35,10 +35,10 @@ def test_a_higher_limit_adds_to_what_a_lower_one_takes(twenty: Dataset) -> None:
 
 
 def test_visual_questions_can_be_left_out(twenty: Dataset) -> None:
-    found = select_questions(twenty, "train", visual=False)
+    selected = select_questions(twenty, "train", visual=False)
 
-    assert len(found) == 10
-    assert all(q.requires_retrieval for q in found)
+    assert len(selected) == 10
+    assert all(q.requires_retrieval for q in selected)
 
 
 def test_answers_in_sentences_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_nothing_to_probe_and_repeated_ids_are_refused(tmp_path: Path) -> None:
 
 @given(st.integers(0, 50), st.integers(1, 9))
 def test_windows_hold_every_question_once_and_in_order(count: int, size: int) -> None:
-    found = windows(list(range(count)), size)
+    cut = windows(list(range(count)), size)
 
-    assert [number for own in found for number in own] == list(range(count))
-    assert all(len(own) == size for own in found[:-1])
+    assert [number for window in cut for number in window] == list(range(count))
+    assert all(len(window) == size for window in cut[:-1])

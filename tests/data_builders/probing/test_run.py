@@ -54,7 +54,7 @@ def test_every_question_is_probed_with_its_documents(straight: Path, world: Path
 
     assert len(probes) == 12
     assert [probe.question_id for probe in probes] == sorted(probe.question_id for probe in probes)
-    assert all([own.rank for own in probe.documents] == [1, 2, 3] for probe in probes)
+    assert all([document.rank for document in probe.documents] == [1, 2, 3] for probe in probes)
     assert all(probe.gold and probe.gold_log_prob is not None for probe in probes)
     assert {path.suffix for path in straight.iterdir()} == {".json", ".parquet"}
     assert read_settings(straight)["about"] == {

@@ -50,7 +50,7 @@ def test_order_processes_and_interruptions_leave_the_same_files(
     assert seal(other, shard_size=4) == 9
 
     assert content(other) == content(straight)
-    assert [own.question_id for own in stream_probes(other)] == [f"q{number:03d}" for number in range(9)]
+    assert [stored.question_id for stored in stream_probes(other)] == [f"q{number:03d}" for number in range(9)]
 
 
 def test_what_is_answered_is_known_from_every_log_and_from_sealed_files(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_second_seal_changes_nothing_and_more_probes_join(tmp_path: Path) -> N
     assert content(tmp_path) == before
     fill(tmp_path, [3])
     assert seal(tmp_path) == 3
-    assert [own.question_id for own in stream_probes(tmp_path)] == ["q001", "q003", "q005"]
+    assert [stored.question_id for stored in stream_probes(tmp_path)] == ["q001", "q003", "q005"]
     assert len(list(tmp_path.glob("part-*"))) == 1
 
 
@@ -80,7 +80,7 @@ def test_a_crash_while_sealing_loses_and_doubles_nothing(tmp_path: Path, monkeyp
             seal(tmp_path, shard_size=2)
     assert not (tmp_path / MANIFEST).exists()
     assert seal(tmp_path, shard_size=2) == 4
-    assert [own.question_id for own in stream_probes(tmp_path)] == ["q000", "q001", "q002", "q003"]
+    assert [stored.question_id for stored in stream_probes(tmp_path)] == ["q000", "q001", "q002", "q003"]
 
 
 def _interrupt(*_: object) -> None:

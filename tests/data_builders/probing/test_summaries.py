@@ -27,8 +27,8 @@ def probe(llava: Loaded, world: Path):
     dataset = Dataset(world)
 
     def make(question: Question, asking: Asking) -> Probe:
-        own = split_passages(dataset.knowledge.get(question.entity_ids[0]), lead="first_sentence")
-        passages = [dataclasses.replace(p, text=f"{ELSEWHERE} {p.text}") for p in own]
+        entity_passages = split_passages(dataset.knowledge.get(question.entity_ids[0]), lead="first_sentence")
+        passages = [dataclasses.replace(p, text=f"{ELSEWHERE} {p.text}") for p in entity_passages]
         passages += [Passage(p.entry_id, p.section, 9, p.title, p.lead, p.heading, p.text) for p in passages]
         prober = Prober(PrefixEngine(llava), find_metric("infoseek"), asking)
         documents = [Document(passage, 0.5, rank) for rank, passage in enumerate(passages, start=1)]
@@ -50,27 +50,27 @@ def several(probe, world: Path) -> Question:
 
 
 def test_the_sentence_that_tells_the_answer_is_chosen(probe, several: Question) -> None:
-    found = probe(several, Asking(max_new_tokens=8, summary="sentences"))
-    right = [own for own in found.documents if own.replies[0].correctness == 1]
+    probed = probe(several, Asking(max_new_tokens=8, summary="sentences"))
+    right = [document for document in probed.documents if document.replies[0].correctness == 1]
 
     assert len(right) >= 2
-    assert all(own.sentence and own.sentence in own.passage.text for own in right)
-    assert sum(own.sentence != ELSEWHERE for own in right) >= 2
-    assert all(own.sentence == "" for own in found.documents if own.replies[0].correctness == 0)
-    assert found.summary == ""
+    assert all(document.sentence and document.sentence in document.passage.text for document in right)
+    assert sum(document.sentence != ELSEWHERE for document in right) >= 2
+    assert all(document.sentence == "" for document in probed.documents if document.replies[0].correctness == 0)
+    assert probed.summary == ""
 
 
 def test_the_models_own_words_are_about_the_documents_that_help(probe, several: Question) -> None:
-    found = probe(several, Asking(max_new_tokens=8, summary="words", max_summary_tokens=6))
-    relevant = [label.document.passage.id for label in srt_labels(found, Rule()) if label.relevant]
+    probed = probe(several, Asking(max_new_tokens=8, summary="words", max_summary_tokens=6))
+    relevant = [label.document.passage.id for label in srt_labels(probed, Rule()) if label.relevant]
 
-    assert found.summarised == tuple(relevant)
-    assert all(own.sentence == "" for own in found.documents)
+    assert probed.summarised == tuple(relevant)
+    assert all(document.sentence == "" for document in probed.documents)
 
 
 def test_summaries_change_no_answer(probe, several: Question) -> None:
     plain = probe(several, Asking(max_new_tokens=8))
     for summary in ("words", "sentences"):
         made = probe(several, Asking(max_new_tokens=8, summary=summary, max_summary_tokens=6))
-        bare = tuple(dataclasses.replace(own, sentence="") for own in made.documents)
+        bare = tuple(dataclasses.replace(document, sentence="") for document in made.documents)
         assert dataclasses.replace(made, summary="", summarised=(), documents=bare) == plain

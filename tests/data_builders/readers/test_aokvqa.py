@@ -59,9 +59,9 @@ def test_a_question_with_its_ten_answers_and_its_choices(folder: Path) -> None:
 
 
 def test_the_test_file_has_no_answers(folder: Path) -> None:
-    (found,) = read(folder, {name: value for name, value in ROW.items() if name not in HIDDEN})
-    assert found.answers == ()
-    assert dict(found.meta) == {
+    (question,) = read(folder, {name: value for name, value in ROW.items() if name not in HIDDEN})
+    assert question.answers == ()
+    assert dict(question.meta) == {
         "choices": "toothpick\nfood\npopsicle stick\ncigarette",
         "difficult_direct_answer": "false",
     }

@@ -72,7 +72,7 @@ EXPECTED = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    landmarks = [f"landmarks/{'/'.join(found[:3])}/{found}.jpg" for found in (GLDV2, GLDV2_2)]
+    landmarks = [f"landmarks/{'/'.join(image_id[:3])}/{image_id}.jpg" for image_id in (GLDV2, GLDV2_2)]
     for path in (*landmarks, f"inaturalist/{BIRD}", f"inaturalist/{PLANT}"):
         (tmp_path / "images" / path).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (4, 4)).save(tmp_path / "images" / path)
@@ -108,23 +108,23 @@ def test_the_four_types_of_question(folder: Path) -> None:
 
 
 def test_every_image_of_a_row_on_demand(folder: Path) -> None:
-    found = read(folder, ROWS[0], ROWS[3], images_per_question=5)
-    assert [(q.id, q.image) for q in found] == [
+    by_image = read(folder, ROWS[0], ROWS[3], images_per_question=5)
+    assert [(q.id, q.image) for q in by_image] == [
         ("evqa_test_00000000", f"inaturalist/{BIRD}"),
         ("evqa_test_00000000-2", f"inaturalist/{PLANT}"),
         ("evqa_test_00000001", f"inaturalist/{PLANT}"),
     ]
-    assert {q.meta["row"] for q in found[:2]} == {"0"}
+    assert {q.meta["row"] for q in by_image[:2]} == {"0"}
     with pytest.raises(UserError, match="must be 1 or more"):
         read(folder, ROWS[0], images_per_question=0)
 
 
 def test_echosights_ids_find_the_questions_even_after_a_row_is_left_out(folder: Path) -> None:
     bad: list[BadRow] = []
-    found = read(folder, ROWS[0], {**ROWS[1], "question": ""}, *ROWS[2:], reject=bad.append)
-    assert [(q.id, q.meta["row"]) for q in found][1:] == [("evqa_test_00000002", "2"), ("evqa_test_00000003", "3")]
+    kept = read(folder, ROWS[0], {**ROWS[1], "question": ""}, *ROWS[2:], reject=bad.append)
+    assert [(q.id, q.meta["row"]) for q in kept][1:] == [("evqa_test_00000002", "2"), ("evqa_test_00000003", "3")]
     assert [error.row_id for error in bad] == ["evqa_test_00000001"]
-    joined = join([Prediction("x:1", ("E-VQA_3",), "Linnaeus")], found, "official")
+    joined = join([Prediction("x:1", ("E-VQA_3",), "Linnaeus")], kept, "official")
     assert joined.pairs[0][0] == EXPECTED[3]
 
 
@@ -134,10 +134,10 @@ def test_a_record_that_is_cut_off_has_a_number_too(folder: Path) -> None:
     path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]))
     bad: list[BadRow] = []
     source = {"questions": path, "inaturalist": folder / "val.json"}
-    found = [
+    kept = [
         question for question, _ in questions(source, split="test", images=Images(folder / "images"), reject=bad.append)
     ]
-    assert found == EXPECTED[1:]
+    assert kept == EXPECTED[1:]
     assert [str(error) for error in bad] == [f"{path}:2: has 2 values for 14 columns; mend the line"]
 
 
@@ -158,8 +158,8 @@ def test_no_images_no_json(folder: Path) -> None:
     with pytest.raises(UserError, match="give their file names as the role `inaturalist`"):
         list(questions(path, split="test", images=Images(folder / "images")))
     path = write(folder / "test.csv", *ROWS[1:3])
-    found = [question for question, _ in questions(path, split="test", images=Images(folder / "images"))]
-    assert [q.image for q in found] == [EXPECTED[1].image, EXPECTED[2].image]
+    of_landmarks = [question for question, _ in questions(path, split="test", images=Images(folder / "images"))]
+    assert [q.image for q in of_landmarks] == [EXPECTED[1].image, EXPECTED[2].image]
 
 
 def test_a_json_without_images_is_refused(folder: Path) -> None:

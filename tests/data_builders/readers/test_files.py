@@ -64,8 +64,8 @@ def test_a_dict_gives_its_names_with_its_values(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"x": {"a": 1}, "y": 2, "z": {"key": "z"}, "w": {"key": "other"}}))
     rejected: list[BadRow] = []
-    found = [dict(row) for _, row in read_json_dict(path, rejected.append)]
-    assert found == [{"key": "x", "a": 1}, {"key": "y", "value": 2}, {"key": "z"}]
+    rows = [dict(row) for _, row in read_json_dict(path, rejected.append)]
+    assert rows == [{"key": "x", "a": 1}, {"key": "y", "value": 2}, {"key": "z"}]
     assert [(error.line, error.row_id, error.field) for error in rejected] == [(4, "w", "key")]
 
 

@@ -70,8 +70,8 @@ def test_the_test_file_has_no_category_and_rows_without_an_id_are_numbered(tmp_p
     rows = [row(), row(prompt=[{"content": "Which?", "role": "user"}])]
     for one in rows:
         del one["category"], one["data_id"]
-    found = read(write(tmp_path / "fvqa_test.parquet", *rows), tmp_path)
-    assert [(one.id, one.requires_retrieval) for one in found] == [("fvqa_test_0", None), ("fvqa_test_1", None)]
+    numbered = read(write(tmp_path / "fvqa_test.parquet", *rows), tmp_path)
+    assert [(one.id, one.requires_retrieval) for one in numbered] == [("fvqa_test_0", None), ("fvqa_test_1", None)]
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_the_hub_says_the_same(tmp_path: Path) -> None:
 
 
 def test_the_test_file_has_no_answers(tmp_path: Path) -> None:
-    (found,) = read(write(tmp_path / "test.json", {name: ROWS[0][name] for name in ("_id", "question", "context")}))
-    assert (found.answers, found.entity_ids, found.evidence, dict(found.meta)) == ((), (), (), {})
+    (question,) = read(write(tmp_path / "test.json", {name: ROWS[0][name] for name in ("_id", "question", "context")}))
+    assert (question.answers, question.entity_ids, question.evidence, dict(question.meta)) == ((), (), (), {})
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_bad_article_is_named(tmp_path: Path) -> None:
     without = {name: value for name, value in ROWS[1].items() if name != "context"}
     path = write(tmp_path / "dev.json", without, {**ROWS[0], "context": [["Ed Wood", [3]], DERRICKSON]})
     noted: list[BadRow] = []
-    assert [found.id for found in entries(path, reject=noted.append)] == ["Scott Derrickson"]
+    assert [entry.id for entry in entries(path, reject=noted.append)] == ["Scott Derrickson"]
     assert [str(error).split("dev.json:")[1].split(";")[0] for error in noted] == [
         "1: id 5a8c7595554299585d9e36b6: field `context`: is missing",
         "2: id Ed Wood: field `sentences`: is [3] (list)",

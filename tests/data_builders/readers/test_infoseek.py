@@ -66,7 +66,7 @@ def jsonl(path: Path, *rows: object) -> Path:
 
 def roles(folder: Path, rows: list[dict[str, object]], withkb: object = WITHKB, qtype: object = QTYPE) -> dict:
     files = {"annotations": rows, "withkb": withkb, "qtype": qtype}
-    return {role: jsonl(folder / f"{role}.jsonl", *found) for role, found in files.items() if found}  # type: ignore
+    return {role: jsonl(folder / f"{role}.jsonl", *lines) for role, lines in files.items() if lines}  # type: ignore
 
 
 def read(source: object, folder: Path, **options: object) -> list[Question]:
@@ -106,14 +106,14 @@ def test_what_reads_as_a_time(answer: str, kind: str) -> None:
 def test_annotations_alone_packed(folder: Path) -> None:
     path = folder / "infoseek_train.jsonl.gz"
     path.write_bytes(gzip.compress((json.dumps({**ROWS[0], "data_split": "train"}) + "\n").encode()))
-    ((found, _),) = questions(path, split="train", images=Images(None))
-    assert (found.split, found.entity_ids, found.image, dict(found.meta)) == ("train", (), "", {})
+    ((question, _),) = questions(path, split="train", images=Images(None))
+    assert (question.split, question.entity_ids, question.image, dict(question.meta)) == ("train", (), "", {})
 
 
 def test_rows_of_the_test_set_have_no_answers(folder: Path) -> None:
     row = {"data_id": "infoseek_test_0", "image_id": "oven_01963180", "question": "Where does it live?"}
-    (found,) = read(jsonl(folder / "infoseek_test.jsonl", row), folder)
-    assert found == Question(
+    (question,) = read(jsonl(folder / "infoseek_test.jsonl", row), folder)
+    assert question == Question(
         "infoseek_test_0", "01/oven_01963180.JPEG", "Where does it live?", split="val", requires_retrieval=True
     )
 
@@ -122,8 +122,8 @@ def test_a_range_alone_and_one_below_zero_stand_as_they_are(folder: Path) -> Non
     alone = {"answer": ["-430"], "answer_eval": {"wikidata": -430.0, "range": [-387.0, -473.0]}}
     unnamed = {"answer": None, "answer_eval": [{"wikidata": 2, "range": [1, 3]}]}
     path = jsonl(folder / "a.jsonl", {**ROWS[1], **alone}, {**ROWS[1], **unnamed})
-    found = read(path, folder)
-    assert [(q.answers, q.range, q.answer_type) for q in found] == [
+    numerical = read(path, folder)
+    assert [(q.answers, q.range, q.answer_type) for q in numerical] == [
         (("-430",), (-387.0, -473.0), "numerical"),
         (("2",), (1.0, 3.0), "numerical"),
     ]
@@ -188,13 +188,13 @@ def test_roles_are_checked(folder: Path) -> None:
 
 @pytest.mark.skipif(not GALLERY.is_dir(), reason="the gallery is not here")
 def test_the_real_gallery_is_read() -> None:
-    found = [
+    gallery = [
         question
         for question, _ in questions(GALLERY / "questions.jsonl", split="val", images=Images(GALLERY / "images"))
     ]
-    assert len(found) == 12
-    assert {q.answer_type for q in found} == {"string", "time", "numerical"}
-    assert found[0] == Question(
+    assert len(gallery) == 12
+    assert {q.answer_type for q in gallery} == {"string", "time", "numerical"}
+    assert gallery[0] == Question(
         "infoseek_gallery_00000000", "aircraft.jpg", "What is the date this aircraft took the first flight?",
         ("1981 September 26",), None, "time", "val_unseen_entity", True,
     )  # fmt: skip

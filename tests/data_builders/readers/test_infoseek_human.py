@@ -71,8 +71,8 @@ def test_a_row_without_a_picture_has_that_of_oven(tmp_path: Path) -> None:
     (tmp_path / "04").mkdir()
     (tmp_path / "04" / "oven_04958159.jpg").write_bytes(picture())
     for images in (None, [{"bytes": None, "path": "/home/somebody/1.jpg"}]):
-        (found,) = read(write(tmp_path / NAME, {**ROW, "images": images}), tmp_path)
-        assert found.image == "04/oven_04958159.jpg"
+        (question,) = read(write(tmp_path / NAME, {**ROW, "images": images}), tmp_path)
+        assert question.image == "04/oven_04958159.jpg"
     with pytest.raises(
         UserError, match=r"sub_2k.parquet:1: id infoseek_human_0: field `image_id`: no image of `oven_1`"
     ):

@@ -106,13 +106,13 @@ def test_wiki6m_without_a_title_or_an_id_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real rows are not here")
 def test_real_rows_of_wiki6m() -> None:
-    found = {entry.title: entry for entry in wiki6m.entries(SHARED / "wiki6m_10rows.jsonl")}
-    assert len(found) == 10
-    lola = found["Lola Falana"]
+    by_title = {entry.title: entry for entry in wiki6m.entries(SHARED / "wiki6m_10rows.jsonl")}
+    assert len(by_title) == 10
+    lola = by_title["Lola Falana"]
     headings = ["", "Early life and studies", "Career", "Later career and life", "Personal life"]
     assert [section.title for section in lola.sections[:5]] == headings
-    assert len(split_passages(found["Milford, Illinois"])) > len(found["Milford, Illinois"].sections) - 1
-    assert not any("##" in section.text for entry in found.values() for section in entry.sections)
+    assert len(split_passages(by_title["Milford, Illinois"])) > len(by_title["Milford, Illinois"].sections) - 1
+    assert not any("##" in section.text for entry in by_title.values() for section in entry.sections)
 
 
 def test_evqa_keeps_the_places_of_sections(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_m2kr_passages_are_entries(tmp_path: Path) -> None:
         {"passage_id": "Q3-0", "passage_content": "It has a title: no.", "title": "Plain"},
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "test_passages-00000-of-00001.parquet")
-    found = list(m2kr.entries(tmp_path))
-    assert [(e.id, e.title, e.sections[0].text) for e in found] == [
+    entries = list(m2kr.entries(tmp_path))
+    assert [(e.id, e.title, e.sections[0].text) for e in entries] == [
         ("Q1-0", "Barn owl", "It eats\nmice."),
         ("WikiWeb_2", "Oak", "A tree."),
         ("Q3-0", "Plain", "It has a title: no."),
@@ -183,17 +183,17 @@ def test_wiki18_has_its_title_in_the_first_line(tmp_path: Path) -> None:
         {"id": "2", "contents": "no line break"},
     )
     rejected: list[BadRow] = []
-    found = list(wiki18.entries(path, reject=rejected.append))
-    assert found[0] == Entry("0", "Evan Morris", sections=(Section("", "Evan Morris was a lobbyist."),))
-    assert found[1].title == '"Heroes" (song)'
+    entries = list(wiki18.entries(path, reject=rejected.append))
+    assert entries[0] == Entry("0", "Evan Morris", sections=(Section("", "Evan Morris was a lobbyist."),))
+    assert entries[1].title == '"Heroes" (song)'
     assert [error.line for error in rejected] == [3]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real rows are not here")
 def test_real_rows_of_wiki18() -> None:
-    found = list(wiki18.entries(SHARED / "wiki18_10rows.jsonl"))
-    assert [entry.title for entry in found[:3]] == ["Evan Morris", "Horatio Hale", "Dibba Al-Hisn"]
-    assert all(len(entry.sections[0].text.split()) in range(80, 110) for entry in found)
+    entries = list(wiki18.entries(SHARED / "wiki18_10rows.jsonl"))
+    assert [entry.title for entry in entries[:3]] == ["Evan Morris", "Horatio Hale", "Dibba Al-Hisn"]
+    assert all(len(entry.sections[0].text.split()) in range(80, 110) for entry in entries)
 
 
 def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
@@ -266,12 +266,12 @@ def test_a_folder_s_links_that_lead_out_are_no_articles(tmp_path: Path) -> None:
     (articles / "deep").symlink_to(tmp_path)
     rejected: list[BadRow] = []
 
-    found = list(own_folder.entries(articles, reject=rejected.append))
+    entries = list(own_folder.entries(articles, reject=rejected.append))
 
-    assert [entry.id for entry in found] == ["again", "oak"]
+    assert [entry.id for entry in entries] == ["again", "oak"]
     assert [error.row_id for error in rejected] == ["leak"]
     assert "leads out of" in str(rejected[0])
-    assert not any("own words" in str(entry) for entry in found)
+    assert not any("own words" in str(entry) for entry in entries)
     assert {path.name for path in list_files([articles])} == {"oak.md", "again.md"}
     with pytest.raises(UserError, match=r"leak.md:1: id leak: .*leads out of .*delete the link"):
         list(own_folder.entries(articles))

@@ -104,8 +104,8 @@ def test_the_papers_have_no_type_and_the_videos_no_time(tmp_path: Path, images: 
     bare = {key: value for key, value in LEVEL1.items() if key not in ("question_type", "img_url")}
     row = {**BENCHMARK, "img_path": "2505.00049/x2.jpg", "level1_qa": bare, "source": "arXiv"}
     del row["time"]
-    found = read(write(tmp_path / "benchmark.json", row), images)[0]
-    assert (found.image, found.meta) == ("2505.00049/x2.jpg", {"level": "1", "source": "arXiv"})
+    question = read(write(tmp_path / "benchmark.json", row), images)[0]
+    assert (question.image, question.meta) == ("2505.00049/x2.jpg", {"level": "1", "source": "arXiv"})
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_bad_row_is_named_and_may_be_left_out(
         read(path, images)
     assert f"{path}:1: " in str(caught.value)
     bad: list[BadRow] = []
-    assert [found.id for found in read(path, images, reject=bad.append)] == ["3_1"]
+    assert [question.id for question in read(path, images, reject=bad.append)] == ["3_1"]
     assert len(bad) == 1
 
 

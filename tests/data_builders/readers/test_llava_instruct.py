@@ -63,8 +63,8 @@ def read(folder: Path, *rows: object, **options: Any) -> list[Question]:
     return [question for question, _ in questions(path, split="train", images=Images(folder), **options)]
 
 
-def question(name: str, image: str, asked: str, answer: str, *follow_ups: FollowUp) -> Question:
-    answered = Question(name, image, asked, (answer,), answer_type="free_form", split="train")
+def question(name: str, image: str, text: str, answer: str, *follow_ups: FollowUp) -> Question:
+    answered = Question(name, image, text, (answer,), answer_type="free_form", split="train")
     return replace(answered, requires_retrieval=False, follow_ups=follow_ups)
 
 
@@ -98,8 +98,8 @@ def test_fewer_turns_and_shorter_answers(folder: Path) -> None:
 
 
 def test_the_150k_names_the_picture_alone(folder: Path) -> None:
-    (found,) = read(folder / "coco", {**DETAIL, "image": "000000033471.jpg"})
-    assert found.image == "train2017/000000033471.jpg"
+    (described,) = read(folder / "coco", {**DETAIL, "image": "000000033471.jpg"})
+    assert described.image == "train2017/000000033471.jpg"
 
 
 def test_a_missing_picture_does_not_change_the_other_ids(folder: Path) -> None:

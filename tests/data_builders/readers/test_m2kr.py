@@ -99,8 +99,8 @@ def test_infoseek_with_ranges_rebuilt(folder: Path) -> None:
 def test_evqa_in_a_folder_and_its_passages(folder: Path) -> None:
     (folder / "EVQA_data").mkdir()
     write(folder / "EVQA_data" / "test-00000-of-00001.parquet", EVQA, TOWER)
-    (found,) = read(folder / "EVQA_data", folder)
-    assert found == Question(
+    (question,) = read(folder / "EVQA_data", folder)
+    assert question == Question(
         "EVQA_7", "google-landmark/train/0/a/1/0a1b.jpg", "How tall is it?", ("56 m", "56"), None, "string", "test",
         True, ("WikiWeb_Tower_0",), (Evidence("WikiWeb_Tower_0", 0),),
         {"question_type": "templated", "image_id": "0a1b", "instruction": ASK[:-1]},
@@ -108,23 +108,23 @@ def test_evqa_in_a_folder_and_its_passages(folder: Path) -> None:
     passage = {"language": "en", "passage_id": "WikiWeb_Tower_0", "passage_content": "title: Tower content: 56 m."}
     pq.write_table(pa.Table.from_pylist([passage]), folder / "passages.parquet")
     (entry,) = m2kr.entries(folder / "passages.parquet")
-    assert entry.id == found.entity_ids[0]
-    assert entry.sections[found.evidence[0].section].text == "56 m."
+    assert entry.id == question.entity_ids[0]
+    assert entry.sections[question.evidence[0].section].text == "56 m."
 
 
 @pytest.mark.parametrize("empty", [None, [], [float("nan"), float("nan")], [None, None]])
 def test_no_range_no_number(folder: Path, empty: object) -> None:
     unsaid = {**STRING, "wikidata_range": empty, "question_type": None, "gold_answer": "1888"}
-    (found,) = read(write(folder / "a.parquet", INFOSEEK, unsaid), folder)
-    assert (found.answer_type, found.range) == ("time", None)
-    (found,) = read(write(folder / "a.parquet", INFOSEEK, {**NUMERICAL, "question_type": None}), folder)
-    assert (found.answer_type, found.range) == ("numerical", (130.5, 159.5))
+    (question,) = read(write(folder / "a.parquet", INFOSEEK, unsaid), folder)
+    assert (question.answer_type, question.range) == ("time", None)
+    (question,) = read(write(folder / "a.parquet", INFOSEEK, {**NUMERICAL, "question_type": None}), folder)
+    assert (question.answer_type, question.range) == ("numerical", (130.5, 159.5))
 
 
 def test_a_set_that_asks_by_its_instruction_without_an_image(folder: Path) -> None:
     row = {**TOWER, "question": None, "img_path": None, "answers": None, "gold_answer": None, "question_type": None}
-    (found,) = read(write(folder / "a.parquet", EVQA, row), folder)
-    assert (found.text, found.image, found.answers, found.answer_type) == (ASK[:-1], "", (), "string")
+    (question,) = read(write(folder / "a.parquet", EVQA, row), folder)
+    assert (question.text, question.image, question.answers, question.answer_type) == (ASK[:-1], "", (), "string")
 
 
 @pytest.mark.parametrize(

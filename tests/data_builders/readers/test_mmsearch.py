@@ -49,10 +49,10 @@ def read(path: Path, tmp_path: Path, **options: object) -> list[Question]:
 def test_rows_with_a_picture_and_on_request_all(tmp_path: Path) -> None:
     worded = row(sample_id="13", query_image=None, image_search_result=None, alternative_gt_answers=None)
     path = write(tmp_path / "end2end.parquet", worded, row())
-    (found,) = read(path, tmp_path)
-    assert found == Question(
+    (pictured,) = read(path, tmp_path)
+    assert pictured == Question(
         id="12",
-        image=found.image,
+        image=pictured.image,
         text="When is the match of this team?",
         answers=("5 June", "June 5"),
         split="end2end",
@@ -64,7 +64,7 @@ def test_rows_with_a_picture_and_on_request_all(tmp_path: Path) -> None:
             "gt_requery": "Spain national team match June 2024",
         },
     )
-    assert (tmp_path / "out" / found.image).read_bytes() == picture()["bytes"]
+    assert (tmp_path / "out" / pictured.image).read_bytes() == picture()["bytes"]
     both = read(path, tmp_path, text_only=True)
     assert [(one.id, bool(one.image), one.answers) for one in both] == [
         ("13", False, ("5 June",)),
@@ -81,8 +81,8 @@ def test_a_picture_that_is_null_inside_is_none_and_an_empty_one_is_an_error(tmp_
 
 
 def test_numbers_as_ids(tmp_path: Path) -> None:
-    (found,) = read(write(tmp_path / "end2end.parquet", row(sample_id=12)), tmp_path)
-    assert found.id == "12"
+    (question,) = read(write(tmp_path / "end2end.parquet", row(sample_id=12)), tmp_path)
+    assert question.id == "12"
 
 
 @pytest.mark.parametrize(

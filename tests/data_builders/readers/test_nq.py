@@ -205,9 +205,9 @@ def test_several_annotators(tmp_path: Path) -> None:
     row = simplified(
         1, annotation(NOWHERE), annotation(TABLE, ann), annotation(PARAGRAPH, bob), annotation(PARAGRAPH, bob)
     )
-    (found,) = read(jsonl(tmp_path / "dev.jsonl", row))
-    assert found.answers == ("Bob Ray", "Ann")
-    assert [evidence.section for evidence in found.evidence] == [0, 1]
+    (question,) = read(jsonl(tmp_path / "dev.jsonl", row))
+    assert question.answers == ("Bob Ray", "Ann")
+    assert [evidence.section for evidence in question.evidence] == [0, 1]
 
 
 @pytest.mark.parametrize(

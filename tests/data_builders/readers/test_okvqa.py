@@ -63,8 +63,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, asked: object = QUESTIONS, given: object = ANNOTATIONS) -> dict[str, Path]:
-    (folder / "q.json").write_text(json.dumps(asked))
+def write(folder: Path, question_json: object = QUESTIONS, given: object = ANNOTATIONS) -> dict[str, Path]:
+    (folder / "q.json").write_text(json.dumps(question_json))
     (folder / "a.json").write_text(json.dumps(given))
     return {"questions": folder / "q.json", "annotations": folder / "a.json"}
 
@@ -98,7 +98,7 @@ def test_no_image_is_looked_for_without_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "given", "problem"),
+    ("question_changes", "given", "problem"),
     [
         ({"question": None}, {}, "q.json:1: id 2971475: field `question`: is null"),
         ({"image_id": 1}, {}, "q.json:1: id 2971475: field `image_id`: no image of `COCO_val2014_000000000001`"),
@@ -109,13 +109,13 @@ def test_no_image_is_looked_for_without_a_folder(tmp_path: Path) -> None:
         ({}, {"answers": [{"answer": 3}]}, "a.json:2: id 2971475: field `answer`: is 3"),
     ],
 )
-def test_a_bad_row_is_named_once(folder: Path, asked: Any, given: Any, problem: str) -> None:
+def test_a_bad_row_is_named_once(folder: Path, question_changes: Any, given: Any, problem: str) -> None:
     first, second = QUESTIONS["questions"]
-    other, own = ANNOTATIONS["annotations"]
+    other, second_annotation = ANNOTATIONS["annotations"]
     source = write(
         folder,
-        {**QUESTIONS, "questions": [{**first, **asked}, second]},
-        {**ANNOTATIONS, "annotations": [other, {**own, **given}]},
+        {**QUESTIONS, "questions": [{**first, **question_changes}, second]},
+        {**ANNOTATIONS, "annotations": [other, {**second_annotation, **given}]},
     )
     noted: list[BadRow] = []
     assert [q.id for q in read(source, folder, reject=noted.append)] == ["3397615"]

@@ -67,8 +67,8 @@ def test_a_map_of_columns_and_what_to_carry_along(folder: Path) -> None:
     row = {"uid": 7, "file": "images/1.png", "q": "Who?", "gold": "Ann", "topic": "people", "hops": 2}
     path = jsonl(folder / "q.jsonl", row)
     columns = {"id": "uid", "image": "file", "question": "q", "answers": "gold"}
-    (found,) = read(path, folder, columns=columns, meta=["topic", "hops"])
-    assert found == Question(
+    (question,) = read(path, folder, columns=columns, meta=["topic", "hops"])
+    assert question == Question(
         "7", "images/1.png", "Who?", ("Ann",), split="train", meta={"topic": "people", "hops": "2"}
     )
 
@@ -88,8 +88,8 @@ def test_a_set_that_datasets_loads_with_images_as_bytes(folder: Path) -> None:
     (folder / "set").mkdir()
     pq.write_table(pa.Table.from_pylist(rows), folder / "set" / "train.parquet")
     images = Images(folder / "out", folder / "out" / "images")
-    ((found, _),) = questions({"load_dataset": str(folder / "set")}, split="train", images=images)
-    assert (folder / "out" / found.image).read_bytes() == buffer.getvalue()
+    ((question, _),) = questions({"load_dataset": str(folder / "set")}, split="train", images=images)
+    assert (folder / "out" / question.image).read_bytes() == buffer.getvalue()
     with pytest.raises(UserError, match="can't load"):
         list(questions({"load_dataset": str(folder / "none")}, split="train", images=images))
     with pytest.raises(UserError, match="takes the keys"):
@@ -131,8 +131,8 @@ def test_an_unknown_kind_of_file_is_refused(folder: Path) -> None:
 
 def test_numbers_are_taken_as_ids_and_answers(folder: Path) -> None:
     row = {**ROWS[2], "id": 7, "answers": [1958, 2.5], "entity_ids": [4, "Q1"]}
-    (found,) = read(jsonl(folder / "q.jsonl", row), folder)
-    assert (found.id, found.answers, found.entity_ids) == ("7", ("1958", "2.5"), ("4", "Q1"))
+    (question,) = read(jsonl(folder / "q.jsonl", row), folder)
+    assert (question.id, question.answers, question.entity_ids) == ("7", ("1958", "2.5"), ("4", "Q1"))
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_a_column_that_is_called_otherwise_is_told_and_never_passed_over(folder:
     path = jsonl(folder / "q.jsonl", {called if name == field else name: value for name, value in row.items()})
     with pytest.raises(UserError, match=f"q.jsonl:1: id c: {problem}"):
         read(path, folder)
-    (found,) = read(path, folder, columns={field: called})
-    assert found == Question("c", "images/1.png", "What is it?", ("56 m",), split="train")
+    (question,) = read(path, folder, columns={field: called})
+    assert question == Question("c", "images/1.png", "What is it?", ("56 m",), split="train")
 
 
 def test_a_column_carried_along_is_no_misspelt_field(folder: Path) -> None:
     path = jsonl(folder / "q.jsonl", {**ROWS[2], "answer": "56 m"})
-    (found,) = read(path, folder, meta=["answer"])
-    assert (found.answers, found.meta) == ((), {"answer": "56 m"})
+    (question,) = read(path, folder, meta=["answer"])
+    assert (question.answers, question.meta) == ((), {"answer": "56 m"})
 
 
 def test_an_error_names_the_users_column(folder: Path) -> None:

@@ -78,9 +78,9 @@ def test_llavas_rows_give_a_question_a_round_that_needs_no_retrieval(tmp_path: P
 def test_encyclopedic_vqas_rows_have_ids_and_images_of_their_own(tmp_path: Path, images: Path) -> None:
     turns = said("<image>\nWhere is it?", "[Retrieval]", PASSAGE, "[Relevant] China && Nepal")
     row = {"unique_id": 17, "image_path": "/leonardo/visualRAG/a/b/ab12.jpg", "conversations": turns}
-    (found,) = read(write(tmp_path / "train_multiturn_encyclopedic.json", row), images)
-    assert (found.id, found.image, found.answers) == ("17", "ab12.jpg", ("China && Nepal",))
-    assert found.answer_type == "multi_answer"
+    (question,) = read(write(tmp_path / "train_multiturn_encyclopedic.json", row), images)
+    assert (question.id, question.image, question.answers) == ("17", "ab12.jpg", ("China && Nepal",))
+    assert question.answer_type == "multi_answer"
 
 
 @pytest.mark.parametrize(("need", "retrieve"), [("[No Retrieval]", False), ("[Retrieval]", True)])
@@ -89,8 +89,8 @@ def test_okvqas_rows_say_in_a_field_whether_to_retrieve(
 ) -> None:
     turns = said("<image>\nWhat race is it?", "marathon")
     row = {"id": 5, "image": "ab12.jpg", "need_retrieval": need, "conversations": turns}
-    (found,) = read(write(tmp_path / "train_multiturn_okvqa.json", row), images)
-    assert found == Question(
+    (question,) = read(write(tmp_path / "train_multiturn_okvqa.json", row), images)
+    assert question == Question(
         "5", "ab12.jpg", "What race is it?", ("marathon",), split="train", requires_retrieval=retrieve
     )
 

@@ -77,9 +77,9 @@ def test_jsonl_and_the_hubs_parquet_say_the_same(folder: Path) -> None:
 
 def test_an_answer_without_an_original_and_without_articles(folder: Path) -> None:
     output = {"answer": ["Levi", "Levi's"], "provenance": None}
-    (found,) = read(jsonl(folder / "test.jsonl", {**ROW, "output": output}), folder)
-    assert found.answers == ("Levi", "Levi's")
-    assert "provenance" not in found.meta
+    (question,) = read(jsonl(folder / "test.jsonl", {**ROW, "output": output}), folder)
+    assert question.answers == ("Levi", "Levi's")
+    assert "provenance" not in question.meta
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def test_traffic_asks_what_other_splits_ask_of_famous_entities_most_and_leaves_t
     assert filecmp.dircmp(folder / "knowledge", tmp_path / "knowledge").diff_files == []
 
     def facts(names: tuple[str, ...]) -> set[tuple[str, str]]:
-        asked = [q for name in names for q in world.questions(name) if q.requires_retrieval]
-        return {(q.entity_ids[0], q.meta["relation"]) for q in asked}
+        knowledge_based = [q for name in names for q in world.questions(name) if q.requires_retrieval]
+        return {(q.entity_ids[0], q.meta["relation"]) for q in knowledge_based}
 
     assert facts(("traffic",)) <= facts(("train",))
     assert facts(("traffic_val",)) <= facts(("val_unseen_question", "val_unseen_entity"))

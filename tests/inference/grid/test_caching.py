@@ -41,12 +41,12 @@ def read(pictures, make):
 
 
 def test_probabilities_answers_and_scores_are_the_engines(engines, read) -> None:
-    found = []
+    outputs = []
     for engine in engines:
         prefixes, state = read(engine)
         rows = [(0, 1), (1, 0), (0, 1)]
         answers = [[5, 6], [7], [8]]
-        found.append(
+        outputs.append(
             {
                 "gate": prefixes.probabilities([1, 2]),
                 "relevance": state.probabilities([1, 2]),
@@ -56,9 +56,9 @@ def test_probabilities_answers_and_scores_are_the_engines(engines, read) -> None
                 "scored": engine.score(state, rows, answers, [3]),
             }
         )
-    plain, remembering = found
+    plain, remembering = outputs
     torch.testing.assert_close(remembering["gate"], plain["gate"])
-    assert [own.shape for own in remembering["relevance"]] == [(2, 2), (1, 2)]
+    assert [probabilities.shape for probabilities in remembering["relevance"]] == [(2, 2), (1, 2)]
     for one, other in zip(remembering["relevance"], plain["relevance"], strict=True):
         torch.testing.assert_close(one, other)
     for name in ("said", "direct", "drawn"):
@@ -70,12 +70,12 @@ def test_probabilities_answers_and_scores_are_the_engines(engines, read) -> None
 def test_only_what_is_new_is_read(engines, read) -> None:
     engine = engines[1]
     read(engine, (2, 1))
-    assert (engine.stats.asked, engine.stats.done) == (5, 5)  # two prefixes, three branches
+    assert (engine.stats.requested, engine.stats.done) == (5, 5)  # two prefixes, three branches
     _, state = read(engine, (2, 3))
-    assert (engine.stats.asked, engine.stats.done) == (12, 7)  # two branches are new
-    assert [own.shape for own in state.probabilities([1])] == [(2, 1), (3, 1)]
+    assert (engine.stats.requested, engine.stats.done) == (12, 7)  # two branches are new
+    assert [probabilities.shape for probabilities in state.probabilities([1])] == [(2, 1), (3, 1)]
     engine.generate(state, [(1, 2), (1, 2)])
-    assert (engine.stats.asked, engine.stats.done, engine.stats.saved) == (14, 8, 6)
+    assert (engine.stats.requested, engine.stats.done, engine.stats.saved) == (14, 8, 6)
 
 
 def test_another_length_or_seed_is_another_answer(engines, read) -> None:
@@ -99,7 +99,7 @@ def test_nothing_is_kept_after_forgetting(engines, read) -> None:
 
 def test_no_branch_at_all_is_no_row(engines, read) -> None:
     _, state = read(engines[1], (0, 0))
-    assert [own.shape for own in state.probabilities([1, 2])] == [(0, 2), (0, 2)]
+    assert [probabilities.shape for probabilities in state.probabilities([1, 2])] == [(0, 2), (0, 2)]
     assert engines[1].generate(state, []) == []
 
 

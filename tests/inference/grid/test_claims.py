@@ -16,8 +16,8 @@ def results(make):
     questions += [make.question(20 + i, requires_retrieval=False) for i in range(4)]
 
     def outcomes(i: int) -> dict[str, Outcome]:
-        found = {"good": Outcome(1.0, True, 4, "a"), "bad": Outcome(float(i % 2 == 0), False, 2, "b")}
-        return found if i < 20 else {"good": Outcome(0.5, True, 4, "a")}
+        by_point = {"good": Outcome(1.0, True, 4, "a"), "bad": Outcome(float(i % 2 == 0), False, 2, "b")}
+        return by_point if i < 20 else {"good": Outcome(0.5, True, 4, "a")}
 
     rows = {q.id: to_row(outcomes(i), []) for i, q in enumerate(questions)}
     return {"m": [Results(questions, rows, Measure("infoseek")), Results(questions, rows, Measure("infoseek"))]}
@@ -41,13 +41,13 @@ def test_a_table_has_its_rows_and_a_verdict_on_each_claim(results) -> None:
         ],
         visual=True,
     )
-    found = measure(table, results, seed=0)
-    good, bad = found["rows"]
+    measured = measure(table, results, seed=0)
+    good, bad = measured["rows"]
     assert good["accuracy"] == {"mean": 1.0, "sd": 0.0, "seeds": [1.0, 1.0]}
     assert bad["accuracy"]["mean"] == 0.5
     assert (good["visual"]["mean"], bad["visual"]) == (0.5, None)
     assert (good["retrieval_rate"]["mean"], bad["retrieval_rate"]["mean"], bad["passages_read"]["mean"]) == (1, 0, 2)
-    assert [claim["verdict"] for claim in found["claims"]] == ["holds", "does not hold", "not measured"]
+    assert [claim["verdict"] for claim in measured["claims"]] == ["holds", "does not hold", "not measured"]
 
 
 def test_markdown_has_a_line_per_row_claim_and_stage(results) -> None:
@@ -78,10 +78,10 @@ def test_markdown_has_a_line_per_row_claim_and_stage(results) -> None:
 
 def test_ranks_are_of_the_rows_that_the_paper_has(results) -> None:
     rows = [Row("good", GOOD, 30.0), Row("bad", BAD, 50.0), Row("again", GOOD, 30.0), Row("ours alone", GOOD)]
-    found = measure(Table("T", rows), results, seed=0)["rows"]
-    assert [row["paper_rank"] for row in found] == [2, 1, 2, None]
-    assert [row["rank"] for row in found] == [1, 3, 1, None]
-    assert not any("paper" in row for row in found)
+    rows_measured = measure(Table("T", rows), results, seed=0)["rows"]
+    assert [row["paper_rank"] for row in rows_measured] == [2, 1, 2, None]
+    assert [row["rank"] for row in rows_measured] == [1, 3, 1, None]
+    assert not any("paper" in row for row in rows_measured)
 
 
 def test_a_note_may_be_told_when_everything_is_built(results) -> None:

@@ -36,16 +36,16 @@ def test_a_clear_lead_holds_and_its_reverse_does_not(questions) -> None:
 
 def test_equal_answers_are_within_noise(questions) -> None:
     same = [rates(questions, 0.5, 0.5)] * 3
-    found = compare([(1, same), (-1, same)], 0)
-    assert (found.value, found.low, found.high) == (0.0, 0.0, 0.0)
-    assert found.verdict == "within noise"
+    comparison = compare([(1, same), (-1, same)], 0)
+    assert (comparison.value, comparison.low, comparison.high) == (0.0, 0.0, 0.0)
+    assert comparison.verdict == "within noise"
 
 
 def test_seeds_that_disagree_widen_the_interval(questions) -> None:
     base = [rates(questions, 0.5, 0.5)] * 3
     steady = [rates(questions, 0.6, 0.6)] * 3
     shaky = [rates(questions, 0.3, 0.3), rates(questions, 0.6, 0.6), rates(questions, 0.9, 0.9)]
-    one, other = (compare([(1, found), (-1, base)], 0) for found in (steady, shaky))
+    one, other = (compare([(1, seed_answers), (-1, base)], 0) for seed_answers in (steady, shaky))
     assert one.value == pytest.approx(other.value)
     assert other.high - other.low > 2 * (one.high - one.low)
     assert (one.verdict, other.verdict) == ("holds", "within noise")
@@ -57,8 +57,8 @@ def test_questions_shared_by_seeds_are_no_more_evidence_than_asked_once(question
     thrice = compare([(1, [first] * 3), (-1, [second] * 3)], 0)
     assert thrice.high - thrice.low == pytest.approx(once.high - once.low, rel=0.1)
     apart = [
-        [Answers(tuple(f"{n}/{i}" for i in own.ids), own.unseen, own.right) for n in range(3)]
-        for own in (first, second)
+        [Answers(tuple(f"{n}/{i}" for i in setting.ids), setting.unseen, setting.right) for n in range(3)]
+        for setting in (first, second)
     ]
     independent = compare([(1, apart[0]), (-1, apart[1])], 0)
     assert independent.high - independent.low < 0.8 * (once.high - once.low)
@@ -77,9 +77,11 @@ def test_settings_asked_other_questions_are_not_compared(questions) -> None:
 
 
 def test_one_split_alone_is_a_mean(make) -> None:
-    asked = [make.question(i, SPLITS[1]) for i in range(10)]
-    found = compare([(1, [answers(asked, np.ones(10))]), (-1, [answers(asked, np.zeros(10))])], 0)
-    assert (found.value, found.low, found.high) == (1.0, 1.0, 1.0)
+    unseen_entities = [make.question(i, SPLITS[1]) for i in range(10)]
+    comparison = compare(
+        [(1, [answers(unseen_entities, np.ones(10))]), (-1, [answers(unseen_entities, np.zeros(10))])], 0
+    )
+    assert (comparison.value, comparison.low, comparison.high) == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(

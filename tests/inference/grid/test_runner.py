@@ -79,13 +79,13 @@ def setting(small_world, encoder, request) -> SimpleNamespace:
     return make
 
 
-def plainly(own: SimpleNamespace, point: Point) -> dict[str, Any]:
+def plainly(case: SimpleNamespace, point: Point) -> dict[str, Any]:
     """What a point's pipeline says without a memory, built as `evaluate.py` builds it."""
-    name, config = str(point.settings.get("pipeline", own.pipeline)), point.config(own.config)
+    name, config = str(point.settings.get("pipeline", case.pipeline)), point.config(case.config)
     parts = Parts(
         config,
-        own.dataset.knowledge,
-        retriever=open_retriever(config, own.dataset.knowledge),
+        case.dataset.knowledge,
+        retriever=open_retriever(config, case.dataset.knowledge),
         reranker=open_reranker(config),
     )
     base = open_engine(config, open_plain(config, config.base_model))
@@ -97,12 +97,12 @@ def plainly(own: SimpleNamespace, point: Point) -> dict[str, Any]:
         parts = dataclasses.replace(parts, engine=open_engine(config, open_model(config, "plain_model")))
     else:
         parts = dataclasses.replace(parts, engine=base)
-    asked = [
+    taken = [
         (q, image)
-        for q, image in zip(own.questions, own.images, strict=True)
+        for q, image in zip(case.questions, case.images, strict=True)
         if not name.startswith("naive") or q.requires_retrieval
     ]
-    traces = build_pipeline(name, parts).run([q for q, _ in asked], [image for _, image in asked])
+    traces = build_pipeline(name, parts).run([q for q, _ in taken], [image for _, image in taken])
     return {trace.question_id: comparable(trace) for trace in traces}
 
 
@@ -110,109 +110,109 @@ def comparable(trace: Any) -> Any:
     return dataclasses.asdict(dataclasses.replace(trace, seconds={}))
 
 
-def assert_alike(found: Any, wanted: Any, where: str = "") -> None:
+def assert_alike(actual: Any, expected: Any, where: str = "") -> None:
     """Equal but for what the company in a batch does to the last digits of a float."""
-    if isinstance(wanted, dict):
-        assert found.keys() == wanted.keys(), where
-        for key in wanted:
-            assert_alike(found[key], wanted[key], f"{where}.{key}")
-    elif isinstance(wanted, (list, tuple)):
-        assert len(found) == len(wanted), where
-        for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys(), where
+        for key in expected:
+            assert_alike(actual[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(actual) == len(expected), where
+        for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
             assert_alike(one, other, f"{where}[{i}]")
-    elif isinstance(wanted, float):
-        assert math.isclose(found, wanted, abs_tol=2e-5), where
+    elif isinstance(expected, float):
+        assert math.isclose(actual, expected, abs_tol=2e-5), where
     else:
-        assert found == wanted, where
+        assert actual == expected, where
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pipeline", "points"), [("mr2ag", MR2AG), ("mmkb_rag", MMKB)])
 def test_a_memory_changes_no_trace(setting, checkpoints, prompted, pipeline, points) -> None:
-    own = setting(pipeline, checkpoints if pipeline == "mr2ag" else prompted)
-    runner = GridRunner(own.config, own.dataset, pipeline)
+    case = setting(pipeline, checkpoints if pipeline == "mr2ag" else prompted)
+    runner = GridRunner(case.config, case.dataset, pipeline)
     for point in points:
-        found = {key: comparable(trace) for key, trace in runner.run(point, own.questions, own.images).items()}
-        assert_alike(found, plainly(own, point), point.name)
-    assert 0 < runner.stats().done < runner.stats().asked
+        traces = {key: comparable(trace) for key, trace in runner.run(point, case.questions, case.images).items()}
+        assert_alike(traces, plainly(case, point), point.name)
+    assert 0 < runner.stats().done < runner.stats().requested
 
 
 def test_a_point_asked_again_costs_nothing_until_it_is_forgotten(setting, prompted) -> None:
-    own = setting("mmkb_rag", prompted)
-    runner = GridRunner(own.config, own.dataset, "mmkb_rag")
-    first = runner.run(MMKB[2], own.questions, own.images)
+    case = setting("mmkb_rag", prompted)
+    runner = GridRunner(case.config, case.dataset, "mmkb_rag")
+    first = runner.run(MMKB[2], case.questions, case.images)
     cost = runner.stats().done
-    again = runner.run(MMKB[2], own.questions, own.images)
+    again = runner.run(MMKB[2], case.questions, case.images)
     assert runner.stats().done == cost
     assert {key: comparable(trace) for key, trace in again.items()} == {
         key: comparable(trace) for key, trace in first.items()
     }
     runner.forget()
-    runner.run(MMKB[2], own.questions, own.images)
+    runner.run(MMKB[2], case.questions, case.images)
     assert runner.stats().done == 2 * cost
 
 
 def test_a_gate_only_re_reads_its_score(setting, prompted) -> None:
-    own = setting("mmkb_rag", prompted)
-    runner = GridRunner(own.config, own.dataset, "mmkb_rag")
+    case = setting("mmkb_rag", prompted)
+    runner = GridRunner(case.config, case.dataset, "mmkb_rag")
     for gamma in (0.0, 1.0):
-        runner.run(Point("ends", {"gamma": gamma}), own.questions, own.images)
+        runner.run(Point("ends", {"gamma": gamma}), case.questions, case.images)
     cost = runner.stats().done
     for gamma in (0.2, 0.4, 0.5, 0.6, 0.8):
-        runner.run(Point(f"{gamma}", {"gamma": gamma}), own.questions, own.images)
+        runner.run(Point(f"{gamma}", {"gamma": gamma}), case.questions, case.images)
     assert runner.stats().done == cost
 
 
 def test_without_relevance_every_passage_is_answered_from(setting, checkpoints) -> None:
-    own = setting("mr2ag", checkpoints)
-    runner = GridRunner(own.config, own.dataset, "mr2ag")
-    traces = runner.run(Point("off", {"gamma": 0.0, "relevance": False}), own.questions, own.images)
+    case = setting("mr2ag", checkpoints)
+    runner = GridRunner(case.config, case.dataset, "mr2ag")
+    traces = runner.run(Point("off", {"gamma": 0.0, "relevance": False}), case.questions, case.images)
     for trace in traces.values():
         assert len(trace.passages) == 9
         assert all(passage.answer is not None and passage.s_rel == 1.0 for passage in trace.passages)
 
 
 def test_an_oracle_finds_the_questions_own_entry(setting, checkpoints) -> None:
-    own = setting("mr2ag", checkpoints)
-    runner = GridRunner(own.config, own.dataset, "mr2ag")
-    traces = runner.run(Point("gold", {"gamma": 0.0, "entries": "gold"}), own.questions, own.images)
-    for question in own.questions:
+    case = setting("mr2ag", checkpoints)
+    runner = GridRunner(case.config, case.dataset, "mr2ag")
+    traces = runner.run(Point("gold", {"gamma": 0.0, "entries": "gold"}), case.questions, case.images)
+    for question in case.questions:
         assert [hit.entry_id for hit in traces[question.id].hits] == list(question.entity_ids)
 
 
 def test_the_tuned_baselines_model_must_have_been_tuned_plainly(setting, checkpoints) -> None:
-    own = setting("mr2ag", checkpoints)
-    config = dataclasses.replace(own.config, plain_model=checkpoints.base)
-    runner = GridRunner(config, own.dataset, "mr2ag")
+    case = setting("mr2ag", checkpoints)
+    config = dataclasses.replace(case.config, plain_model=checkpoints.base)
+    runner = GridRunner(config, case.dataset, "mr2ag")
     with pytest.raises(UserError, match="was not fine-tuned with scheme plain"):
-        runner.run(Point("tuned", {"pipeline": "closed_book_tuned"}), own.questions, own.images)
+        runner.run(Point("tuned", {"pipeline": "closed_book_tuned"}), case.questions, case.images)
 
 
 def test_a_baselines_contexts_are_not_kept(setting, checkpoints) -> None:
     """Each is read at one point alone; those of all depths together would fill the memory."""
-    own = setting("mr2ag", checkpoints)
-    runner = GridRunner(own.config, own.dataset, "mr2ag")
-    runner.run(Point("naive", {"pipeline": "naive_rag_articles"}), own.questions, own.images)
+    case = setting("mr2ag", checkpoints)
+    runner = GridRunner(case.config, case.dataset, "mr2ag")
+    runner.run(Point("naive", {"pipeline": "naive_rag_articles"}), case.questions, case.images)
     assert runner.engine("base_model").stats.done > 0
     assert runner.engine("base_model").prefixes_kept == 0
-    runner.run(Point("start", {"gamma": 0.0}), own.questions, own.images)
+    runner.run(Point("start", {"gamma": 0.0}), case.questions, case.images)
     assert runner.engine("model").prefixes_kept > 0
 
 
 def test_oracle_passages_are_of_the_questions_own_entry(setting, checkpoints) -> None:
-    own = setting("mr2ag", checkpoints)
-    runner = GridRunner(own.config, own.dataset, "mr2ag")
+    case = setting("mr2ag", checkpoints)
+    runner = GridRunner(case.config, case.dataset, "mr2ag")
     point = Point("gold", {"pipeline": "naive_rag_passages", "entries": "gold"})
-    traces = runner.run(point, own.questions, own.images)
-    asked = [question for question in own.questions if question.requires_retrieval]
-    assert set(traces) == {question.id for question in asked}
-    for question in asked:
+    traces = runner.run(point, case.questions, case.images)
+    knowledge_based = [question for question in case.questions if question.requires_retrieval]
+    assert set(traces) == {question.id for question in knowledge_based}
+    for question in knowledge_based:
         assert {p.passage.entry_id for p in traces[question.id].passages} == set(question.entity_ids)
 
 
 def test_the_reranker_is_part_of_what_decides(setting, checkpoints) -> None:
-    own = setting("mr2ag", checkpoints)
-    runner = GridRunner(own.config, own.dataset, "mr2ag")
+    case = setting("mr2ag", checkpoints)
+    runner = GridRunner(case.config, case.dataset, "mr2ag")
     assert set(runner.fingerprints(["model"], [Point("start")])) == {"model"}
     points = [Point("naive", {"pipeline": "naive_rag_passages"})]
     assert set(runner.fingerprints(["model", "plain_model"], points)) == {"model", "plain_model", "reranker"}

@@ -42,17 +42,17 @@ def sweep(small_world, encoder, tmp_path):
 
 def test_mmkb_rag_ends_in_scores_and_plots(sweep, prompted) -> None:
     config = sweep(prompted, "mmkb_rag", {"gamma": [0.0, 0.5, 1.0], "k": ["auto", 1, 3], "mct": ["none", "merge"]})
-    found = sweep_run.run(config)
+    record = sweep_run.run(config)
     output = Path(config.output)
-    assert json.loads((output / "sweep.json").read_text()) == json.loads(json.dumps(found))
-    names = [point["name"] for point in found["points"]]
+    assert json.loads((output / "sweep.json").read_text()) == json.loads(json.dumps(record))
+    names = [point["name"] for point in record["points"]]
     assert names == ["start", "gamma=0.0", "gamma=1.0", "k=1", "k=3", "mct=none", "mct=merge"]
-    by_name = dict(zip(names, found["points"], strict=True))
+    by_name = dict(zip(names, record["points"], strict=True))
     assert by_name["gamma=0.0"]["retrieval_rate"] == 1.0
     assert by_name["gamma=1.0"]["retrieval_rate"] == by_name["gamma=1.0"]["passages_read"] == 0.0
     assert by_name["start"]["accuracy"]["n"] == 4
-    assert found["start"] == {"gamma": 0.5, "k": "auto", "mct": "filter"}
-    passes = found["forward_passes"]
+    assert record["start"] == {"gamma": 0.5, "k": "auto", "mct": "filter"}
+    passes = record["forward_passes"]
     assert passes["asked"] == passes["made"] + passes["saved"]
     assert passes["saved"] > 0
     drawn = {path.stem for path in output.glob("*.svg")}
@@ -60,14 +60,14 @@ def test_mmkb_rag_ends_in_scores_and_plots(sweep, prompted) -> None:
     for path in output.glob("*.svg"):
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
     assert "served from memory" in (output / "sweep.html").read_text()
-    assert "forward passes" in summary(found)
+    assert "forward passes" in summary(record)
 
 
 def test_mr2ag_has_rankings_and_both_reliability_diagrams(sweep, checkpoints) -> None:
     config = sweep(checkpoints, "mr2ag", {"ranking": ["random", "full"], "top_n": [1, 3]}, gamma=0.0)
-    found = sweep_run.run(config)
-    assert [point["name"] for point in found["points"]] == ["start", "ranking=random", "top_n=1", "top_n=3"]
-    assert found["points"][2]["passages_read"] == 3.0
+    record = sweep_run.run(config)
+    assert [point["name"] for point in record["points"]] == ["start", "ranking=random", "top_n=1", "top_n=3"]
+    assert record["points"][2]["passages_read"] == 3.0
     assert {path.stem for path in Path(config.output).glob("*.svg")} == {
         "ranking",
         "top_n",

@@ -68,7 +68,7 @@ def sweep(folder: Path, text: str) -> str:
     """The page of a sweep whose model, point and column are called `text`; its plots are written beside it."""
     config = SweepConfig(pipeline="mr2ag", model=text, grid={"gamma": [0.5]})  # type: ignore[arg-type]
     score = {"value": 0.5, "low": 0.25, "high": 0.75, "n": 4}
-    found = {
+    record = {
         "points": [
             {
                 "name": text,
@@ -85,7 +85,7 @@ def sweep(folder: Path, text: str) -> str:
         "forward_passes": {"made": 3, "saved": 9},
     }
     results: Any = SimpleNamespace(judgements=lambda kind: [Judgement(kind, 0.5, True)])
-    write_page(folder, config, results, found)
+    write_page(folder, config, results, record)
     return (folder / "sweep.html").read_text(encoding="utf-8")
 
 
@@ -108,6 +108,6 @@ def test_no_text_of_a_sweep_becomes_markup(tmp_path: Path) -> None:
 
 def test_the_page_allows_its_own_style_and_nothing_else(tmp_path: Path) -> None:
     page = sweep(tmp_path, "x")
-    own = read_asset("inference/report/page.css").hash
-    assert f"content=\"default-src 'none'; img-src data:; style-src '{own}'\"" in page
+    style_hash = read_asset("inference/report/page.css").hash
+    assert f"content=\"default-src 'none'; img-src data:; style-src '{style_hash}'\"" in page
     assert "<script" not in page

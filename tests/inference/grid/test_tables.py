@@ -58,9 +58,11 @@ def test_every_stage_sets_keys_that_its_entry_point_has(plan) -> None:
 
 @pytest.mark.parametrize("plan", [tables_mr2ag.plan(TablesConfig(output="out")), tables_mmkb.plan(MMKB)])
 def test_every_row_and_claim_is_answered_by_every_seed(plan) -> None:
-    answered = {(own.model, own.seed): {point.name for point in own.points} for own in plan.answering}
+    answered = {
+        (answering.model, answering.seed): {point.name for point in answering.points} for answering in plan.answering
+    }
     cells = {row.cell for table in plan.tables for row in table.rows}
-    cells |= {cell for table in plan.tables for claim in table.claims for own in claim.sums for cell in own}
+    cells |= {cell for table in plan.tables for claim in table.claims for weights in claim.sums for cell in weights}
     for model, point in cells:
         for seed in (0, 1, 2):
             assert point in answered[model, seed]
@@ -70,7 +72,7 @@ def test_every_row_and_claim_is_answered_by_every_seed(plan) -> None:
 def test_every_sum_of_a_claim_compares_equal_weights(plan) -> None:
     for table in plan.tables:
         for claim in table.claims:
-            assert all(sum(own.values()) == 0 for own in claim.sums), claim.text
+            assert all(sum(weights.values()) == 0 for weights in claim.sums), claim.text
 
 
 def test_stages_come_before_what_needs_them_and_fill_folders_of_their_own() -> None:
@@ -88,14 +90,14 @@ def test_the_baselines_model_is_tuned_on_the_same_questions_and_filter() -> None
     folders = [stage.folder for stage in plan.stages]
     data = [stage for stage in plan.stages if stage.module == "data_builders.build_plain"]
     assert len(data) == 3
-    for stage, own in zip(data, plan.answering, strict=True):
+    for stage, answering in zip(data, plan.answering, strict=True):
         assert {stage.settings[name] for name in ("dataset", "index", "reflection")} <= set(folders)
-        assert (stage.settings["dataset"], stage.settings["index"]) == (own.world, own.index)
-        reading = config.reading(own.world, own.index, own.checkpoint, own.plain)
+        assert (stage.settings["dataset"], stage.settings["index"]) == (answering.world, answering.index)
+        reading = config.reading(answering.world, answering.index, answering.checkpoint, answering.plain)
         for name in ("top_n", "passages", "reranker", "reranker_model", "encoder"):
             assert stage.settings[name] == getattr(reading, name)
-        assert own.plain in folders
-        assert reading.plain_model == str(own.plain)
+        assert answering.plain in folders
+        assert reading.plain_model == str(answering.plain)
 
 
 def test_finished_runs_are_not_made_again(tmp_path) -> None:
@@ -140,7 +142,9 @@ def test_every_claim_of_a_lead_is_over_each_baseline_of_evaluate_at_that_depth()
         assert read == wanted
     first, _, sixth, _ = tables_mr2ag.tables(config)
     (claim,) = [claim for claim in first.claims if "same retrieval" in claim.text]
-    assert {cell for own in claim.sums for cell, weight in own.items() if weight < 0} == set(tables_mr2ag.baselines(4))
+    assert {cell for weights in claim.sums for cell, weight in weights.items() if weight < 0} == set(
+        tables_mr2ag.baselines(4)
+    )
     assert [claim.text for claim in sixth.claims][:5] == [
         f"At {count}, mR²AG is ahead of the best baseline" for count in (1, 3, 4, 5, 10)
     ]
@@ -157,9 +161,9 @@ def test_the_best_baseline_decides_and_a_tie_with_it_is_no_lead(make) -> None:
     }
     claim = Claim("ahead of the best", ahead(("m", "start"), ("m", "weak"), ("m", "strong")))
     table = Table("T", [Row("mR²AG", ("m", "start"))], [claim])
-    found = measure(table, {"m": [Results(questions, rows, Measure("infoseek"))]}, seed=0)
-    assert found["claims"][0]["verdict"] == "within noise"
-    (line,) = [line for line in claims(found["claims"]) if line.startswith("| ahead of the best |")]
+    measured = measure(table, {"m": [Results(questions, rows, Measure("infoseek"))]}, seed=0)
+    assert measured["claims"][0]["verdict"] == "within noise"
+    (line,) = [line for line in claims(measured["claims"]) if line.startswith("| ahead of the best |")]
     assert "+0.0 (+0.0 to +0.0), the smallest of 2: start over strong" in line
 
 
@@ -183,8 +187,8 @@ def test_the_caption_says_how_long_both_were_tuned(tmp_path) -> None:
 def test_sizes_are_shares_of_the_own_labels(tmp_path) -> None:
     config = dataclasses.replace(MMKB, output=str(tmp_path), least_steps=30)
     stages = {stage.name: stage for stage in tables_mmkb.plan(config).stages}
-    own, tenth = (stages[f"labels: {name}"] for name in (MODEL, "own labels 10%"))
-    write_json(own.folder / "statistics.json", {"train": {"examples": 90, "taken": {"srt": {"examples": 200}}}})
+    whole, tenth = (stages[f"labels: {name}"] for name in (MODEL, "own labels 10%"))
+    write_json(whole.folder / "statistics.json", {"train": {"examples": 90, "taken": {"srt": {"examples": 200}}}})
     write_json(tenth.folder / "statistics.json", {"train": {"examples": 18, "taken": {"srt": {"examples": 20}}}})
     assert srt_labels(config, 0.1) == 20
     assert stages["labels: own labels 10%"].settings["srt_limit"]() == 20

@@ -41,9 +41,9 @@ class ScriptedReader:
         self.answered: list[str] = []
 
     def answer_plainly(self, questions, images, contexts) -> list[Answer]:
-        kept = [own[: self._room] for own in contexts]
-        self.contexts += [[passage.id for passage in own] for own in kept]
-        return [dataclasses.replace(self._answer("plain"), passages_read=len(own)) for own in kept]
+        kept = [context[: self._room] for context in contexts]
+        self.contexts += [[passage.id for passage in context] for context in kept]
+        return [dataclasses.replace(self._answer("plain"), passages_read=len(context)) for context in kept]
 
     def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
         return Opened(questions, prefixes=None, lengths=[1] * len(questions))
@@ -56,10 +56,14 @@ class ScriptedReader:
         return [self._answer("direct") for _ in rows]
 
     def judge(self, opened: Opened, passages: Sequence[Sequence[Passage]]) -> Judged:
-        kept = [list(own[: self._room]) for own in passages]
-        self.read_passages += [passage.id for own in kept for passage in own]
-        found = [[self._relevance.get(passage.id, 0.1) for passage in own] for own in kept]
-        return Judged(kept, kept, [[(value, 1 - value) for value in own] for own in found])
+        kept = [list(question_passages[: self._room]) for question_passages in passages]
+        self.read_passages += [passage.id for question_passages in kept for passage in question_passages]
+        relevance = [
+            [self._relevance.get(passage.id, 0.1) for passage in question_passages] for question_passages in kept
+        ]
+        return Judged(
+            kept, kept, [[(value, 1 - value) for value in question_relevance] for question_relevance in relevance]
+        )
 
     def answer_from(self, judged: Judged, rows: Sequence[tuple[int, int]]) -> list[Answer]:
         ids = [judged.branches[question][passage].id for question, passage in rows]
@@ -102,20 +106,26 @@ class ScriptedPromptedReader:
         return [self._gates[question.id] for question in opened.questions]
 
     def judge(self, opened: Opened, documents: Sequence[Sequence[Passage]]) -> list[list[float | None]]:
-        self.judged += [[passage.id for passage in own] for own in documents if own]
-        return [[self._relevance.get(passage.id, 0.1) for passage in own] for own in documents]
+        self.judged += [
+            [passage.id for passage in question_documents] for question_documents in documents if question_documents
+        ]
+        return [
+            [self._relevance.get(passage.id, 0.1) for passage in question_documents] for question_documents in documents
+        ]
 
     def agree(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Reply]:
-        self.agreed += [[passage.id for passage in own] for own in documents.values()]
+        self.agreed += [[passage.id for passage in question_documents] for question_documents in documents.values()]
         return {
-            i: Reply(f"{self._reply} [Rel]", self._reply, min(len(own), self._shown), tokens=7, finished=True)
-            for i, own in documents.items()
+            i: Reply(
+                f"{self._reply} [Rel]", self._reply, min(len(question_documents), self._shown), tokens=7, finished=True
+            )
+            for i, question_documents in documents.items()
         }
 
     def answer(self, opened: Opened, documents: Mapping[int, Sequence[Passage]]) -> dict[int, Answer]:
         answers = {}
-        for i, own in documents.items():
-            kept = own[: self._room]
+        for i, question_documents in documents.items():
+            kept = question_documents[: self._room]
             self.contexts[opened.questions[i].id] = [passage.text for passage in kept]
             answers[i] = Answer(f"tuned from {len(kept)}", 0.6, tokens=3, passages_read=len(kept))
         return answers
@@ -130,11 +140,11 @@ class FixedRetriever:
 
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
         self.searched += len(images)
-        found = [
+        hits = [
             Hit(entry_id=entry_id, score=score, rank=rank, query="image", kb="kb", parts={})
             for rank, (entry_id, score) in enumerate(self._scores.items(), start=1)
         ]
-        return [found[:top_n] for _ in images]
+        return [hits[:top_n] for _ in images]
 
 
 @pytest.fixture

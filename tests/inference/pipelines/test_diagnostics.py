@@ -57,19 +57,19 @@ def test_probes_of_the_data_set_go_before_looks(make, tmp_path, knowledge) -> No
     passage = make.passage("made_up", 0)
     row = {"question_id": "q000", "attribute": "mark", "passage": dataclasses.asdict(passage)}
     (tmp_path / "probes.jsonl").write_text(json.dumps(row) + "\n")
-    found = builder(tmp_path, knowledge, looks=LOOKS, relations=RELATIONS)
-    probes = found.build(make.question(0, evidence=make.evidence("gold", 1)))
+    diagnostic_passages = builder(tmp_path, knowledge, looks=LOOKS, relations=RELATIONS)
+    probes = diagnostic_passages.build(make.question(0, evidence=make.evidence("gold", 1)))
     assert [(p.source, p.passage.entry_id) for p in probes if attribute_of(p.source)] == [
         ("look_alike:mark", "made_up")
     ]
-    assert found.has_look_alikes
+    assert diagnostic_passages.has_look_alikes
 
 
 def test_without_looks_there_are_no_look_alikes(make, tmp_path, knowledge) -> None:
-    found = builder(tmp_path, knowledge)
-    probes = found.build(make.question(0, evidence=make.evidence("gold", 0)))
+    diagnostic_passages = builder(tmp_path, knowledge)
+    probes = diagnostic_passages.build(make.question(0, evidence=make.evidence("gold", 0)))
     assert [p.source for p in probes] == ["gold", "same_article"]
-    assert not found.has_look_alikes
+    assert not diagnostic_passages.has_look_alikes
 
 
 def test_a_question_without_evidence_has_no_probes(make, tmp_path, knowledge) -> None:
@@ -102,8 +102,8 @@ def test_attribute_of() -> None:
 
 
 def test_a_document_states_the_answer_if_it_is_of_the_entity_and_holds_it(make) -> None:
-    own, other = make.question(0, entity_ids=("e1",)), make.question(1, evidence=make.evidence("e1"))
-    for question in (own, other):
+    by_entity, other = make.question(0, entity_ids=("e1",)), make.question(1, evidence=make.evidence("e1"))
+    for question in (by_entity, other):
         assert is_stating(question, make.passage("e1", text="It is made of oak."))
         assert not is_stating(question, make.passage("e1", text="It is made of pine."))
         assert not is_stating(question, make.passage("e2", text="It is made of oak."))

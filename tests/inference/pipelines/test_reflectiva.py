@@ -150,8 +150,10 @@ def test_it_decides_and_answers_as_the_released_procedure_does(model, pipeline, 
 
     traces = pipeline(fallback="random").run(questions, images)
 
-    found = [(list(trace.used) if trace.retrieved else None, " ".join(trace.answer.split())) for trace in traces]
-    assert found == expected
+    passages_and_answers = [
+        (list(trace.used) if trace.retrieved else None, " ".join(trace.answer.split())) for trace in traces
+    ]
+    assert passages_and_answers == expected
     read = [used for used, _ in expected]
     assert None in read  # every way through the procedure was taken
     assert any(used is not None and len(used) > 1 for used in read)

@@ -44,8 +44,8 @@ def log_probabilities(loaded: Loaded, rendered, more: list[int]) -> torch.Tensor
     kinds = (ids == loaded.renderer.image_token_id).int()
     extra = {"mm_token_type_ids": kinds} if loaded.model.config.model_type == "qwen2_vl" else {}
     with torch.no_grad():
-        found = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids), **rendered.vision, **extra)
-    return found.logits[0, -1].float().log_softmax(-1)
+        outputs = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids), **rendered.vision, **extra)
+    return outputs.logits[0, -1].float().log_softmax(-1)
 
 
 def softmax_of_two(loaded: Loaded, rendered, more: list[int], roles: tuple[str, str]) -> float:
@@ -67,8 +67,8 @@ def greedy(loaded: Loaded, rendered, more: list[int], most: int) -> tuple[str, f
 
 
 def test_score_ret_is_the_softmax_of_two_logits(make, tuned, reader, pictures) -> None:
-    found = reader.gates(reader.open(questions(make), pictures))
-    for score, question, picture in zip(found, questions(make), pictures, strict=True):
+    gates = reader.gates(reader.open(questions(make), pictures))
+    for score, question, picture in zip(gates, questions(make), pictures, strict=True):
         prefix, prompt = (
             tuned.renderer.question_prefix(question.text, picture),
             PromptScheme.of(tuned.renderer).prompt_branch(tuned.renderer, "ret"),
@@ -77,46 +77,48 @@ def test_score_ret_is_the_softmax_of_two_logits(make, tuned, reader, pictures) -
 
 
 def test_score_srt_is_the_softmax_of_two_logits(make, tuned, reader, pictures) -> None:
-    found = reader.judge(reader.open(questions(make), pictures), documents(make))
-    assert [len(own) for own in found] == [2, 0, 1]
-    for scores, question, picture, own in zip(found, questions(make), pictures, documents(make), strict=True):
+    scores_by_question = reader.judge(reader.open(questions(make), pictures), documents(make))
+    assert [len(question_scores) for question_scores in scores_by_question] == [2, 0, 1]
+    for scores, question, picture, question_documents in zip(
+        scores_by_question, questions(make), pictures, documents(make), strict=True
+    ):
         prefix = tuned.renderer.question_prefix(question.text, picture)
-        for score, passage in zip(scores, own, strict=True):
+        for score, passage in zip(scores, question_documents, strict=True):
             prompt = PromptScheme.of(tuned.renderer).prompt_branch(tuned.renderer, "srt", [passage])
             assert score == pytest.approx(softmax_of_two(tuned, prefix, prompt, ("relevant", "irrelevant")), abs=1e-5)
 
 
 def test_a_reply_to_mct_is_decoded_from_the_numbered_documents(make, tuned, reader, pictures) -> None:
-    own = documents(make)[0]
-    found = reader.agree(reader.open(questions(make), pictures), {2: own})
+    first_documents = documents(make)[0]
+    replies = reader.agree(reader.open(questions(make), pictures), {2: first_documents})
     prefix = tuned.renderer.question_prefix(questions(make)[2].text, pictures[2])
     text, _, tokens = greedy(
-        tuned, prefix, PromptScheme.of(tuned.renderer).prompt_branch(tuned.renderer, "mct", own), MAX_REPLY
+        tuned, prefix, PromptScheme.of(tuned.renderer).prompt_branch(tuned.renderer, "mct", first_documents), MAX_REPLY
     )
-    assert list(found) == [2]
-    assert (found[2].text, found[2].tokens, found[2].shown) == (text, tokens, 2)
-    assert found[2].finished is (tokens < MAX_REPLY)
+    assert list(replies) == [2]
+    assert (replies[2].text, replies[2].tokens, replies[2].shown) == (text, tokens, 2)
+    assert replies[2].finished is (tokens < MAX_REPLY)
 
 
 def test_answers_are_read_with_and_without_documents(make, tuned, reader, pictures) -> None:
-    own = documents(make)[0]
-    found = reader.answer(reader.open(questions(make), pictures), {0: own, 1: []})
-    for i, passages in ((0, own), (1, [])):
+    first_documents = documents(make)[0]
+    answers = reader.answer(reader.open(questions(make), pictures), {0: first_documents, 1: []})
+    for i, passages in ((0, first_documents), (1, [])):
         prefix = tuned.renderer.question_prefix(questions(make)[i].text, pictures[i])
         text, score, tokens = greedy(
             tuned, prefix, PromptScheme.of(tuned.renderer).prompt_branch(tuned.renderer, "vqa", passages), MAX_NEW
         )
-        assert (found[i].text, found[i].tokens, found[i].passages_read) == (text, tokens, len(passages))
-        assert found[i].score == pytest.approx(score, abs=1e-5)
+        assert (answers[i].text, answers[i].tokens, answers[i].passages_read) == (text, tokens, len(passages))
+        assert answers[i].score == pytest.approx(score, abs=1e-5)
 
 
 def test_the_tuned_model_is_asked_as_a_plain_model_is(make, tuned, reader, pictures) -> None:
     plain = Reader(PrefixEngine(tuned), MAX_NEW)
     contexts = [documents(make)[0], [], documents(make)[2]]
     expected = plain.answer_plainly(questions(make), pictures, contexts)
-    found = reader.answer(reader.open(questions(make), pictures), dict(enumerate(contexts)))
-    assert [found[i].text for i in range(3)] == [answer.text for answer in expected]
-    assert [found[i].score for i in range(3)] == pytest.approx([answer.score for answer in expected], abs=1e-5)
+    answers = reader.answer(reader.open(questions(make), pictures), dict(enumerate(contexts)))
+    assert [answers[i].text for i in range(3)] == [answer.text for answer in expected]
+    assert [answers[i].score for i in range(3)] == pytest.approx([answer.score for answer in expected], abs=1e-5)
 
 
 def test_what_does_not_fit_is_left_out_whole(make, tuned, pictures) -> None:

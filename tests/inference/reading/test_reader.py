@@ -30,8 +30,8 @@ def log_probabilities(loaded: Loaded, rendered, more: list[int]) -> torch.Tensor
     kinds = (ids == loaded.renderer.image_token_id).int()
     extra = {"mm_token_type_ids": kinds} if loaded.model.config.model_type == "qwen2_vl" else {}
     with torch.no_grad():
-        found = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids), **rendered.vision, **extra)
-    return found.logits[0].float().log_softmax(-1)
+        outputs = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids), **rendered.vision, **extra)
+    return outputs.logits[0].float().log_softmax(-1)
 
 
 def passages(make):
@@ -47,9 +47,9 @@ def passages(make):
 
 def test_a_gate_is_the_share_of_retrieval_among_the_two_tokens(make, tuned, reader, pictures) -> None:
     questions = [make.question(0), make.question(1, text="Who made it?"), make.question(2, text="Where is it?")]
-    found = reader.gates(reader.open(questions, pictures))
+    gates = reader.gates(reader.open(questions, pictures))
     yes, no = tuned.renderer.token_id("retrieve"), tuned.renderer.token_id("no_retrieve")
-    for gate, question, picture in zip(found, questions, pictures, strict=True):
+    for gate, question, picture in zip(gates, questions, pictures, strict=True):
         last = log_probabilities(tuned, tuned.renderer.prefix(question.text, picture), [])[-1].exp()
         assert gate == pytest.approx(float(last[yes] / (last[yes] + last[no])), abs=1e-5)
 
@@ -57,10 +57,12 @@ def test_a_gate_is_the_share_of_retrieval_among_the_two_tokens(make, tuned, read
 def test_s_rel_is_the_full_softmax_of_an_independent_row(make, tuned, reader, pictures) -> None:
     questions = [make.question(i) for i in range(3)]
     judged = reader.judge(reader.open(questions, pictures), passages(make))
-    assert [len(own) for own in judged.relevance] == [2, 0, 1]
+    assert [len(question_pairs) for question_pairs in judged.relevance] == [2, 0, 1]
     ids = [tuned.renderer.token_id(role) for role in ("relevant", "irrelevant")]
-    for question, picture, own, found in zip(questions, pictures, passages(make), judged.relevance, strict=True):
-        for passage, pair in zip(own, found, strict=True):
+    for question, picture, question_passages, question_pairs in zip(
+        questions, pictures, passages(make), judged.relevance, strict=True
+    ):
+        for passage, pair in zip(question_passages, question_pairs, strict=True):
             branch = PassageScheme.of(tuned.renderer).passage_branch(tuned.renderer, passage)
             last = log_probabilities(tuned, tuned.renderer.prefix(question.text, picture), branch)[-1].exp()
             assert list(pair) == pytest.approx([float(last[i]) for i in ids], abs=1e-5)
@@ -105,11 +107,11 @@ def test_nothing_to_answer_costs_nothing(make, reader, pictures) -> None:
 def test_a_plain_prompt_keeps_as_many_whole_passages_as_fit(make, checkpoints, pictures) -> None:
     loaded = load(checkpoints.base)
     engine = PrefixEngine(loaded)
-    question, own = make.question(0), [make.passage(f"e{i}") for i in range(4)]
-    length = len(loaded.renderer.plain(question.text, pictures[0], own[:2]).ids)
+    question, context = make.question(0), [make.passage(f"e{i}") for i in range(4)]
+    length = len(loaded.renderer.plain(question.text, pictures[0], context[:2]).ids)
     for room, expected in ((length, 2), (length - 1, 1), (10_000, 4), (1, 0)):
         engine.max_length = room + MAX_NEW if room > 1 else 60  # room for the question alone
-        (answer,) = Reader(engine, MAX_NEW).answer_plainly([question], pictures[:1], [own])
+        (answer,) = Reader(engine, MAX_NEW).answer_plainly([question], pictures[:1], [context])
         assert answer.passages_read == expected
 
 

@@ -18,7 +18,7 @@ from reflectune.metrics.registry import Metric
 
 
 def run(measure: Measure, questions: list[Question], traces: dict[str, list[Any]]) -> dict[str, Any]:
-    by_id = {name: {trace.question_id: trace for trace in found} for name, found in traces.items()}
+    by_id = {name: {trace.question_id: trace for trace in pipeline_traces} for name, pipeline_traces in traces.items()}
     return evaluate(questions, by_id, measure=measure, gamma=0.5, seed=0)
 
 
@@ -89,7 +89,7 @@ def test_bem_is_asked_once_for_all_and_what_it_cannot_read_is_wrong_and_told(mak
     assert values(metrics["pipelines"]["closed_book"])["overall"] == 0.75
     assert metrics["comparisons"]["mr2ag - closed_book"]["value"] == pytest.approx(0.25)
     assert metrics["too_long_for_bem"] == ["q001"]
-    by_id = {name: {trace.question_id: trace for trace in found} for name, found in traces.items()}
+    by_id = {name: {trace.question_id: trace for trace in pipeline_traces} for name, pipeline_traces in traces.items()}
     assert "1 questions had an answer too long" in " ".join(notices(evqa, by_id, metrics, {}, [], measure))
 
 

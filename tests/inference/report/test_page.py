@@ -72,10 +72,10 @@ def test_untrusted_text_adds_no_element() -> None:
 
 
 def test_the_policy_allows_exactly_our_script_and_style() -> None:
-    found = Elements(page())
-    policy = next(tag["content"] for name, tag in found.tags if tag.get("http-equiv") == "Content-Security-Policy")
+    elements = Elements(page())
+    policy = next(tag["content"] for name, tag in elements.tags if tag.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; img-src data:;")
-    for kind, text in (("script", found.raw["script"][1]), ("style", "".join(found.raw["style"]))):
+    for kind, text in (("script", elements.raw["script"][1]), ("style", "".join(elements.raw["style"]))):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
 

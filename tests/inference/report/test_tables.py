@@ -49,7 +49,7 @@ def test_the_papers_order_stands_beside_ours_without_its_numbers(metrics) -> Non
 
 def test_the_verdict_on_the_order_is_said_in_words() -> None:
     beaten, tied, ahead = ({"low": low, "high": high} for low, high in ((-0.2, -0.1), (0.0, 0.1), (0.1, 0.2)))
-    found = {
+    rankings = {
         "pairs_ordered_as_in_paper": {"overall": 0.75, "unseen_entity": 1.0, "unseen_question": 0.5},
         "full_product_leads": {
             "overall": {"rel": beaten, "ans": ahead},
@@ -58,7 +58,7 @@ def test_the_verdict_on_the_order_is_said_in_words() -> None:
         },
     }
     heads = {"overall": "overall", "unseen_entity": "unseen entity", "unseen_question": "unseen question"}
-    first, second, third = report_tables.ranking_sentences(found, heads)
+    first, second, third = report_tables.ranking_sentences(rankings, heads)
     assert first.startswith("Overall: 75 % of the pairs")
     assert "the full product is behind rel, by" in first
     assert second.startswith("Unseen entity: 100 %")

@@ -43,7 +43,7 @@ def test_each_pipeline_takes_the_questions_that_it_can_answer(make) -> None:
     visual = make.question(3, requires_retrieval=False, evidence=make.evidence())
     config = EvaluateConfig(pipelines=["mr2ag", "oracle", "naive_rag", "closed_book"])
     planned = experiment.plan(config, [known, no_evidence, bare, visual])
-    assert {name: [q.id for q in own] for name, own in planned.items()} == {
+    assert {name: [q.id for q in taken] for name, taken in planned.items()} == {
         "retrieval": ["q000", "q001"],
         "closed_book": ["q000", "q001", "q002", "q003"],
         "naive_rag_article": ["q000", "q001", "q002"],
@@ -60,7 +60,7 @@ def test_each_pipeline_takes_the_questions_that_it_can_answer(make) -> None:
 def test_mmkb_rag_brings_the_stage_that_measures_its_decisions(make) -> None:
     known, visual = make.question(0, entity_ids=("e1",)), make.question(1, requires_retrieval=False)
     planned = experiment.plan(EvaluateConfig(pipelines=["closed_book", "mmkb_rag"]), [known, visual])
-    assert {name: [q.id for q in own] for name, own in planned.items()} == {
+    assert {name: [q.id for q in taken] for name, taken in planned.items()} == {
         "retrieval": ["q000"],
         "closed_book": ["q000", "q001"],
         "mmkb_rag": ["q000", "q001"],
@@ -85,6 +85,6 @@ def test_minutes_add_up_over_questions_and_steps(make) -> None:
 
 
 def test_every_setting_of_mmkb_rag_is_part_of_what_its_traces_depend_on() -> None:
-    own = {f.name for f in dataclasses.fields(EvaluateConfig) if f.metadata["help"].startswith("MMKB-RAG:")}
-    assert len(own) == 8
-    assert own | {"top_n", "gamma"} == set(find_recipe("mmkb_rag").settings)
+    mmkb_settings = {f.name for f in dataclasses.fields(EvaluateConfig) if f.metadata["help"].startswith("MMKB-RAG:")}
+    assert len(mmkb_settings) == 8
+    assert mmkb_settings | {"top_n", "gamma"} == set(find_recipe("mmkb_rag").settings)

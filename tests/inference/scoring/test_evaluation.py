@@ -15,7 +15,7 @@ UQ, UE = "val_unseen_question", "val_unseen_entity"
 def run(questions, traces, gamma=0.5, metric="infoseek"):
     return evaluate(
         questions,
-        {name: {t.question_id: t for t in found} for name, found in traces.items()},
+        {name: {t.question_id: t for t in pipeline_traces} for name, pipeline_traces in traces.items()},
         measure=Measure(metric),
         gamma=gamma,
         seed=0,
@@ -153,9 +153,9 @@ def test_recall_looks_at_the_first_k_entries(make) -> None:
         make.trace(1, "retrieval", hits=(make.hit("e2", 0), make.hit("e1", 1))),
         make.trace(2, "retrieval", hits=(make.hit("e2", 0), make.hit("e3", 1))),
     ]
-    found = run(questions, {"retrieval": traces})["retrieval"]
-    assert found["article_recall@1"]["value"] == pytest.approx(1 / 3)
-    assert found["article_recall@5"]["value"] == pytest.approx(2 / 3)
+    recalls = run(questions, {"retrieval": traces})["retrieval"]
+    assert recalls["article_recall@1"]["value"] == pytest.approx(1 / 3)
+    assert recalls["article_recall@5"]["value"] == pytest.approx(2 / 3)
 
 
 def test_rankings_choose_among_the_same_candidates(make) -> None:
@@ -224,10 +224,10 @@ def test_each_tuned_pipeline_is_compared_with_the_baselines_question_by_question
             tuned: [make.trace(i, tuned, "oak" if i < 3 else "fir") for i in range(4)],
         },
     )
-    found = metrics["comparisons"]
-    assert list(found) == [f"{tuned} - {name}" for name in ("best_baseline", "closed_book", "naive_rag_article")]
-    assert [score["value"] for score in found.values()] == pytest.approx([0.5, 0.75, 0.5])
-    assert found[f"{tuned} - best_baseline"]["low"] <= 0.5 <= found[f"{tuned} - best_baseline"]["high"]
+    comparisons = metrics["comparisons"]
+    assert list(comparisons) == [f"{tuned} - {name}" for name in ("best_baseline", "closed_book", "naive_rag_article")]
+    assert [score["value"] for score in comparisons.values()] == pytest.approx([0.5, 0.75, 0.5])
+    assert comparisons[f"{tuned} - best_baseline"]["low"] <= 0.5 <= comparisons[f"{tuned} - best_baseline"]["high"]
 
 
 def test_mmkb_rags_stage_is_no_pipeline(make) -> None:

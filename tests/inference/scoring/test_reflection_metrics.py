@@ -12,7 +12,7 @@ UQ, UE = "val_unseen_question", "val_unseen_entity"
 def run(questions, traces, gamma=0.5):
     return reflection(
         questions,
-        {name: {t.question_id: t for t in found} for name, found in traces.items()},
+        {name: {t.question_id: t for t in pipeline_traces} for name, pipeline_traces in traces.items()},
         measure=Measure("infoseek"),
         gamma=gamma,
         seed=0,
@@ -32,25 +32,26 @@ def ret(make):
 
 
 def test_ret_is_measured_against_what_the_base_model_gets_wrong(ret) -> None:
-    found = run(*ret)["ret"]
-    assert found["overall"]["auroc"]["value"] == 1.0
-    assert found["overall"]["accuracy"]["value"] == pytest.approx(3 / 4)  # 0.5 is not above gamma, and it was needed
-    assert found["overall"]["base_wrong"]["value"] == pytest.approx(3 / 4)
+    ret_scores = run(*ret)["ret"]
+    assert ret_scores["overall"]["auroc"]["value"] == 1.0
+    # 0.5 is not above gamma, and retrieval was needed
+    assert ret_scores["overall"]["accuracy"]["value"] == pytest.approx(3 / 4)
+    assert ret_scores["overall"]["base_wrong"]["value"] == pytest.approx(3 / 4)
     # Bins of one each: |0.9 - 1|, |0.2 - 0|, |0.6 - 1|, |0.5 - 1|.
-    assert found["overall"]["calibration_error"]["value"] == pytest.approx((0.1 + 0.2 + 0.4 + 0.5) / 4)
+    assert ret_scores["overall"]["calibration_error"]["value"] == pytest.approx((0.1 + 0.2 + 0.4 + 0.5) / 4)
 
 
 def test_ret_is_measured_by_split_too(ret) -> None:
-    found = run(*ret)["ret"]
-    assert found["unseen_entity"]["auroc"] == {"value": 1.0, "low": 1.0, "high": 1.0, "n": 2}
-    assert found["unseen_question"]["auroc"] is None  # the base model is wrong on both
-    assert found["unseen_question"]["accuracy"]["value"] == 0.5
+    ret_scores = run(*ret)["ret"]
+    assert ret_scores["unseen_entity"]["auroc"] == {"value": 1.0, "low": 1.0, "high": 1.0, "n": 2}
+    assert ret_scores["unseen_question"]["auroc"] is None  # the base model is wrong on both
+    assert ret_scores["unseen_question"]["accuracy"]["value"] == 0.5
 
 
 def test_without_closed_book_ret_is_not_measured(ret) -> None:
     questions, traces = ret
-    found = run(questions, {"reflection": traces["reflection"]})["ret"]["overall"]
-    assert set(found.values()) == {None}
+    ret_scores = run(questions, {"reflection": traces["reflection"]})["ret"]["overall"]
+    assert set(ret_scores.values()) == {None}
 
 
 def test_a_question_that_failed_says_nothing_about_the_base_model(make, ret) -> None:
@@ -62,14 +63,14 @@ def test_a_question_that_failed_says_nothing_about_the_base_model(make, ret) -> 
 def test_the_gate_decides_on_visual_questions_too_and_is_measured_without_them_beside(make, ret) -> None:
     questions, traces = ret
     questions = [make.question(0, UE, requires_retrieval=False), *questions[1:]]
-    found = run(questions, traces)
-    assert found["ret"]["overall"]["accuracy"]["n"] == 4
-    assert found["ret_knowledge"]["overall"]["accuracy"]["n"] == 3
-    assert found["srt"]["overall"]["stating_retrieved"]["n"] == 3
+    scores = run(questions, traces)
+    assert scores["ret"]["overall"]["accuracy"]["n"] == 4
+    assert scores["ret_knowledge"]["overall"]["accuracy"]["n"] == 3
+    assert scores["srt"]["overall"]["stating_retrieved"]["n"] == 3
 
 
 def test_srt_ranks_where_there_is_something_to_rank(make) -> None:
-    def found(number, *scores):
+    def judged(number, *scores):
         passages = tuple(
             make.read(section=k, rel=score, source="stating" if stating else "")
             for k, (score, stating) in enumerate(scores)
@@ -77,10 +78,10 @@ def test_srt_ranks_where_there_is_something_to_rank(make) -> None:
         return make.trace(number, "reflection", "", gate=0.9, passages=passages)
 
     traces = [
-        found(0, (0.2, False), (0.9, True)),  # SRT is right, the retriever wrong
-        found(1, (0.4, True), (0.6, False)),  # the other way round
-        found(2, (0.7, True), (0.7, False)),  # a tie keeps the retriever's order
-        found(3, (0.9, False)),  # nothing states the answer
+        judged(0, (0.2, False), (0.9, True)),  # SRT is right, the retriever wrong
+        judged(1, (0.4, True), (0.6, False)),  # the other way round
+        judged(2, (0.7, True), (0.7, False)),  # a tie keeps the retriever's order
+        judged(3, (0.9, False)),  # nothing states the answer
     ]
     srt = run([make.question(i) for i in range(4)], {"reflection": traces})["srt"]["unseen_entity"]
     assert srt["stating_retrieved"]["value"] == pytest.approx(3 / 4)
@@ -92,13 +93,13 @@ def test_malformed_replies_are_counted_by_problem(make) -> None:
     replies = [MctTrace("2.", 2, keep=(2,)), MctTrace("x", 2, problem="no_numbers"), None]
     replies.append(MctTrace("9.", 2, problem="out_of_range"))
     traces = [make.trace(i, "mmkb_rag", retrieved=i > 0, mct=mct) for i, mct in enumerate(replies)]
-    found = run([make.question(i) for i in range(4)], {"mmkb_rag": traces})
-    assert found["mct"] == {
+    scores = run([make.question(i) for i in range(4)], {"mmkb_rag": traces})
+    assert scores["mct"] == {
         "replies": 3,
         "malformed": 2,
         "problems": {"no_numbers": 1, "out_of_range": 1, "repeated": 0, "empty_summary": 0},
     }
-    assert found["retrieved"]["value"] == pytest.approx(3 / 4)
+    assert scores["retrieved"]["value"] == pytest.approx(3 / 4)
 
 
 def test_other_pipelines_have_no_such_section(make) -> None:
@@ -107,7 +108,7 @@ def test_other_pipelines_have_no_such_section(make) -> None:
 
 def test_rows_for_the_charts(make, ret) -> None:
     questions, traces = ret
-    by_id = {name: {t.question_id: t for t in found} for name, found in traces.items()}
+    by_id = {name: {t.question_id: t for t in pipeline_traces} for name, pipeline_traces in traces.items()}
     assert ret_rows(questions, by_id, Measure("infoseek")) == [(0.9, 1.0), (0.2, 0.0), (0.6, 1.0), (0.5, 1.0)]
     passages = (make.read(rel=0.8, source="stating"), make.read(section=1, rel=0.3))
     assert srt_rows([make.trace(0, "reflection", "", passages=passages)]) == [(0.8, 1.0), (0.3, 0.0)]
