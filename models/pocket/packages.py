@@ -29,17 +29,9 @@ SECONDS: Final = 900
 UNREACHABLE: Final = (
     *("newconnectionerror", "connection refused", "connection broken", "connecttimeout", "readtimeout", "timed out"),
     *("name resolution", "name or service not known", "could not resolve", "unable to connect", "max retries"),
-    *(
-        "enotfound",
-        "econnrefused",
-        "econnreset",
-        "eai_again",
-        "etimedout",
-        "err_socket",
-        "proxyerror",
-        "retrying (retry",
-    ),
-    *("network is unreachable", "could not connect", "could not handshake", "certificate"),
+    *("enotfound", "econnrefused", "econnreset", "eai_again", "etimedout", "err_socket", "proxyerror"),
+    *("network is unreachable", "could not connect", "could not handshake", "certificate", "temporary failure"),
+    "retrying (retry",
 )
 """What the three clients write when they reach no registry, in small letters."""
 ABSENT: Final = (
