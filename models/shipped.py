@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from reflectune.core.errors import UserError
+from reflectune.models import miniature
 
-MINIATURES = Path(__file__).parent / "miniature"
 _MINIATURE, _POCKET = "miniature/", "pocket/"
 
 
@@ -25,8 +25,9 @@ def shipped_folder(name: str) -> Path | None:
         return pocket_folder(name)
     if not name.startswith(_MINIATURE):
         return None
-    folder = MINIATURES / name.removeprefix(_MINIATURE)
+    miniatures = Path(next(iter(miniature.__path__)))
+    folder = miniatures / name.removeprefix(_MINIATURE)
     if not (folder / "config.json").is_file():
-        known = sorted(path.parent.name for path in MINIATURES.glob("*/config.json"))
-        raise UserError(f"no model {name}; this installation has {', '.join(map(_MINIATURE.__add__, known)) or 'none'}")
+        known = sorted(f"{_MINIATURE}{path.parent.name}" for path in miniatures.glob("*/config.json"))
+        raise UserError(f"no model {name}; this installation has {', '.join(known) or 'none'}")
     return folder

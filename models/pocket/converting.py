@@ -76,9 +76,7 @@ def vision_from_onnx(files: Iterable[Path], folder: Path) -> None:
     if not expected & set(weights):  # the exporter's names have the tower's own prefix or not, as transformers' version
         weights = {_renamed(name, expected): value for name, value in weights.items()}
     if odd := sorted(expected ^ set(weights)):
-        raise UserError(
-            f"{path.name} is not the CLIP ViT-B/16 tower expected: {len(odd)} weights differ, e.g. {odd[0]}"
-        )
+        raise UserError(f"{path.name} is no CLIP ViT-B/16 tower: {len(odd)} weights are missing or more, e.g. {odd[0]}")
     model.load_state_dict(weights)
     model.eval().save_pretrained(folder)
     CLIPImageProcessorPil().save_pretrained(folder)

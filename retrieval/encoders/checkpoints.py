@@ -1,9 +1,9 @@
 """Where a retrieval model's files are, and how its weights are read: safetensors, or pickles that hold tensors alone.
 
 A model is named by `miniature/NAME` or `pocket/NAME`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`.
-Weights in safetensors format are taken if there are any. Older repositories have only `pytorch_model.bin`, a pickle: it is read
-with `weights_only=True`, which refuses everything but tensors, and from the hub only at a commit that the name says, so
-that nobody can exchange it later.
+Weights in safetensors format are taken if there are any. Older repositories have only `pytorch_model.bin`, a pickle: it
+is read with `weights_only=True`, which refuses everything but tensors, and from the hub only at a commit that the name
+says, so that nobody can exchange it later.
 """
 
 from __future__ import annotations
