@@ -112,7 +112,6 @@ def _check_texts(template: str, extended: str, messages: Messages, tokens: Mappi
 
 
 def _render(template: str, messages: Messages, tokens: Mapping[str, str], *, cue: bool) -> str:
-    written, _ = render_jinja_template(
-        conversations=[list(messages)], chat_template=template, add_generation_prompt=cue, **tokens
-    )
-    return str(written[0])
+    variables: Any = {"conversations": [list(messages)], "chat_template": template, **tokens}
+    rendered: Any = render_jinja_template(**variables, add_generation_prompt=cue)
+    return str(rendered[0][0])  # the texts of all conversations, then where the assistant's are

@@ -114,8 +114,9 @@ def shrink_pictures(vision: PreTrainedModel, image_size: int) -> None:
     embeddings.image_size, embeddings.num_patches, embeddings.num_positions = image_size, grid**2, grid**2 + 1
     embeddings.position_ids = torch.arange(grid**2 + 1).expand((1, -1))
     for module in vision.modules():
-        if hasattr(config := getattr(module, "config", None), "image_size"):
-            config.image_size = image_size
+        settings: Any = getattr(module, "config", None)
+        if hasattr(settings, "image_size"):
+            settings.image_size = image_size
 
 
 def join(

@@ -577,7 +577,7 @@ def test_a_template_that_takes_texts_alone_is_refused_with_how_to_write_one(make
     """As SmolLM2's and Llama 2's are: both fail within Jinja."""
     processor = make.renderer("llava").processor
     processor.chat_template = "{% for message in messages %}{{ message['role'] + ': ' + " + content + " }}{% endfor %}"
-    with pytest.raises(UserError, match="can't take an image and a text .*write one that takes") as error:
+    with pytest.raises(UserError, match=r"can't take an image and a text .*write one that takes") as error:
         Renderer(MR2AG, processor)
     assert "{% for part in message['content'] %}" in str(error.value)
 

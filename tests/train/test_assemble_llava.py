@@ -186,9 +186,10 @@ def test_without_a_projector_a_small_chat_model_of_tied_tables_becomes_a_llava_o
     assert model.get_input_embeddings().padding_idx == loaded.processor.tokenizer.pad_token_id
     assert loaded.processor.tokenizer.pad_token_id != loaded.processor.tokenizer.eos_token_id
     assert config.language not in (Path(config.output) / "config.json").read_text()
-    tokens = model.get_image_features(pixel_values=prompt.vision["pixel_values"]).pooler_output[0]
+    with torch.no_grad():
+        tokens = model.get_image_features(pixel_values=prompt.vision["pixel_values"]).pooler_output[0]
     known = vicuna.get_input_embeddings().weight
-    assert float(tokens.square().mean().sqrt()) == pytest.approx(float(known.square().mean().sqrt()), rel=0.5)
+    assert float(tokens.square().mean().sqrt()) == pytest.approx(float(known.detach().square().mean().sqrt()), rel=0.5)
 
 
 class Bomb:

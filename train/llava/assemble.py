@@ -38,7 +38,7 @@ def assemble(config: AssembleConfig) -> str:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     count = sum(parameter.numel() for parameter in model.parameters())
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = model.config.text_config.vocab_size
     untrained = "" if config.projector else "; its projector is untrained"
     return (
         f"written to {config.output}: {count:,} parameters, {len(processor.tokenizer):,} tokens in {rows:,} rows, "
