@@ -38,7 +38,7 @@ def assemble(config: AssembleConfig) -> str:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     count = sum(parameter.numel() for parameter in model.parameters())
-    rows = model.config.text_config.vocab_size
+    rows = model.lm_head.weight.shape[0]
     untrained = "" if config.projector else "; its projector is untrained"
     return (
         f"written to {config.output}: {count:,} parameters, {len(processor.tokenizer):,} tokens in {rows:,} rows, "
