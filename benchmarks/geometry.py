@@ -20,9 +20,9 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from reflectune.models.loading import MINIATURES
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.shipped import shipped_folder
 from reflectune.models.weights.pretrained import load_processor
 
 IMAGE_TOKEN = 3
@@ -177,7 +177,7 @@ def save_as_base(family: str, size: Size, folder: Path) -> int:
         How many parameters it has.
     """
     model = build(family, size)
-    processor: Any = load_processor(MINIATURES / family, family)
+    processor: Any = load_processor(str(shipped_folder(f"miniature/{family}")), family)
     if family == "llava":
         side = {"height": 336, "width": 336}
         processor.image_processor = CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size=side)

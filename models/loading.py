@@ -21,13 +21,12 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import SCHEME_FILE, Scheme
 from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.schemes.tokens import add_reflection_tokens, known_tokens
+from reflectune.models.shipped import shipped_folder
 from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor
 from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes
 
 INFO_FILE = "reflectune.json"
 ADAPTER_FILE = "adapter_config.json"
-MINIATURES = Path(__file__).parent / "miniature"
-_MINIATURE = "miniature/"
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,8 @@ def load(
     """Load a base model or a checkpoint.
 
     Args:
-        model: `miniature/llava`, `miniature/qwen2_vl`, a hub id, or a folder (a full checkpoint or an adapter).
+        model: `miniature/llava`, `miniature/qwen2_vl`, `pocket/llava`, a hub id, or a folder (a full checkpoint or an
+            adapter).
         scheme: A base model gets this scheme's tokens, untrained; a checkpoint must have been trained with it. One that
             others released with the scheme's tokens (`Scheme.is_released`) counts as fine-tuned. None takes a base
             model plainly, and a checkpoint with the scheme it has.
@@ -164,15 +164,10 @@ def resolve(model: str) -> Path | str:
     """The folder that a name stands for, or the name itself if it can only be a hub id.
 
     Raises:
-        UserError: There is no such miniature or folder, or no model in it.
+        UserError: There is no such miniature, pocket model or folder, or no model in it.
     """
-    if model.startswith(_MINIATURE):
-        shipped = sorted(path.parent.name for path in MINIATURES.glob("*/config.json"))
-        folder = MINIATURES / model.removeprefix(_MINIATURE)
-        if not (folder / "config.json").is_file():
-            known = ", ".join(_MINIATURE + name for name in shipped) or "none"
-            raise UserError(f"no model {model}; this installation has {known}")
-        return folder
+    if (shipped := shipped_folder(model)) is not None:
+        return shipped
     if Path(model).is_dir():
         if not any((Path(model) / name).is_file() for name in ("config.json", ADAPTER_FILE)):
             raise UserError(f"{model} holds no model: neither config.json nor {ADAPTER_FILE} is there")

@@ -17,6 +17,7 @@ FLOORS = {"core": 0, "metrics": 1, "models": 1, "retrieval": 2, "data_builders":
 COMMANDS = {
     *(f"metrics/{name}.py" for name in ("score", "convert_bem")),
     "models/miniature/pretrain.py",
+    "models/pocket/fetch.py",
     "retrieval/build_index.py",
     *(f"data_builders/build_{name}.py" for name in ("mr2ag", "plain", "world")),
     *(f"data_builders/{name}.py" for name in ("compare_annotators", "convert", "derive_labels", "export", "probe")),

@@ -1,7 +1,8 @@
 """LLaVA-1.5 before instruction tuning: `python -m reflectune.train.assemble_llava --language L --vision V …`.
 
 Joins a Vicuna, a CLIP and the pre-trained projector (`mm_projector.bin`) into a checkpoint that transformers and
-`train/sft.py` load: the stage 1 that mR²AG trains from (arXiv 2411.15041, §4.2).
+`train/sft.py` load: the stage 1 that mR²AG trains from (arXiv 2411.15041, §4.2). Without a projector it starts an
+untrained one, for a stage 1 of one's own.
 """
 
 from __future__ import annotations

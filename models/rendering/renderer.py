@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import jinja2
 from PIL import Image
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE
+from reflectune.models.rendering.chat_template import ADVICE
 from reflectune.models.rendering.turns import (
     ANSWER,
     ANSWER_PROMPTS,
@@ -272,7 +274,10 @@ class Renderer:
     def _render(self, turns: Turns, *, cue: bool) -> str:
         """The chat template's text, slots marked and our special tokens replaced by their secret names."""
         messages = [{"role": turn.role, "content": self._content(turn)} for turn in turns]
-        text = self.processor.apply_chat_template(messages, add_generation_prompt=cue, tokenize=False)
+        try:
+            text = self.processor.apply_chat_template(messages, add_generation_prompt=cue, tokenize=False)
+        except (jinja2.TemplateError, TypeError) as error:
+            raise UserError(f"this model's chat template can't take an image and a text ({error}); {ADVICE}") from error
         marks = [slot_mark(part) for turn in turns for part in turn.parts if isinstance(part, Slot)]
         lost = [mark for mark in marks if text.count(mark) != 1]
         if lost or text.count(self.processor.image_token) != 1:

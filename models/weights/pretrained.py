@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from transformers import (
     ProcessorMixin,
     Qwen2VLProcessor,
 )
+from transformers.utils import logging
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
@@ -82,6 +85,17 @@ def as_dtype(name: str | torch.dtype) -> torch.dtype:
     if name not in _DTYPES:
         raise UserError(f"unknown dtype `{name}`; choose one of {', '.join(_DTYPES)}")
     return _DTYPES[name]
+
+
+@contextmanager
+def without_load_report() -> Iterator[None]:
+    """Keep transformers from printing which weights are missing or more: what matters of it is raised."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _forget_unused_renamings(network: Any) -> None:

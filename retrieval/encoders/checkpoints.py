@@ -1,30 +1,28 @@
 """Where a retrieval model's files are, and how its weights are read: safetensors, or pickles that hold tensors alone.
 
-A model is named by `miniature/NAME`, by a folder, or by a hub id, `owner/name` or `owner/name@COMMIT`. Weights in
-safetensors format are taken if there are any. Older repositories have only `pytorch_model.bin`, a pickle: it is read
-with `weights_only=True`, which refuses everything but tensors, and from the hub only at a commit that the name says, so
-that nobody can exchange it later.
+A model is named by `miniature/NAME` or `pocket/NAME`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`.
+Weights in safetensors format are taken if there are any. Older repositories have only `pytorch_model.bin`, a pickle: it
+is read with `weights_only=True`, which refuses everything but tensors, and from the hub only at a commit that the name
+says, so that nobody can exchange it later.
 """
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
+from reflectune.models.shipped import shipped_folder
+from reflectune.models.weights.pretrained import without_load_report
 from reflectune.retrieval.encoders.catalogue import CATALOGUE
 
-_MINIATURE = "miniature/"
 _FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
 _PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -53,13 +51,13 @@ def find_checkpoint(name: str) -> Checkpoint:
     """Find a model's files; those of a hub id are downloaded, or taken from the cache.
 
     Args:
-        name: `miniature/NAME`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`.
+        name: `miniature/NAME`, `pocket/NAME`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`.
 
     Raises:
         UserError: There is no such model, or it has no weights that may be loaded.
     """
-    if name.startswith(_MINIATURE):
-        return _checked(name, _shipped(name), "")
+    if (shipped := shipped_folder(name)) is not None:
+        return _checked(name, shipped, "")
     if Path(name).is_dir():
         if not Path(name, "config.json").is_file():
             raise UserError(f"{name} holds no model: there is no config.json")
@@ -101,7 +99,7 @@ def load_weights(
     from safetensors import SafetensorError
 
     try:
-        with _without_load_report():
+        with without_load_report():
             model, report = kind.from_pretrained(
                 checkpoint.folder,
                 dtype=dtype,
@@ -127,17 +125,6 @@ def load_weights(
             f"{checkpoint.folder}"
         )
     return model.requires_grad_(False).eval().to(device)
-
-
-@contextmanager
-def _without_load_report() -> Iterator[None]:
-    """Keep transformers from printing which weights are missing: what matters of it is raised."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def load_config(checkpoint: Checkpoint) -> PretrainedConfig:
@@ -182,19 +169,6 @@ def _checked(name: str, folder: Path, revision: str) -> Checkpoint:
 
 def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
     return any(True for pattern in patterns for _ in folder.glob(pattern))
-
-
-def _shipped(name: str) -> Path:
-    """The folder of a miniature."""
-    from reflectune.models import miniature
-
-    folder = Path(next(iter(miniature.__path__)), name.removeprefix(_MINIATURE))
-    if not (folder / "config.json").is_file():
-        raise UserError(
-            f"no model {name}: this installation has no {folder}; `miniature/clip` (images and titles) and "
-            "`miniature/text` (passages) are the shipped ones"
-        )
-    return folder
 
 
 def _download(name: str, repository: str, revision: str, patterns: tuple[str, ...]) -> Path:

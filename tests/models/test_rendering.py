@@ -574,6 +574,16 @@ def test_a_template_that_changes_earlier_turns_is_refused(make):
         Renderer(MR2AG, processor)
 
 
+@pytest.mark.parametrize("content", ["message['content'] + '\n'", "message['content'].strip()"])
+def test_a_template_that_takes_texts_alone_is_refused_with_how_to_write_one(make, content):
+    """As SmolLM2's and Llama 2's are: both fail within Jinja."""
+    processor = make.renderer("llava").processor
+    processor.chat_template = "{% for message in messages %}{{ message['role'] + ': ' + " + content + " }}{% endfor %}"
+    with pytest.raises(UserError, match=r"can't take an image and a text .*write one that takes") as error:
+        Renderer(MR2AG, processor)
+    assert "{% for part in message['content'] %}" in str(error.value)
+
+
 def test_the_fingerprint_follows_template_and_scheme(make):
     renderer = make.renderer("llava")
     first = renderer.fingerprint

@@ -12,14 +12,22 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from transformers import AutoProcessor, CLIPVisionModel, LlamaConfig, LlamaForCausalLM, LlavaForConditionalGeneration
+from transformers import (
+    AutoProcessor,
+    AutoTokenizer,
+    CLIPVisionModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaForConditionalGeneration,
+)
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import build_clip, build_clip_processor, train_tokenizer
+from reflectune.models.weights.projector import PROJECTOR
 from reflectune.train import assemble_llava
-from reflectune.train.llava.assemble import PROJECTOR, assemble
+from reflectune.train.llava.assemble import assemble
 from reflectune.train.llava.config import AssembleConfig
 
 SEEN, WIDTH, KNOWN = 32, 48, 300
@@ -143,6 +151,45 @@ def test_half_precision_is_kept(parts: Callable[..., AssembleConfig]) -> None:
     model = LlavaForConditionalGeneration.from_pretrained(config.output)
 
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+TEXTS_ALONE = (
+    "{% for m in messages %}{{ '<s>' + m['role'] + ': ' + m['content'] + '</s>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<s>assistant: ' }}{% endif %}"
+)
+
+
+def test_without_a_projector_a_small_chat_model_of_tied_tables_becomes_a_llava_of_fewer_tokens(
+    parts: Callable[..., AssembleConfig],
+) -> None:
+    """As pocket's language model is: tables tied, a chat template for texts alone, padded with the end of a turn."""
+    config = parts(projector="", image_size=32)
+    vicuna = LlamaForCausalLM.from_pretrained(config.language)
+    vicuna.config.tie_word_embeddings = True
+    vicuna.config.pad_token_id = 2
+    vicuna.tie_weights()
+    vicuna.save_pretrained(config.language)
+    tokenizer = AutoTokenizer.from_pretrained(config.language)
+    tokenizer.pad_token, tokenizer.chat_template = tokenizer.eos_token, TEXTS_ALONE
+    tokenizer.save_pretrained(config.language)
+
+    said = assemble(config)
+
+    assert said.endswith("4 tokens a picture; its projector is untrained")
+    loaded = load(config.output, scheme="mr2ag")
+    prompt = loaded.renderer.prefix("When?", picture(96, 32))
+    assert prompt.ids.count(loaded.renderer.image_token_id) == 4
+    assert "user: <image>" in loaded.renderer.decode(prompt.ids)
+    assert prompt.vision["pixel_values"].shape == (1, 3, 32, 32)
+    model = loaded.model
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert model.get_input_embeddings().padding_idx == loaded.processor.tokenizer.pad_token_id
+    assert loaded.processor.tokenizer.pad_token_id != loaded.processor.tokenizer.eos_token_id
+    assert config.language not in (Path(config.output) / "config.json").read_text()
+    with torch.no_grad():
+        tokens = model.get_image_features(pixel_values=prompt.vision["pixel_values"]).pooler_output[0]
+    known = vicuna.get_input_embeddings().weight
+    assert float(tokens.square().mean().sqrt()) == pytest.approx(float(known.detach().square().mean().sqrt()), rel=0.5)
 
 
 class Bomb:

@@ -13,24 +13,35 @@ from reflectune.core.config import setting
 class AssembleConfig:
     """Join a language model, a vision tower and a projector into a LLaVA."""
 
-    language: str = setting("", "Vicuna: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5")
-    vision: str = setting("", "CLIP: a folder or hub id, openai/clip-vit-large-patch14-336")
-    projector: str = setting("", "the pre-trained projector's file, mm_projector.bin")
+    language: str = setting("", "Vicuna or pocket/language: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5")
+    vision: str = setting("", "CLIP or pocket/vision: a folder or hub id, openai/clip-vit-large-patch14-336")
+    projector: str = setting(
+        "", "the pre-trained projector's file, mm_projector.bin or safetensors; empty starts an untrained one, scaled"
+    )
     output: str = setting("", "folder for the checkpoint")
     tokenizer: str = setting("", "folder or hub id of the tokenizer, if it is not beside the language model")
     image_fit: Literal["pad", "crop"] = setting(
         "pad", "pad pictures to a square with the mean colour, as LLaVA-1.5 was tuned, or crop their middle"
     )
+    image_size: int = setting(
+        0,
+        "side of the pictures in pixels, a multiple of the tower's patches; less of it, fewer image tokens; 0: its own",
+    )
+    chat_template: str = setting(
+        "", "a Jinja file; empty: the tokenizer's own, extended to pictures, or LLaVA-1.5's if it has none"
+    )
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", "precision of the checkpoint")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        needed = ("language", "vision", "projector", "output")
+        needed = ("language", "vision", "output")
         issues = [f"`{name}` is needed" for name in needed if not getattr(self, name)]
         if self.projector and not Path(self.projector).is_file():
             issues.append(
                 f"`projector`: {self.projector} is not a file; it is called mm_projector.bin where it is published"
             )
+        if self.chat_template and not Path(self.chat_template).is_file():
+            issues.append(f"`chat_template`: {self.chat_template} is not a file")
         for name in ("language", "vision", "tokenizer"):
             value = getattr(self, name)
             if not Path(value).is_dir() and (value.count("/") > 1 or value.startswith((".", "/", "~"))):

