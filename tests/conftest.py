@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -123,9 +124,14 @@ def _handler(server: StubServer) -> type[BaseHTTPRequestHandler]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """DeepSpeed builds in a folder of this run: the lock of a build that was killed makes every later one wait."""
+    """DeepSpeed builds in a folder of this run: the lock of a build that was killed makes every later one wait.
+
+    All of pytest-xdist's workers share it: torch lets one of them build, and the others wait.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.getbasetemp() / "torch_extensions"))
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "torch_extensions"))
         yield
 
 

@@ -1,6 +1,10 @@
-"""`train/sft.py` with eyes: each process notes how much of the model it holds; the run may be cut off after a step.
+"""`train/sft.py` with eyes: each process notes how much of the model it holds; a run may be cut off after a step.
 
-accelerate launch … sharded_worker.py NOTES_FOLDER LAST_STEP --config …        (LAST_STEP 0: not cut off)
+accelerate launch … sharded_worker.py RUNS.json
+
+The file lists runs: `notes`, a folder; `last`, the step to be cut off after, or 0; `left`, a file that must be there
+once it is cut off; `port`, where the run's processes meet; `argv`, the command line of `train/sft.py`. Each run is a
+fork of a process that has imported the libraries: they are imported once, and no run sees what another left in memory.
 """
 
 import json
@@ -13,10 +17,10 @@ import torch
 from transformers import TrainerCallback
 
 from reflectune.train import sft
+from reflectune.train.fine_tuning import fine_tune  # noqa: F401  imported before the fork
 from reflectune.train.fine_tuning.trainer import ReflectionTrainer
 
 torch.set_num_threads(1)
-NOTES, LAST = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
 
 
 def held(parameter: Any) -> int:
@@ -36,8 +40,11 @@ def moments(optimizer: Any) -> int:
 
 
 class Look(TrainerCallback):
+    def __init__(self, notes: Path, last: int) -> None:
+        self.notes, self.last = notes, last
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if LAST and state.global_step == LAST:
+        if self.last and state.global_step == self.last:
             os._exit(9)
         parameters = list(kwargs["model"].parameters())
         note = {
@@ -45,17 +52,33 @@ class Look(TrainerCallback):
             "moments": moments(kwargs["optimizer"]),
             "all": sum(getattr(p, "ds_numel", p.numel()) for p in parameters),
         }
-        (NOTES / f"{args.process_index}.json").write_text(json.dumps(note))
+        (self.notes / f"{args.process_index}.json").write_text(json.dumps(note))
 
 
-original = ReflectionTrainer.train
+def train(settings: dict[str, Any]) -> None:
+    """One run, in this process."""
+    original = ReflectionTrainer.train
 
+    def watched(self: Any, **kwargs: Any) -> Any:
+        self.add_callback(Look(Path(settings["notes"]), settings["last"]))
+        return original(self, **kwargs)
 
-def train(self: Any, **kwargs: Any) -> Any:
-    self.add_callback(Look())
-    return original(self, **kwargs)
+    ReflectionTrainer.train = watched  # type: ignore[method-assign]
+    # rank 0 opens a port for each run, as without torchrun's agent
+    os.environ |= {"MASTER_PORT": str(settings["port"]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    sys.argv[1:] = settings["argv"]
+    sft.main()
 
 
 if __name__ == "__main__":
-    ReflectionTrainer.train = train  # type: ignore[method-assign]
-    sft.main()
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        import deepspeed  # noqa: F401  imported before the fork
+    for settings in json.loads(Path(sys.argv[1]).read_text()):
+        if (child := os.fork()) == 0:
+            train(settings)
+            sys.exit()
+        failed = os.waitpid(child, 0)[1] != 0
+        if failed != bool(settings["last"]):
+            sys.exit(f"the run {settings['argv']} {'failed' if failed else 'was not cut off'}")
+        if failed and not Path(settings["left"]).is_file():
+            sys.exit(f"the run {settings['argv']} was cut off before it wrote {settings['left']}")

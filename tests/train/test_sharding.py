@@ -1,6 +1,7 @@
 """DeepSpeed and FSDP2 for real, on two CPU processes over gloo: divided, equal to DDP, saved whole, resumed.
 
-DeepSpeed builds a small library at first use (and its Adam for offloading): a few minutes, once.
+DeepSpeed builds a small library at first use (and its Adam for offloading): a few minutes, once. A launch is seconds of
+imports, so runs under the same launch config share one, and all sharded runs are compared with the same DDP runs.
 """
 
 import json
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from reflectune.models.schemes.examples import ReflectionExample
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("sharded_worker.py")
+BEST = ("--best_metric", "loss")
+LORA = ("--method", "lora", "--learning_rate", "1e-2")
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None or not (shutil.which("c++") or shutil.which("g++")),
     reason="needs reflectune[deepspeed], and a C++ compiler for what it builds",
@@ -49,23 +53,26 @@ def launch_config(name: str, folder: Path) -> Path:
     return folder / f"{name}.yaml"
 
 
-@pytest.fixture
-def run(tmp_path: Path, data_folder: Path) -> Callable[..., Path]:
-    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
-    write_examples(data_folder / "val.parquet", [*examples[:6], *examples[18:23]])  # odd: one process reads more
+@dataclass(frozen=True)
+class Run:
+    """Four steps of training into a folder; cut off after a step, if there is one."""
 
-    def start(name: str, model: Path, *more: str, cut_after: int = 0) -> Path:
-        """Train four steps on two processes; the output folder, with the processes' notes beside it."""
-        output, notes = tmp_path / name, tmp_path / f"{name}_notes"
-        notes.mkdir(exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+    output: Path
+    model: Path
+    more: tuple[str, ...]
+    cut_after: int = 0
+
+    @property
+    def notes(self) -> Path:
+        return self.output.with_name(f"{self.output.name}_notes")
+
+    def settings(self, data: Path) -> dict[str, Any]:
+        """As `sharded_worker.py` reads them."""
         options = {
-            "model": model,
-            "train_data": data_folder,
-            "output_dir": output,
-            "eval_data": data_folder,
+            "model": self.model,
+            "train_data": data,
+            "output_dir": self.output,
+            "eval_data": data,
             "eval_steps": 2,
             "device": "cpu",
             "learning_rate": 5e-3,
@@ -74,17 +81,69 @@ def run(tmp_path: Path, data_folder: Path) -> Callable[..., Path]:
             "save_steps": 2,
             "logging_steps": 1,
         }
-        command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", port]
-        command += ["--config_file", str(launch_config(name, tmp_path)), str(WORKER), str(notes), str(cut_after)]
-        command += [text for key, value in options.items() for text in (f"--{key}", str(value))]
+        argv = [text for key, value in options.items() for text in (f"--{key}", str(value))]
+        left = str(self.output / "checkpoint-2" / "run.json")
+        where = {"notes": str(self.notes), "left": left, "port": free_port()}
+        return {**where, "last": self.cut_after, "argv": [*argv, *self.more]}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, data_folder: Path) -> Callable[..., None]:
+    """Does runs, one after the other, on two processes."""
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
+    write_examples(data_folder / "val.parquet", [*examples[:6], *examples[18:23]])  # odd: one process reads more
+
+    def start(name: str, *runs: Run) -> None:
+        for run in runs:
+            run.notes.mkdir(exist_ok=True)
+        (tmp_path / "runs.json").write_text(json.dumps([run.settings(data_folder) for run in runs]))
+        command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", str(free_port())]
+        command += ["--config_file", str(launch_config(name, tmp_path)), str(WORKER), str(tmp_path / "runs.json")]
         own_programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # DeepSpeed looks for ninja
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": own_programs}
-        done = subprocess.run([*command, *more], capture_output=True, text=True, env=environment, cwd=tmp_path)
-        assert (done.returncode != 0) == bool(cut_after), done.stderr[-3000:]
-        assert not cut_after or (output / "checkpoint-2" / "run.json").is_file(), done.stderr[-3000:]
-        return output
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
 
     return start
+
+
+@pytest.fixture(scope="session")
+def ddp_runs() -> dict[str, Path]:
+    """Output folders of the DDP runs that were done so far, by their name."""
+    return {}
+
+
+@pytest.fixture
+def ddp(
+    launch: Callable[..., None], models: Callable[[Family], Path], tmp_path: Path, ddp_runs: dict[str, Path]
+) -> dict[str, Path]:
+    """Output folders of DDP's runs: of each family, and of adapters; all done in one launch, once."""
+    if not ddp_runs:
+        runs = [Run(tmp_path / f"ddp_{family}", models(family), BEST) for family in ("llava", "qwen2_vl")]
+        runs.append(Run(tmp_path / "ddp_adapters", models("llava"), LORA))
+        launch("cpu_2_processes", *runs)
+        ddp_runs |= {run.output.name.removeprefix("ddp_"): run.output for run in runs}
+    return ddp_runs
+
+
+@pytest.fixture
+def models(base_model: Callable[..., Path]) -> Callable[[Family], Path]:
+    """Base models; Qwen2-VL is tied and padded: its new tokens' rows lie in a matrix that no process holds whole."""
+
+    def build(family: Family) -> Path:
+        model = base_model(family)
+        if family == "qwen2_vl":
+            tokenizer = load(str(model)).processor.tokenizer
+            build_model(family, tokenizer, size="test", vocab_size=len(tokenizer) + 64).save_pretrained(model)
+        return model
+
+    return build
 
 
 def history(output: Path) -> list[dict[str, Any]]:
@@ -113,17 +172,16 @@ def notes(output: Path) -> list[dict[str, int]]:
     ],
 )
 def test_divided_among_processes_it_trains_as_ddp_does_and_resumes(
-    name: str, family: Family, divided: set[str], run: Callable[..., Path], base_model: Callable[..., Path]
+    name: str,
+    family: Family,
+    divided: set[str],
+    launch: Callable[..., None],
+    models: Callable[[Family], Path],
+    ddp: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
-    """Qwen2-VL here is tied and padded: its new tokens' rows are set in a matrix that no process holds whole."""
-    model = base_model(family)
-    if family == "qwen2_vl":
-        tokenizer = load(str(model)).processor.tokenizer
-        build_model(family, tokenizer, size="test", vocab_size=len(tokenizer) + 64).save_pretrained(model)
-
-    expected = run("cpu_2_processes", model, "--best_metric", "loss")
-    run(name, model, "--best_metric", "loss", cut_after=3)
-    output = run(name, model, "--best_metric", "loss")
+    model, output, expected = models(family), tmp_path / name, ddp[family]
+    launch(name, Run(output, model, BEST, cut_after=3), Run(output, model, BEST))
 
     actual, wanted = measured(output), measured(expected)
     assert actual.keys() == wanted.keys()
@@ -135,26 +193,27 @@ def test_divided_among_processes_it_trains_as_ddp_does_and_resumes(
             whole = note["all"]
             assert (note[kind] < 0.55 * whole) == (kind in divided) or name == "zero3_offload", (kind, note)
     assert len(notes(output)) == 2
-    ddp, sharded_weights = (load_file(folder / "model.safetensors") for folder in (expected, output))
-    assert ddp.keys() == sharded_weights.keys()
+    ddp_weights, sharded_weights = (load_file(folder / "model.safetensors") for folder in (expected, output))
+    assert ddp_weights.keys() == sharded_weights.keys()
     assert all(tensor.dtype == torch.float32 for tensor in sharded_weights.values())
-    for key, weight in ddp.items():
+    for key, weight in ddp_weights.items():
         torch.testing.assert_close(sharded_weights[key], weight, rtol=1e-3, atol=1e-4)
     plain = AutoModelForImageTextToText.from_pretrained(output).state_dict()
     assert all(torch.equal(weight, plain[key]) for key, weight in load(str(output)).model.state_dict().items())
 
 
 @needs_deepspeed
-def test_adapters_train_under_zero_2_as_under_ddp(run: Callable[..., Path], base_model: Callable[..., Path]) -> None:
-    model = base_model("llava")
-    more = ("--method", "lora", "--learning_rate", "1e-2")
-    expected = run("cpu_2_processes", model, *more)
-    output = run("zero2", model, *more, "--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "1")
+def test_adapters_train_under_zero_2_as_under_ddp(
+    launch: Callable[..., None], models: Callable[[Family], Path], ddp: dict[str, Path], tmp_path: Path
+) -> None:
+    output, expected = tmp_path / "zero2", ddp["adapters"]
+    shorter = ("--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "1")
+    launch("zero2", Run(output, models("llava"), (*LORA, *shorter)))
 
     assert measured(output)["loss"] == pytest.approx(measured(expected)["loss"], rel=1e-4)
-    ddp, sharded_weights = (load_file(folder / "adapter_model.safetensors") for folder in (expected, output))
-    assert ddp.keys() == sharded_weights.keys()
-    for key, weight in ddp.items():
+    ddp_weights, sharded_weights = (load_file(folder / "adapter_model.safetensors") for folder in (expected, output))
+    assert ddp_weights.keys() == sharded_weights.keys()
+    for key, weight in ddp_weights.items():
         torch.testing.assert_close(sharded_weights[key], weight, rtol=1e-3, atol=1e-4)
     assert load(str(output)).is_tuned
     assert all(math.isfinite(value) for value in measured(output)["eval_loss"])
