@@ -80,9 +80,9 @@ def passing(config: TrainingConfig, divided: Division, architecture: Architectur
     return Passing(
         compute=compute,
         residual=4 if full and not divided.kind else compute,
-        adapters=None if full else config.lora_r,
+        adapters=None if "language_model" in config.trained_towers and full else 0 if full else config.lora_r,
         dropout=config.adapters_dropout > 0,
-        trains_vision=full and not config.freeze_vision,
+        trains_vision="vision_tower" in config.trained_towers,
         checkpointing=config.gradient_checkpointing,
         by_parts=has_backward(device, torch.bfloat16 if compute == 2 else torch.float32, architecture.head_size),
     )
