@@ -20,6 +20,9 @@ from reflectune.models.attention.positions import inner_model
 PLACES = "picture_places"
 """What a batch, and a model's forward pass, calls which picture stands where."""
 
+FEATURES = "tower_features"
+"""What a batch calls what a frozen vision tower said of its pictures, in the place of their pixels."""
+
 _PLACES: ContextVar[Tensor | None] = ContextVar(PLACES, default=None)
 
 
@@ -87,13 +90,18 @@ def get_image_features(model: Any, *args: Any, **kwargs: Any) -> Any:
     found = type(model).get_image_features(model, *args, **kwargs)
     places = _PLACES.get()
     if places is not None:
-        found.pooler_output = _taken(found.pooler_output, places)
+        found.pooler_output = taken(found.pooler_output, places)
         if "deepstack_features" in found:  # Qwen3-VL's, of several layers
-            found.deepstack_features = [_taken(features, places) for features in found.deepstack_features]
+            found.deepstack_features = [taken(features, places) for features in found.deepstack_features]
     return found
 
 
-def _taken(features: Tensor | Sequence[Tensor], places: Tensor) -> Tensor | list[Tensor]:
+def current_places() -> Tensor | None:
+    """The `picture_places` of the forward pass that is being made, if it has any."""
+    return _PLACES.get()
+
+
+def taken(features: Tensor | Sequence[Tensor], places: Tensor) -> Tensor | list[Tensor]:
     """Features by picture, (pictures, tokens, size) or a tensor (tokens, size) each, for every place."""
     return features[places] if isinstance(features, Tensor) else [features[place] for place in places.tolist()]
 
@@ -102,4 +110,5 @@ def _picture_count(vision: Mapping[str, Tensor]) -> int:
     """Pictures, or what the model gives features for one by one (InternVL: tiles)."""
     if "image_grid_thw" in vision:
         return len(vision["image_grid_thw"])
-    return len(vision["pixel_values"]) if "pixel_values" in vision else 0
+    pictures = vision.get("pixel_values", vision.get(FEATURES))
+    return 0 if pictures is None else len(pictures)

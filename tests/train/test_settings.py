@@ -62,6 +62,8 @@ COMMON: dict[str, Any] = {
 SFT: dict[str, Any] = {
     **COMMON,
     "best_metric": "",
+    "cache_dtype": "auto",
+    "cache_features": "",
     "early_stopping_patience": None,
     "eval_answers": 0,
     "eval_data": "",

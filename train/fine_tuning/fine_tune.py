@@ -39,6 +39,7 @@ from reflectune.train.saving.best import end_with_best, has_stopped_early
 from reflectune.train.saving.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig, greater_is_better
+from reflectune.train.setup.features import cache_features
 from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
 from reflectune.train.setup.parameters import (
     add_adapters,
@@ -69,6 +70,9 @@ def fine_tune(config: SftConfig) -> None:
         say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
         publish(config, args)
         return
+    if config.cache_features:
+        wanted = [(data.examples, data.image_roots), *([validation] if validation else [])]
+        cache_features(config, loaded, wanted, args)
     model = prepare_model(loaded, config)
     dataset = encoded_examples(data.examples, data.image_roots, loaded, config)
     reading_order = training_order(data, batch, seed=config.seed, group_by_length=config.group_by_length)

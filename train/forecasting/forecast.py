@@ -114,8 +114,13 @@ def batch_of(trees: Sequence[Tree], patch_size: int) -> Batch:
 
 
 def patches(vision: Mapping[str, Any], patch_size: int) -> int:
-    """Patches that the vision tower reads: rows of Qwen's pixels; of LLaVA's pictures, tile by tile, squares."""
-    pixels: Tensor = vision["pixel_values"]
+    """Patches that the vision tower reads: rows of Qwen's pixels; of LLaVA's pictures, tile by tile, squares.
+
+    None of a picture whose features are cached.
+    """
+    pixels: Tensor | None = vision.get("pixel_values")
+    if pixels is None:
+        return 0
     if pixels.dim() == 2:
         return len(pixels)
     return pixels.shape[:-3].numel() * (pixels.shape[-1] // patch_size) * (pixels.shape[-2] // patch_size)
