@@ -230,3 +230,17 @@ def test_the_command_joins_them(
 
     assert "written to" in capsys.readouterr().out
     assert (Path(config.output) / "config.json").is_file()
+
+
+def test_a_new_projector_begins_stage_1_and_is_drawn_by_the_seed(parts: Callable[..., AssembleConfig]) -> None:
+    made = {}
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        config = parts(projector="new", seed=seed)
+        config.output = f"{config.output}_{name}"
+        assert config.problems() == []
+        assemble(config)
+        made[name] = load(config.output).model.model.multi_modal_projector.state_dict()
+
+    assert made["one"]["linear_1.weight"].shape == (WIDTH, SEEN)
+    assert all(torch.equal(made["one"][key], made["same"][key]) for key in made["one"])
+    assert not any(torch.equal(made["one"][key], made["other"][key]) for key in made["one"])

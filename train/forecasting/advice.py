@@ -71,7 +71,9 @@ def _other_settings(config: TrainingConfig, model: nn.Module, found: Forecast) -
 
 def _changed(config: TrainingConfig, found: Forecast) -> Forecast:
     device = "cuda" if found.accelerator else "cpu"
-    return replace(found, passing=passing(config, found.division, found.architecture, device))
+    return replace(
+        found, passing=passing(config, found.division, found.architecture, device, found.weights.frozen_bytes)
+    )
 
 
 def _language_weights(model: nn.Module) -> int:

@@ -28,7 +28,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from reflectune.core.errors import UserError
 from reflectune.models.processing.image_config import ImageSettings
 from reflectune.models.processing.image_fitting import fit_images
-from reflectune.train.llava.config import AssembleConfig
+from reflectune.train.llava.config import NEW, AssembleConfig
 
 IMAGE, PAD = "<image>", "<pad>"
 ROWS_MULTIPLE = 64
@@ -63,13 +63,14 @@ def assemble(config: AssembleConfig) -> str:
         UserError: A part can't be loaded, or they don't fit together.
     """
     dtype = getattr(torch, config.dtype)
-    projector = read_projector(Path(config.projector))
+    projector = None if config.projector == NEW else read_projector(Path(config.projector))
     tokenizer = _load(AutoTokenizer, config.tokenizer or config.language, "tokenizer")
     _check_fit(projector, config)
     language = _load(AutoModelForCausalLM, config.language, "language", dtype=dtype)
     vision = _load(CLIPVisionModel, config.vision, "vision", dtype=dtype)
     _add_tokens(language, tokenizer)
-    model = join(language, vision, projector, tokenizer)
+    sizes = vision.config.hidden_size, language.config.hidden_size
+    model = join(language, vision, projector or new_projector(*sizes, seed=config.seed), tokenizer)
     processor = _processor(config, vision, tokenizer)
     partial = Path(config.output).with_name(f".{Path(config.output).name}.{os.getpid()}.partial")
     try:
@@ -104,6 +105,20 @@ def read_projector(path: Path) -> dict[str, Tensor]:
             f"{path}: {', '.join(odd)} should be tensors of finite numbers; download mm_projector.bin again"
         )
     return {PROJECTOR[name]: value for name, value in held.items()}
+
+
+def new_projector(seen: int, width: int, *, seed: int) -> dict[str, Tensor]:
+    """A projector as LLaVA's stage 1 begins with it: two linear layers as torch initialises them, in fp32.
+
+    Args:
+        seen: Width of the vision tower.
+        width: Of the language model.
+        seed: Of the weights.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = {"linear_1": torch.nn.Linear(seen, width), "linear_2": torch.nn.Linear(width, width)}
+    return {f"{name}.{part}": p.detach() for name, layer in layers.items() for part, p in layer.named_parameters()}
 
 
 def join(
@@ -148,7 +163,7 @@ def _load(kind: Any, source: str, name: str, **settings: Any) -> Any:
         raise UserError(f"`{name}`: cannot load {source}: {' '.join(str(error).split())[:300]}{hint}") from error
 
 
-def _check_fit(projector: Mapping[str, Tensor], config: AssembleConfig) -> None:
+def _check_fit(projector: Mapping[str, Tensor] | None, config: AssembleConfig) -> None:
     """Compare widths before anything large is loaded."""
     text, whole = (_load(AutoConfig, getattr(config, name), name) for name in ("language", "vision"))
     if text.model_type != "llama" or "clip" not in whole.model_type:
@@ -158,6 +173,8 @@ def _check_fit(projector: Mapping[str, Tensor], config: AssembleConfig) -> None:
         )
     seen, width = getattr(whole, "vision_config", whole).hidden_size, text.hidden_size
     expected = {"linear_1.weight": (width, seen), "linear_2.weight": (width, width)}
+    if projector is None:
+        return
     for name, shape in expected.items():
         if tuple(projector[name].shape) != shape:
             raise UserError(
