@@ -113,5 +113,5 @@ def _give_features(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
         merge = module.config.vision_config.spatial_merge_size
         pictures = list(features.split((kwargs["image_grid_thw"].prod(-1) // merge**2).tolist()))
     places = current_places() if places is None else places
-    pooled = pictures if places is None else taken(pictures, places)
+    pooled: Any = pictures if places is None else taken(pictures, places)
     return args, {**kwargs, "mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=pooled)}}

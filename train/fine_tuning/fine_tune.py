@@ -39,6 +39,7 @@ from reflectune.train.saving.best import end_with_best, has_stopped_early
 from reflectune.train.saving.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig, greater_is_better
+from reflectune.train.setup.compute import settle_compute
 from reflectune.train.setup.features import cache_features
 from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
 from reflectune.train.setup.parameters import (
@@ -58,10 +59,13 @@ def fine_tune(config: SftConfig) -> None:
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
+    settled, found = settle_compute(config, args)
+    if settled is not config:
+        config, args = settled, training_arguments(settled)
     loaded = load_base(config, args)
     batch = global_batch(args)
     fixed = why_fixed(loaded.model, config.adapters_dropout, sharding(os.environ))
-    settings = run_settings(config, loaded) | batch.settings(fixed)
+    settings = run_settings(config, loaded) | batch.settings(fixed) | found
     if not config.dry_run and not config.resume:
         refuse_occupied(config.output_dir)
     if not config.dry_run:

@@ -105,7 +105,7 @@ class ReflectionTrainer(Trainer):
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if is_new and self._projector_rate is not None:
-            give_projector_a_rate(optimizer, model or self.model, self._projector_rate)
+            give_projector_a_rate(optimizer, model or self._bare_model, self._projector_rate)
         return optimizer
 
     def get_batch_samples(

@@ -33,6 +33,7 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
         config: The run's and the machine's settings.
         shapes: A recipe's `architecture.json`, or a model's `config.json`.
     """
+    config = replace(config, dtype="bfloat16") if config.dtype == "auto" else config  # as on any accelerator
     found = read_json(shapes, "the model's shapes")
     facts: dict[str, Any] = found["config"] if shapes.name == ARCHITECTURE else found
     of_model = AutoConfig.for_model(**facts)
