@@ -40,7 +40,7 @@ class ComputeChoice:
 
 
 def try_cpu() -> ComputeChoice:
-    """Time a product in both precisions, with all threads and with one; of $OMP_NUM_THREADS, if it is set, with those."""
+    """Time a product in both precisions, with all threads and with one, or with $OMP_NUM_THREADS alone."""
     most = torch.get_num_threads()
     counts = [most] if "OMP_NUM_THREADS" in os.environ else sorted({1, most}, reverse=True)
     try:
