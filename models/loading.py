@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, ProcessorMixin
+from transformers import AutoConfig, PreTrainedModel, ProcessorMixin
 
 from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
@@ -158,6 +158,15 @@ def save_checkpoint(
 def read_info(folder: str | Path) -> dict[str, Any]:
     """What `save_checkpoint` was told about a checkpoint."""
     return read_json(Path(folder) / INFO_FILE, "the checkpoint's record")
+
+
+def is_stored_in(model: str, dtype: str) -> bool:
+    """Whether a model's config says that its weights have this dtype."""
+    try:
+        stored = AutoConfig.from_pretrained(resolve(model), trust_remote_code=False).dtype
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the model {model}: {' '.join(str(error).split())[:400]}") from error
+    return stored == as_dtype(dtype)
 
 
 def resolve(model: str) -> Path | str:

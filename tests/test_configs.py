@@ -385,3 +385,26 @@ def test_no_two_recipes_write_into_one_folder() -> None:
     outputs = [settings(folder, name)["output_dir"] for folder, name in RECIPES]
 
     assert len(set(outputs)) == len(RECIPES)
+
+
+def test_stage_1_has_the_published_hyperparameters_and_its_header_counts_right() -> None:
+    """LLaVA-1.5's `pretrain.sh`: the projector alone, 1e-3, 256 captions a step, one epoch, cosine, warm-up 0.03."""
+    path = ROOT / "configs/llava15_7b/stage1.yaml"
+    values, text, batch = settings("llava15_7b", path.stem), header(path), batch_of("llava15_7b", path.stem)
+    config = EstimateConfig(**values, branches=1, branch_tokens=40, processes=8, cache_features="anywhere")
+
+    found = plan(config, path.with_name("architecture.json"))
+    steps, captions = numbers(r"Steps: ([\d,]+) for ([\d,]+) captions", text)
+    tokens, width, each, whole = numbers(
+        r"; (\d+) × ([\d,]+) numbers in bfloat16 would take ([\d.]+) MiB .*?, (\d+) GiB", text
+    )
+
+    assert (values["train_towers"], values["learning_rate"], values["epochs"]) == (["projector"], 1e-3, 1)
+    assert (values["lr_scheduler"], values["warmup"], config.weight_decay) == ("cosine", 0.03, 0)
+    assert batch == numbers(r"Batch: (\d+) questions a step", text)[0] == 256
+    assert (captions, steps) == (558_128, math.ceil(558_128 / batch))
+    assert found.feature_bytes == tokens * width * 2 == each * 2**20
+    assert whole == round(captions * found.feature_bytes / GIB)
+    assert numbers(r"branch_tokens 40: (\d+) GiB a GPU", text) == [math.ceil(total(found.parts()) / GIB)]
+    assert found.weights.trained == 20_979_712
+    assert found.batch.patches == 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reflectune.core.config import setting
+from reflectune.models.features.config import FeatureKeys
 from reflectune.train.data.mixture import Mixture, Part
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
@@ -42,7 +43,7 @@ class DataConfig:
 
 
 @dataclass
-class SftConfig(ValidationConfig, TrainingConfig, DataConfig):
+class SftConfig(FeatureKeys, ValidationConfig, TrainingConfig, DataConfig):
     """Fine-tune a model on reflection data: fully, by LoRA, or by QLoRA."""
 
     def problems(self) -> list[str]:
@@ -52,7 +53,8 @@ class SftConfig(ValidationConfig, TrainingConfig, DataConfig):
 
     def value_problems(self) -> list[str]:
         """What is wrong with the values by themselves, wherever they are read."""
-        return super().value_problems() + ValidationConfig.problems(self)
+        issues = super().value_problems() + ValidationConfig.problems(self)
+        return issues + self.feature_problems(self.trained_towers)
 
     def eval_part(self) -> Part:
         """The data set to validate on."""
@@ -60,5 +62,6 @@ class SftConfig(ValidationConfig, TrainingConfig, DataConfig):
 
     def run_settings(self) -> dict[str, Any]:
         """The settings that determine the weights; of the data their content does, wherever they are."""
-        unread = {"train_data", "image_root"} | self.undecided()
-        return {name: value for name, value in super().run_settings().items() if name not in unread}
+        unread = {"train_data", "image_root", "cache_features", "cache_dtype"} | self.undecided()
+        decided = {name: value for name, value in super().run_settings().items() if name not in unread}
+        return decided | self.feature_settings()

@@ -89,7 +89,11 @@ class PlainBuilder:
             else None
         )
         self._reranker = open_reranker(config, device=config.device) if "passages" in config.evidence else None
-        self._contexts = ContextBuilder(dataset.knowledge, self._reranker, config.top_n, config.passages, config.lead)
+        self._contexts = (
+            ContextBuilder(dataset.knowledge, self._reranker, config.top_n, config.passages, config.lead)
+            if config.needs_retrieval
+            else None
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -130,7 +134,7 @@ class PlainBuilder:
             hits = self._retriever.search(images, self._config.top_n)
         columns: list[list[Sequence[Passage]]] = []
         for name in self._config.evidence:
-            if name == "none":
+            if name == "none" or self._contexts is None:
                 columns.append([()] * len(examples))
             else:
                 form: ContextForm = name  # type: ignore[assignment]  # the config was checked

@@ -47,6 +47,8 @@ def questions(
     reject: Reject = stop,
     columns: Mapping[str, str] | None = None,
     meta: tuple[str, ...] | list[str] = (),
+    constants: Mapping[str, Any] | None = None,
+    number_rows: bool = False,
 ) -> Iterator[Placed[Question]]:
     """The user's questions.
 
@@ -63,14 +65,26 @@ def questions(
         reject: What to do with a bad row.
         columns: The user's column for each of `FIELDS`; those left out are called as the fields are.
         meta: Further columns to carry along in `Question.meta`.
+        constants: The value of a field in every row, for fields that the file has no column of, e.g. of captions
+            `{answer_type: free_form, requires_retrieval: false}`.
+        number_rows: Make ids of the file's name and the row's number, for a file that has none.
 
     Raises:
-        UserError: A key of `columns` is no field, the source is of no known kind, or the image column holds URLs.
+        UserError: A key of `columns` or `constants` is no field, the source is of no known kind, or the image
+            column holds URLs.
     """
     unknown = set(columns or {}) - set(FIELDS)
     if unknown:
         raise UserError(f"`columns` has the keys {', '.join(sorted(unknown))}; the fields are {', '.join(FIELDS)}")
-    make = partial(_checked, split=split, images=images, columns=dict(columns or {}), meta=tuple(meta))
+    if beyond := set(constants or {}) - (set(FIELDS) - set(NEEDED)):
+        may = ", ".join(field for field in FIELDS if field not in NEEDED)
+        raise UserError(f"`constants` has the keys {', '.join(sorted(beyond))}; it may have {may}")
+    read = partial(_checked, split=split, images=images, columns=dict(columns or {}), meta=tuple(meta))
+
+    def make(row: Row) -> Question:
+        _complete(row, columns or {}, constants or {}, number_rows=number_rows)
+        return read(row)
+
     return placed(_rows(source, reject), make, reject)
 
 
@@ -103,6 +117,18 @@ def _loaded(source: Mapping[str, Any]) -> Iterator[tuple[int, Row]]:
             stream = stream.cast_column(column, datasets.Image(decode=False))
     for line, values in enumerate(stream, 1):
         yield line, Row(values, name, line)
+
+
+def _complete(row: Row, columns: Mapping[str, str], constants: Mapping[str, Any], *, number_rows: bool) -> None:
+    """Put what a file has no column of into a row: an id by its number, and values that all rows have."""
+    row.id_field = columns.get("id", "id")
+    numbered = {"id": f"{Path(str(row.file)).name.split('.')[0]}-{row.line}"} if number_rows else {}
+    for field, value in {**numbered, **constants}.items():
+        theirs = columns.get(field, field)
+        if theirs in row:
+            said = "number_rows" if field == "id" else "constants"
+            raise row.bad(theirs, f"is a column of the file, and `{said}` gives it too", f"leave it out of `{said}`")
+        row[theirs] = value
 
 
 def _checked(row: Row, *, split: str, images: Images, columns: Mapping[str, str], meta: tuple[str, ...]) -> Question:

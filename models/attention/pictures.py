@@ -20,6 +20,9 @@ from reflectune.models.attention.positions import inner_model
 PLACES = "picture_places"
 """What a batch, and a model's forward pass, calls which picture stands where."""
 
+FEATURES = "tower_features"
+"""What a batch calls what a frozen vision tower said of its pictures, in the place of their pixels."""
+
 _PLACES: ContextVar[Tensor | None] = ContextVar(PLACES, default=None)
 
 
@@ -90,13 +93,18 @@ def get_image_features(model: Any, *args: Any, **kwargs: Any) -> Any:
     output = type(model).get_image_features(model, *args, **kwargs)
     places = _PLACES.get()
     if places is not None:
-        output.pooler_output = _taken(output.pooler_output, places)
+        output.pooler_output = taken(output.pooler_output, places)
         if "deepstack_features" in output:  # Qwen3-VL's, of several layers
-            output.deepstack_features = [_taken(features, places) for features in output.deepstack_features]
+            output.deepstack_features = [taken(features, places) for features in output.deepstack_features]
     return output
 
 
-def _taken(features: Tensor | Sequence[Tensor], places: Tensor) -> Tensor | list[Tensor]:
+def current_places() -> Tensor | None:
+    """The `picture_places` of the forward pass that is being made, if it has any."""
+    return _PLACES.get()
+
+
+def taken(features: Tensor | Sequence[Tensor], places: Tensor) -> Tensor | list[Tensor]:
     """Features by picture, (pictures, tokens, size) or a tensor (tokens, size) each, for every place."""
     return features[places] if isinstance(features, Tensor) else [features[place] for place in places.tolist()]
 
@@ -105,4 +113,5 @@ def _picture_count(vision: Mapping[str, Tensor]) -> int:
     """Pictures, or what the model gives features for one by one (InternVL: tiles)."""
     if "image_grid_thw" in vision:
         return len(vision["image_grid_thw"])
-    return len(vision["pixel_values"]) if "pixel_values" in vision else 0
+    pictures = vision.get("pixel_values", vision.get(FEATURES))
+    return 0 if pictures is None else len(pictures)

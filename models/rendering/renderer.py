@@ -80,6 +80,14 @@ class Rendered:
     vision: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+class Features(Protocol):
+    """What a renderer needs of a cache of features."""
+
+    def swapped(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the processor made of a picture, with its features in the place of its pixels."""
+        ...
+
+
 class Renderer:
     """Binds a scheme's tokens to a family's processor: all that training and inference feed to a model comes from here.
 
@@ -90,6 +98,9 @@ class Renderer:
     Args:
         scheme: Whose tokens to use, or None for a plain model. Its tokens must be in the tokenizer.
         processor: A transformers processor with a chat template, an image processor and a fast tokenizer.
+
+    Attributes:
+        features: If set, pictures are rendered as these features of them, which the model then must be able to read.
 
     Raises:
         UserError: The processor lacks something, or its chat template cannot be continued turn by turn.
@@ -103,6 +114,7 @@ class Renderer:
         self.reflection_tokens: tuple[str, ...] = tuple(scheme.tokens.values()) if scheme else ()
         self._safe = SafeTokenizer(self.tokenizer, owned=(self.processor.image_token, *self.reflection_tokens))
         self.image_token_id: int = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
+        self.features: Features | None = None
         self._closing = ""
         self.end_token_id = self._find_end()
         self.token_ids: Mapping[str, int] = self._find_tokens()
@@ -244,8 +256,16 @@ class Renderer:
         ids = [*ids[:place], *expansion, *ids[place + 1 :]]
         return Rendered(ids, [IGNORE] * len(ids), vision)
 
+    def vision(self, image: Image.Image) -> dict[str, Tensor]:
+        """What the processor makes of a picture, pixels and all."""
+        return self._process(image)[1]
+
     def _see(self, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
-        """The ids that stand for the image, and what the model's vision tower reads."""
+        """The ids that stand for the image, and what the model's vision tower reads, or has read."""
+        expansion, vision = self._process(image)
+        return expansion, self.features.swapped(vision) if self.features else vision
+
+    def _process(self, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
         made = self.processor(
             text=[self.processor.image_token], images=[image], return_tensors="pt", add_special_tokens=False
         )

@@ -47,6 +47,7 @@ COMMON: dict[str, Any] = {
     "min_pixels": 0,
     "output_dir": "",
     "per_device_train_batch_size": 8,
+    "projector_learning_rate": None,
     "push_to_hub": "",
     "report_to": [],
     "resume": True,
@@ -54,12 +55,15 @@ COMMON: dict[str, Any] = {
     "save_total_limit": 1,
     "scheme": "mr2ag",
     "seed": 0,
+    "train_towers": [],
     "warmup": 0.03,
     "weight_decay": 0.0,
 }
 SFT: dict[str, Any] = {
     **COMMON,
     "best_metric": "",
+    "cache_dtype": "auto",
+    "cache_features": "",
     "early_stopping_patience": None,
     "eval_answers": 0,
     "eval_data": "",

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.paths import Roots
-from reflectune.models.loading import Loaded, load, save_checkpoint
+from reflectune.models.loading import Loaded, is_stored_in, load, save_checkpoint
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.weights.quantization import Quantization
 from reflectune.train.config import SftConfig
@@ -39,8 +39,16 @@ from reflectune.train.saving.best import end_with_best, has_stopped_early
 from reflectune.train.saving.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig, greater_is_better
+from reflectune.train.setup.compute import settle_compute
+from reflectune.train.setup.features import cache_features
 from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
-from reflectune.train.setup.parameters import add_adapters, freeze_tower, freeze_unread, keep_trained_weights_in_fp32
+from reflectune.train.setup.parameters import (
+    add_adapters,
+    freeze_all_but,
+    freeze_unread,
+    keep_trained_weights_in_fp32,
+    projector_modules,
+)
 
 
 def fine_tune(config: SftConfig) -> None:
@@ -51,10 +59,13 @@ def fine_tune(config: SftConfig) -> None:
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
+    settled, found = settle_compute(config, args)
+    if settled is not config:
+        config, args = settled, training_arguments(settled)
     loaded = load_base(config, args)
     batch = global_batch(args)
     fixed = why_fixed(loaded.model, config.adapters_dropout, sharding(os.environ))
-    settings = run_settings(config, loaded) | batch.settings(fixed)
+    settings = run_settings(config, loaded) | batch.settings(fixed) | found
     if not config.dry_run and not config.resume:
         refuse_occupied(config.output_dir)
     if not config.dry_run:
@@ -63,6 +74,9 @@ def fine_tune(config: SftConfig) -> None:
         say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
         publish(config, args)
         return
+    if config.cache_features:
+        wanted = [(data.examples, data.image_roots), *([validation] if validation else [])]
+        cache_features(config, loaded, wanted, args)
     model = prepare_model(loaded, config)
     dataset = encoded_examples(data.examples, data.image_roots, loaded, config)
     reading_order = training_order(data, batch, seed=config.seed, group_by_length=config.group_by_length)
@@ -82,7 +96,7 @@ def fine_tune(config: SftConfig) -> None:
         count, seed = config.eval_answers, config.seed
         answers = AnswerReader(loaded, *validation, count=count, seed=seed, batch_size=batch_size)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
-    run = TrainingRun(model, args, dataset, collator, reading_order, save, settings)
+    run = TrainingRun(model, args, dataset, collator, reading_order, save, settings, config.projector_learning_rate)
     patience = config.early_stopping_patience
     card = functools.partial(
         write_card, config=config, loaded=loaded, data=data_in_words(data.examples, data.scheme), settings=settings
@@ -121,7 +135,7 @@ def training_arguments(config: TrainingConfig) -> TrainingArguments:
         dataloader_pin_memory=config.device != "cpu",
         remove_unused_columns=False,
         # A vision tower that trains has layers that the language model never reads (LLaVA takes the last but one).
-        ddp_find_unused_parameters=config.method == "full" and not config.freeze_vision,
+        ddp_find_unused_parameters="vision_tower" in config.trained_towers,
     )
 
 
@@ -135,8 +149,13 @@ def _validation_arguments(config: ValidationConfig) -> dict[str, Any]:
 
 
 def load_base(config: TrainingConfig, args: TrainingArguments) -> Loaded:
-    """The model to train: what trains is kept in fp32, a frozen base in half precision or in four bits."""
-    dtype = "float32" if config.method == "full" else config.dtype
+    """The model to train: what trains is kept in fp32, a frozen base in half precision or in four bits.
+
+    A full checkpoint is written of all weights, so its frozen ones are held in what they are stored in, or in fp32.
+    """
+    dtype = config.dtype
+    if config.method == "full" and not (config.train_towers and is_stored_in(config.model, dtype)):
+        dtype = "float32"
     if config.method != "qlora":
         return load(config.model, scheme=config.scheme, dtype=dtype, seed=config.seed, images=config.image_settings())
     return load(
@@ -150,7 +169,7 @@ def load_base(config: TrainingConfig, args: TrainingArguments) -> Loaded:
 
 
 def prepare_model(loaded: Loaded, config: TrainingConfig) -> PreTrainedModel | PeftModel:
-    """Choose what trains: everything, everything but the vision tower, or adapters and the new tokens' rows."""
+    """Choose what trains: whole towers, or adapters and the new tokens' rows, with the projector if it is named."""
     model: PreTrainedModel | PeftModel = loaded.model
     set_seed(config.seed)  # adapters begin at random
     if config.method != "full":
@@ -161,9 +180,10 @@ def prepare_model(loaded: Loaded, config: TrainingConfig) -> PreTrainedModel | P
             alpha=config.lora_alpha,
             dropout=config.lora_dropout,
             targets=config.lora_targets,
+            whole=projector_modules(loaded.model) if "projector" in config.trained_towers else (),
         )
-    elif config.freeze_vision:
-        freeze_tower(model, "vision tower")
+    else:
+        freeze_all_but(model, config.trained_towers)
     if sharding(os.environ) == "fsdp":
         freeze_unread(model)
     keep_trained_weights_in_fp32(model)

@@ -36,7 +36,7 @@ from reflectune.train.forecasting.memory import GIB
 from reflectune.train.saving.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.saving.checkpoints import keep_newest, mark_whole, refuse_full_disk
 from reflectune.train.settings.validation import ANSWERS
-from reflectune.train.setup.parameters import parameter_count
+from reflectune.train.setup.parameters import give_projector_a_rate, parameter_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +51,7 @@ class TrainingRun:
         order: The order in which to read them.
         save: Writes model, processor and scheme into a folder, from gathered weights if there are any.
         settings: What determines the run, recorded in each checkpoint.
+        projector_learning_rate: Peak learning rate of the projector; None: that of all others.
     """
 
     model: PreTrainedModel | PeftModel
@@ -60,15 +61,16 @@ class TrainingRun:
     order: TrainingOrder
     save: Callable[[Path, nn.Module, Mapping[str, Tensor] | None], None]
     settings: Mapping[str, Any]
+    projector_learning_rate: float | None = None
 
 
 class ReflectionTrainer(Trainer):
     """Trains on batches from `reflectune.train.data.collator.Collator`.
 
-    The stock Trainer is kept but for five things: the loss, the order of the data, what an error names, what a
-    checkpoint holds, and how it is loaded (the stock one resumes a full fine-tune of a vision-language model from
-    nothing, with a warning only: https://github.com/huggingface/transformers/issues/43701; `_load_from_checkpoint`
-    here can go once that is closed).
+    The stock Trainer is kept but for six things: the loss, the order of the data, what an error names, a learning rate
+    of the projector's own, what a checkpoint holds, and how it is loaded (the stock one resumes a full fine-tune of a
+    vision-language model from nothing, with a warning only: https://github.com/huggingface/transformers/issues/43701;
+    `_load_from_checkpoint` here can go once that is closed).
 
     Args:
         run: What trains, on what, and how it is kept.
@@ -95,7 +97,16 @@ class ReflectionTrainer(Trainer):
         self._reader, self._answers, self.patience = reader, answers, patience
         self._order, self._save_to, self.settings = run.order, run.save, run.settings
         self._bare_model, self._folder = run.model, Path(str(args.output_dir))
+        self._projector_rate = run.projector_learning_rate
         self._tokens, self._tokens_since = 0, time.monotonic()
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The stock optimiser, in which the projector has a learning rate of its own if the run gives it one."""
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if is_new and self._projector_rate is not None:
+            give_projector_a_rate(optimizer, model or self._bare_model, self._projector_rate)
+        return optimizer
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
@@ -252,7 +263,8 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None
         state, expected = load_file(Path(folder, "adapter_model.safetensors")), get_peft_model_state_dict(model)
     else:
         # from_pretrained, and not the raw file: the names on the disk are not the names in memory.
-        dtype = next(model.parameters()).dtype
+        dtypes = {parameter.dtype for parameter in model.parameters()}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32  # a frozen part in half precision is cast exactly
         state, expected = type(model).from_pretrained(folder, dtype=dtype).state_dict(), model.state_dict()
     shapes, wanted = ({(name, tensor.shape) for name, tensor in tensors.items()} for tensors in (state, expected))
     if shapes != wanted:

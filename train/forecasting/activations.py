@@ -109,7 +109,7 @@ class Passing:
         compute: Bytes of a number in products: 2 in bfloat16, 4 in float32.
         residual: Bytes of a number of the hidden states between layers: 4 where weights in fp32 are cast for products
             alone (autocast), else those of the weights.
-        adapters: Rank of the adapters, if only they train; None if all weights do.
+        adapters: Rank of the adapters, if only they train; None if all weights of the decoder do, 0 if none does.
         dropout: Whether adapters have dropout.
         trains_vision: Whether the vision tower trains.
         checkpointing: Whether a layer keeps its input alone and is computed again in the backward pass.
@@ -147,7 +147,7 @@ def activations(model: Architecture, batch: Batch, how: Passing) -> Activations:
     ends = batch.tokens * model.width * 4  # the last norm's input
     if how.adapters is None:
         ends += batch.tokens * model.width * how.residual  # scaled by a weight that trains
-    else:
+    elif how.adapters:
         ends += how.compute * model.vocabulary * model.width  # the head with its trained rows put in, a copy
     logits = batch.supervised * model.vocabulary * (8 if how.compute == 4 else 4 + 4 + how.compute)
     gradients = 3 * batch.tokens * how.compute * model.hidden  # of the product, and of both its factors
@@ -168,16 +168,17 @@ def _decoder_layer(model: Architecture, how: Passing) -> int:
         norms += (4 + (compute if full else 0)) * (model.query_width + model.key_width)
     # One input for all that read a norm, unless each casts it or drops out of it by itself.
     apart = how.residual != compute if full else how.dropout or compute < 4
-    read = (_NORMED if apart else 2) * model.width
+    read = (_NORMED if apart else 2) * model.width if how.adapters != 0 else 0
     if how.by_parts:
         attention = 2 * model.query_width + 2 * model.key_width  # queries, output; keys, values
     else:
         attention = 5 * model.query_width  # queries; keys and values for each of them; output, gathered and in place
-    feed_forward = 4 * model.hidden  # gate, its activation, up, their product
+    # gate, its activation, up, their product; the product is the input of a matrix that is frozen without adapters
+    feed_forward = (4 if how.adapters != 0 else 3) * model.hidden
     adapters = 0
     if not full:
         adapters = _PROJECTIONS * (how.adapters or 0)
-        if apart and compute < 4:
+        if how.adapters and apart and compute < 4:
             adapters += model.query_width  # o casts its input too
     total = norms + compute * (read + attention + feed_forward + adapters)
     if not full and how.dropout:

@@ -71,7 +71,10 @@ def _other_settings(config: TrainingConfig, model: nn.Module, forecast: Forecast
 
 def _changed(config: TrainingConfig, forecast: Forecast) -> Forecast:
     device = "cuda" if forecast.accelerator else "cpu"
-    return replace(forecast, passing=passing(config, forecast.division, forecast.architecture, device))
+    return replace(
+        forecast,
+        passing=passing(config, forecast.division, forecast.architecture, device, forecast.weights.frozen_bytes),
+    )
 
 
 def _language_weights(model: nn.Module) -> int:

@@ -38,6 +38,7 @@ class Forecast:
         division: Among how many processes, and what of it.
         accelerator: Whether the device is one.
         available: Its bytes of memory, if they are known.
+        feature_bytes: Of what is cached of a picture on the disk; 0 if nothing is.
     """
 
     weights: Weights
@@ -47,6 +48,7 @@ class Forecast:
     division: Division
     accelerator: bool
     available: int | None
+    feature_bytes: int = 0
 
     def activations(self) -> Activations:
         """Of the largest batch."""
@@ -62,27 +64,39 @@ def forecast(config: TrainingConfig, model: nn.Module, batch: Batch, device: tor
     """Of a run whose model is ready to train."""
     divided = division(os.environ, processes)
     architecture = Architecture.of(inner_model(model).config)
+    weights = weights_of(model, double=config.double_quantization)
     return Forecast(
-        weights_of(model, double=config.double_quantization),
+        weights,
         architecture,
         batch,
-        passing(config, divided, architecture, device.type),
+        passing(config, divided, architecture, device.type, weights.frozen_bytes),
         divided,
         accelerator=device.type != "cpu",
         available=memory_of(device),
     )
 
 
-def passing(config: TrainingConfig, divided: Division, architecture: Architecture, device: str) -> Passing:
-    """How a run's forward passes are made."""
+def passing(
+    config: TrainingConfig, divided: Division, architecture: Architecture, device: str, frozen_bytes: int
+) -> Passing:
+    """How a run's forward passes are made.
+
+    Args:
+        config: The run's.
+        divided: Among how many processes, and what of it.
+        architecture: The model's widths.
+        device: Where: `cpu`, `cuda`, ….
+        frozen_bytes: Of a weight that doesn't train.
+    """
     compute = 2 if config.dtype == "bfloat16" else 4
-    full = config.method == "full"
+    full, decoder_trains = config.method == "full", "language_model" in config.trained_towers
+    held = 4 if decoder_trains else frozen_bytes
     return Passing(
         compute=compute,
-        residual=4 if full and not divided.kind else compute,
-        adapters=None if full else config.lora_r,
+        residual=held if full and not divided.kind else compute,
+        adapters=config.lora_r if not full else None if decoder_trains else 0,
         dropout=config.adapters_dropout > 0,
-        trains_vision=full and not config.freeze_vision,
+        trains_vision="vision_tower" in config.trained_towers,
         checkpointing=config.gradient_checkpointing,
         by_parts=has_backward(device, torch.bfloat16 if compute == 2 else torch.float32, architecture.head_size),
     )
@@ -114,8 +128,13 @@ def batch_of(trees: Sequence[Tree], patch_size: int) -> Batch:
 
 
 def patches(vision: Mapping[str, Any], patch_size: int) -> int:
-    """Patches that the vision tower reads: rows of Qwen's pixels; of LLaVA's pictures, tile by tile, squares."""
-    pixels: Tensor = vision["pixel_values"]
+    """Patches that the vision tower reads: rows of Qwen's pixels; of LLaVA's pictures, tile by tile, squares.
+
+    None of a picture whose features are cached.
+    """
+    pixels: Tensor | None = vision.get("pixel_values")
+    if pixels is None:
+        return 0
     if pixels.dim() == 2:
         return len(pixels)
     return pixels.shape[:-3].numel() * (pixels.shape[-1] // patch_size) * (pixels.shape[-2] // patch_size)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from reflectune.train.forecasting.activations import Activations
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.setup.launch import Division
-from reflectune.train.setup.parameters import freeze_tower, parameter_count
+from reflectune.train.setup.parameters import freeze_all_but, parameter_count, projector_modules
 
 GIB = 2**30
 CONTEXT = GIB
@@ -204,19 +204,22 @@ def planned_weights(model: PreTrainedModel, config: TrainingConfig) -> Weights:
     """The weights that a run trains, from a model of the right shapes that nothing was done to.
 
     Args:
-        model: The base model; it may lie on `meta`. Its vision tower is frozen if the run freezes it.
+        model: The base model; it may lie on `meta`. The towers that the run freezes are frozen.
         config: The run's.
     """
     if config.method == "full":
-        if config.freeze_vision:
-            freeze_tower(model, "vision tower")
-        return weights_of(model, double=False)
+        freeze_all_but(model, config.trained_towers)
+        found = weights_of(model, double=False)
+        in_half = bool(config.train_towers) and config.dtype == "bfloat16"
+        return replace(found, frozen_bytes=2) if in_half else found
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     adapted = [layer for name, layer in linear.items() if re.fullmatch(config.lora_targets, name)]
     adapters = sum(config.lora_r * (layer.in_features + layer.out_features) for layer in adapted)
     head = model.get_output_embeddings()
     matrices = 1 if model.get_input_embeddings().weight is head.weight else 2
     rows = matrices * NEW_TOKENS * model.config.get_text_config().hidden_size
+    if "projector" in config.trained_towers:
+        rows += sum(p.numel() for name in projector_modules(model) for p in model.get_submodule(name).parameters())
     inside = [layer for name, layer in linear.items() if "language_model" in name and layer is not head]
     quantized = sum(layer.weight.numel() for layer in inside) if config.method == "qlora" else 0
     plain = weights_of(model.requires_grad_(False), double=config.double_quantization)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
 from reflectune.core.durable import read_json
+from reflectune.models.features.tower import refuse_features
 from reflectune.models.processing.image_fitting import refuse_other_family
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.forecasting.activations import Architecture, Batch
 from reflectune.train.forecasting.config import ARCHITECTURE, EstimateConfig
 from reflectune.train.forecasting.forecast import Forecast, passing
-from reflectune.train.forecasting.memory import GIB, planned_weights, table
+from reflectune.train.forecasting.memory import GIB, in_words, planned_weights, table
 from reflectune.train.setup.launch import Division
 
 QUESTION_TOKENS = 60
@@ -31,6 +33,7 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
         config: The run's and the machine's settings.
         shapes: A recipe's `architecture.json`, or a model's `config.json`.
     """
+    config = replace(config, dtype="bfloat16") if config.dtype == "auto" else config  # as on any accelerator
     shapes_json = read_json(shapes, "the model's shapes")
     facts: dict[str, Any] = shapes_json["config"] if shapes.name == ARCHITECTURE else shapes_json
     of_model = AutoConfig.for_model(**facts)
@@ -39,15 +42,35 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
         model = AutoModelForImageTextToText.from_config(of_model)
     architecture = Architecture.of(of_model)
     divided = Division(config.sharding, config.processes, config.offload, config.offload)
+    batch, weights = long_batch(config, of_model), planned_weights(model, config)
+    if config.cache_features:
+        refuse_features(model, config.trained_towers)
+        batch = replace(batch, patches=0)
     return Forecast(
-        planned_weights(model, config),
+        weights,
         architecture,
-        long_batch(config, of_model),
-        passing(config, divided, architecture, "cuda"),
+        batch,
+        passing(config, divided, architecture, "cuda", weights.frozen_bytes),
         divided,
         accelerator=True,
         available=None if config.device_gib is None else int(config.device_gib * GIB),
+        feature_bytes=feature_bytes(config, of_model, weights.frozen_bytes) if config.cache_features else 0,
     )
+
+
+def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes: int) -> int:
+    """Bytes of a picture's cached features: of Qwen behind the projector, of LLaVA of each layer that it reads.
+
+    Args:
+        config: The run's.
+        model: Its model's.
+        frozen_bytes: Of a number that a frozen tower puts out.
+    """
+    size = {"auto": frozen_bytes, "float32": 4}.get(config.cache_dtype, 2)
+    layers = getattr(model, "vision_feature_layer", -1)
+    width = model.get_text_config().hidden_size if _is_qwen(model) else Architecture.of(model).vision_width
+    count = len(layers) if isinstance(layers, (list, tuple)) else 1
+    return (config.image_tokens or image_tokens(model, config.max_pixels)) * width * count * size
 
 
 def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> Batch:
@@ -87,7 +110,10 @@ def report(config: EstimateConfig, forecast: Forecast) -> str:
         f"{config.model}, {config.method}: {count} weights train; {how}; a batch of "
         f"{config.per_device_train_batch_size} questions with {branches_of(config)} branches, {batch.tokens:,} tokens"
     )
-    return "\n".join([head, *table(forecast.parts(), forecast.available)])
+    cached = f"features: {in_words(forecast.feature_bytes)} a picture on the disk, and the tower isn't run"
+    return "\n".join(
+        [head, *table(forecast.parts(), forecast.available), *([cached] if forecast.feature_bytes else [])]
+    )
 
 
 def _is_qwen(model: PreTrainedConfig) -> bool:

@@ -25,8 +25,8 @@ from reflectune.train.saving.checkpoints import RECORD
 from reflectune.train.settings.training import TrainingConfig
 
 _SHOWN = (
-    "lora_r lora_alpha lora_dropout learning_rate lr_scheduler warmup weight_decay epochs max_steps "
-    "per_device_train_batch_size gradient_accumulation_steps processes dtype seed".split()
+    "train_towers lora_r lora_alpha lora_dropout learning_rate projector_learning_rate lr_scheduler warmup "
+    "weight_decay epochs max_steps per_device_train_batch_size gradient_accumulation_steps processes dtype seed".split()
 )
 """Settings that a reader of the card looks for; all are in reflectune.json."""
 _OWN = (RECORD, TRAINER_STATE_NAME, "training_args.bin")

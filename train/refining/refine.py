@@ -123,7 +123,16 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
     card = functools.partial(write_card, config=config, loaded=loaded, data=data, settings=settings)
     with advising(config, model, args):
         trainer = GateTrainer(
-            TrainingRun(model, args, encoded, Collator(loaded.model), _order(examples, config, batch), save, settings),
+            TrainingRun(
+                model,
+                args,
+                encoded,
+                Collator(loaded.model),
+                _order(examples, config, batch),
+                save,
+                settings,
+                config.projector_learning_rate,
+            ),
             objective=objective(config, loaded),
             first=first,
             measure=measure,

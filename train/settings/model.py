@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from reflectune.core.config import bound_problems, setting
 from reflectune.models.processing.image_config import ImageKeys
+from reflectune.models.schemes.registry import all_schemes
+
+TOWERS: Final = ("vision_tower", "projector", "language_model")
+"""The parts of a multimodal model, as `train_towers` names them."""
 
 
 @dataclass
@@ -30,6 +34,14 @@ class AdapterConfig:
         "full", "train all weights, adapters, or adapters on a 4-bit language model"
     )
     freeze_vision: bool = setting(False, "keep the vision tower as it is (full; LoRA always does)")
+    train_towers: list[str] = setting(
+        [],
+        "parts that train: vision_tower, projector, language_model (by adapters if `method` says so); if unset all of "
+        "them, or of LoRA and QLoRA the language model",
+    )
+    projector_learning_rate: float | None = setting(
+        None, "peak learning rate of the projector; learning_rate if unset", above=0
+    )
     double_quantization: bool = setting(
         True, "qlora: quantise the scales of the 4-bit weights too, 0.37 bits less a weight"
     )
@@ -48,7 +60,58 @@ class AdapterConfig:
             re.compile(self.lora_targets)
         except re.error as error:
             issues.append(f"`lora_targets` is no regular expression: {error}")
+        return issues + self._tower_problems()
+
+    def _tower_problems(self) -> list[str]:
+        """What is wrong with the choice of what trains, one sentence each."""
+        issues = []
+        if unknown := [name for name in self.train_towers if name not in TOWERS]:
+            issues.append(f"`train_towers` may name {', '.join(TOWERS)}; found {', '.join(unknown)}")
+        if len(set(self.train_towers)) < len(self.train_towers):
+            issues.append(f"`train_towers` should name each part once; found {', '.join(self.train_towers)}")
+        if self.freeze_vision and "vision_tower" in self.train_towers:
+            issues.append("`freeze_vision` keeps the vision tower as it is, and `train_towers` names it; drop one")
+        trained = self.trained_towers
+        if self.method != "full" and "language_model" not in trained:
+            issues.append(
+                f"`method: {self.method}` trains adapters of the language model, and `train_towers` leaves it out; "
+                "name language_model too, or set `method: full`, which trains the named parts alone"
+            )
+        if self.method != "full" and "vision_tower" in trained:
+            issues.append(
+                f"`method: {self.method}` keeps the vision tower as it is; drop vision_tower from `train_towers`, or "
+                "set `method: full`"
+            )
+        rate = self.projector_learning_rate
+        if rate is not None and "projector" not in trained:
+            issues.append("`projector_learning_rate`: the projector doesn't train; name it in `train_towers`")
+        if rate is not None and trained == {"projector"}:
+            issues.append("`projector_learning_rate`: nothing but the projector trains; set `learning_rate`")
         return issues
+
+    def token_problems(self, scheme: str) -> list[str]:
+        """Whether a scheme's new tokens could be learned, one sentence if not: their rows are the language model's."""
+        known = all_schemes().get(scheme)
+        if known is None or not known.tokens or "language_model" in self.trained_towers:
+            return []
+        return [
+            f"`train_towers` leaves out language_model, whose rows of the tokens of `scheme: {scheme}` would stay "
+            "untrained; name it too, or set `scheme: plain`"
+        ]
+
+    @property
+    def trained_towers(self) -> frozenset[str]:
+        """The parts of the model that train, the language model's by adapters if `method` says so."""
+        if self.train_towers:
+            return frozenset(self.train_towers)
+        if self.method != "full":
+            return frozenset({"language_model"})
+        return frozenset(TOWERS) - ({"vision_tower"} if self.freeze_vision else set())
+
+    def tower_settings(self) -> set[str]:
+        """The keys about towers that are as they were before there were any: no record of a run names them."""
+        keys = {"train_towers": bool(self.train_towers), "projector_learning_rate": self.projector_learning_rate}
+        return {name for name, value in keys.items() if not value}
 
     @property
     def adapters_dropout(self) -> float:

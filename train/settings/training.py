@@ -30,11 +30,12 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
     def value_problems(self) -> list[str]:
         """What is wrong with the values by themselves, wherever they are read."""
         concerns = (ModelConfig, AdapterConfig, OptimisationConfig, ComputeConfig, SavingConfig)
-        return [problem for concern in concerns for problem in concern.problems(self)]
+        issues = [problem for concern in concerns for problem in concern.problems(self)]
+        return issues + self.token_problems(self.scheme)
 
     def run_settings(self) -> dict[str, Any]:
         """The settings that determine the weights: a run can only be resumed if they are the same."""
-        unread = _FREE | (set() if self.method == "qlora" else {"double_quantization"})
+        unread = _FREE | (set() if self.method == "qlora" else {"double_quantization"}) | self.tower_settings()
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
 
 

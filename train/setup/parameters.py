@@ -1,10 +1,10 @@
-"""What of a model trains: a tower frozen, LoRA with the new tokens' rows, and parameters counted by tower."""
+"""What of a model trains: towers frozen, LoRA with the new tokens' rows, and parameters counted by tower."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,36 @@ def freeze_tower(model: nn.Module, tower: str) -> None:
             parameter.requires_grad_(False)
 
 
+def freeze_all_but(model: nn.Module, towers: Collection[str]) -> None:
+    """Keep the weights of every tower that is not named, as `train_towers` names them."""
+    for tower, _ in _TOWERS:
+        if tower.replace(" ", "_") not in towers:
+            freeze_tower(model, tower)
+
+
+def projector_modules(model: nn.Module) -> list[str]:
+    """The modules that the projector is made of, by name: one, or one a layer that it reads (Qwen3-VL)."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if tower_of(name) == "projector" and not inside and not isinstance(module, nn.ModuleList):
+            found.append(name)
+    return found
+
+
+def give_projector_a_rate(optimizer: torch.optim.Optimizer, model: nn.Module, rate: float) -> None:
+    """Let an optimiser that has not stepped yet move the projector at a peak learning rate of its own.
+
+    Each of its groups is divided in two, the projector's part behind all others with what else the group is set to.
+    """
+    projector = {parameter for name, parameter in model.named_parameters() if tower_of(name) == "projector"}
+    for group in list(optimizer.param_groups):
+        moved = [parameter for parameter in group["params"] if parameter in projector]
+        group["params"] = [parameter for parameter in group["params"] if parameter not in projector]
+        if moved:
+            optimizer.add_param_group({**group, "params": moved, "lr": rate})
+
+
 def freeze_unread(model: nn.Module) -> None:
     """Keep what LLaVA's language model never reads: the layers of its vision tower after `vision_feature_layer`.
 
@@ -71,6 +101,8 @@ def count_by_tower(model: nn.Module) -> dict[str, Count]:
     trainable: dict[str, int] = {}
     total: dict[str, int] = {}
     for name, parameter in model.named_parameters():
+        if ".original_module." in name:  # of a projector that trains beside adapters: its copy is read
+            continue
         tower = tower_of(name)
         count = parameter_count(parameter)
         total[tower] = total.get(tower, 0) + count
@@ -101,8 +133,9 @@ def add_adapters(
     alpha: int,
     dropout: float,
     targets: str,
+    whole: Sequence[str] = (),
 ) -> PeftModel:
-    """Wrap a model so that only LoRA adapters and the new tokens' rows train, both in fp32.
+    """Wrap a model so that only LoRA adapters and the new tokens' rows train, both in fp32, and modules as a whole.
 
     Reflection tokens are read *and* written, so the rows of the input embedding and of the output head train. A tied
     model has one matrix; its rows stay tied. Peft takes that from the names: the list form of
@@ -115,6 +148,7 @@ def add_adapters(
         alpha: The adapters are scaled by alpha / r.
         dropout: Before the adapters.
         targets: Regular expression over whole module names.
+        whole: Names of modules that train with all their weights, which are saved with the adapters.
 
     Raises:
         UserError: `targets` matches no linear module, or one outside of the language model.
@@ -128,6 +162,7 @@ def add_adapters(
         lora_dropout=dropout,
         target_modules=targets,
         trainable_token_indices=dict.fromkeys(names, rows) if rows else None,
+        modules_to_save=list(whole) or None,
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, config)

@@ -134,3 +134,35 @@ def test_a_file_that_is_cut_off(folder: Path) -> None:
         list(questions(path, split="train", images=Images(folder)))
     with pytest.raises(UserError, match="from one file at a time"):
         list(questions({"train": path}, split="train", images=Images(folder)))
+
+
+def test_the_558k_captions_of_stage_1_are_read_with_their_picture_token_before_or_behind(folder: Path) -> None:
+    """Rows as `blip_laion_cc_sbu_558k.json` has them."""
+    image = "vg/VG_100K/2354786.jpg"
+    rows = [
+        {
+            "id": "004539375",
+            "image": image,
+            "conversations": [
+                {"from": "human", "value": "Render a clear and concise summary of the photo.\n<image>"},
+                {"from": "gpt", "value": "select luxury furniture 3 - inch gel memory foam mattress topper"},
+            ],
+        },
+        {
+            "id": "002239345",
+            "image": image,
+            "conversations": [
+                {"from": "human", "value": "<image>\nWrite a terse but informative summary of the picture."},
+                {"from": "gpt", "value": "a grey watch with an army style strap"},
+            ],
+        },
+    ]
+
+    found = read(folder, *rows)
+
+    assert [question.text for question in found] == [
+        "Render a clear and concise summary of the photo.",
+        "Write a terse but informative summary of the picture.",
+    ]
+    assert found[1].answers == ("a grey watch with an army style strap",)
+    assert {(question.answer_type, question.requires_retrieval) for question in found} == {("free_form", False)}

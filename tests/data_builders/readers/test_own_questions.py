@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -165,3 +166,39 @@ def test_an_error_names_the_users_column(folder: Path) -> None:
     path = jsonl(folder / "q.jsonl", {"id": "c", "image_url": "https://e.org/1.png", "question": "Who?"})
     with pytest.raises(UserError, match=r"q.jsonl:1: id c: field `image_url` holds a URL"):
         read(path, folder, columns={"image": "image_url"})
+
+
+CAPTION = {"image": "images/1.png", "question": "Describe the picture briefly.", "answer": "A tower."}
+CAPTIONS: dict[str, Any] = {
+    "columns": {"answers": "answer"},
+    "constants": {"answer_type": "free_form", "requires_retrieval": False},
+    "number_rows": True,
+}
+
+
+def test_captions_need_neither_ids_nor_columns_that_say_the_same_in_every_row(folder: Path) -> None:
+    path = jsonl(folder / "captions.jsonl", CAPTION, {**CAPTION, "answer": "A gold tower."})
+
+    first, second = read(path, folder, **CAPTIONS)
+
+    assert [first.id, second.id] == ["captions-1", "captions-2"]
+    assert (first.image, second.answers) == ("images/1.png", ("A gold tower.",))
+    assert first.answer_type == second.answer_type == "free_form"
+    assert first.requires_retrieval is second.requires_retrieval is False
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "said"),
+    [
+        ({"id": "a"}, {}, "field `id`: is a column of the file, and `number_rows` gives it too; leave it out"),
+        ({"answer_type": "string"}, {}, "field `answer_type`: is a column of the file, and `constants` gives it too"),
+        ({}, {"constants": {"image": "1.png"}}, "`constants` has the keys image; it may have answers, range"),
+        ({}, {"constants": {"answer_type": "essay"}}, "field `answer_type`"),
+    ],
+)
+def test_what_a_file_says_itself_is_not_said_a_second_time(
+    folder: Path, row: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
+    path = jsonl(folder / "captions.jsonl", {**CAPTION, **row})
+    with pytest.raises(UserError, match=said):
+        read(path, folder, **{**CAPTIONS, **options})

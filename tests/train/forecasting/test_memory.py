@@ -158,3 +158,23 @@ def test_adapters_leave_gradients_and_states_of_themselves_alone() -> None:
     assert bytes_by_name["moments"] == 8 * 10**7
     assert bytes_by_name["weights"] == four_bits(6 * BILLION, double=True) + 2 * BILLION + 4 * 10**7
     assert four_bits(6 * BILLION, double=True) == pytest.approx((0.5 + 0.127 / 8) * 6 * BILLION, rel=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize(
+    "changes",
+    [{"train_towers": ["projector"]}, {"method": "lora", "train_towers": ["projector", "language_model"]}],
+    ids=["stage 1", "stage 2"],
+)
+def test_weights_of_named_towers_are_counted_from_shapes_too(
+    base_model: Callable[..., Path], family: Family, changes: dict[str, Any]
+) -> None:
+    config = SftConfig(model=str(base_model(family, size="base")), scheme="plain", **changes)
+    real = weights_of(prepare_model(load(config.model, scheme="plain"), config), double=False)
+
+    planned = planned_weights(load(config.model).model, config)
+
+    rows = planned.trained - real.trained  # planned for four reflection tokens, which plain doesn't have
+    width = load(config.model).model.config.get_text_config().hidden_size
+    assert rows == (NEW_TOKENS * width * (1 if family == "qwen2_vl" else 2) if config.method == "lora" else 0)
+    assert planned.frozen == real.frozen

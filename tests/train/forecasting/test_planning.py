@@ -2,6 +2,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,18 @@ def test_a_batch_grows_with_its_questions_and_their_branches() -> None:
     assert (four.tokens, four.longest, four.trees) == (4 * one.tokens, one.longest, 4)
     assert one.tokens == 576 + 60 + 6 * 250
     assert Architecture.of(model).head_size == 128
+
+
+def test_cached_features_are_counted_and_refused_where_they_can_not_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qwen = ROOT / "configs/qwen2_vl_7b/architecture.json"
+    frozen = EstimateConfig(train_towers=["language_model"], max_pixels=200_704, cache_features="anywhere")
+
+    assert plan(frozen, qwen).feature_bytes == 256 * 3584 * 4
+    assert plan(replace(frozen, cache_dtype="bfloat16"), qwen).feature_bytes == 256 * 3584 * 2
+    with pytest.raises(UserError, match="the projector of qwen2_vl lies inside of its vision tower"):
+        plan(replace(frozen, train_towers=["projector"]), qwen)
+    with pytest.raises(UserError, match="this is a qwen3_vl"):
+        plan(frozen, ROOT / "configs/qwen3_vl_4b/architecture.json")
+    assert "features: 2.2 MiB a picture on the disk" in said(capsys, monkeypatch, "--cache_features", "anywhere")

@@ -1,0 +1,112 @@
+"""Features of pictures on disk: a file each, whole or not there, made once however many processes need it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from reflectune.core.durable import write_atomically
+from reflectune.core.errors import UserError
+from reflectune.models.attention.pictures import FEATURES, content_key
+
+_NAME = "features"
+
+
+class FeatureCache:
+    """Reads and writes the features of pictures, in `FOLDER/FINGERPRINT/xx/KEY.safetensors`.
+
+    A picture's key is a hash of what the processor made of it: its bytes and the processor's settings, so that the same
+    picture in two files is kept once, and a changed one is another.
+
+    Args:
+        folder: Where to; several caches may share it.
+        fingerprint: A hash of the tower and of how it is computed.
+        dtype: What features are kept in; None for what the tower puts out.
+    """
+
+    def __init__(self, folder: str | Path, fingerprint: str, dtype: torch.dtype | None = None) -> None:
+        self.folder, self.dtype = Path(folder, fingerprint), dtype
+
+    def __contains__(self, key: str) -> bool:
+        return self._path(key).is_file()
+
+    def get(self, key: str) -> Tensor:
+        """The features of a picture.
+
+        Raises:
+            UserError: They are not there, or the file is damaged.
+        """
+        path = self._path(key)
+        try:
+            return safetensors.torch.load_file(path)[_NAME]
+        except FileNotFoundError as error:
+            raise UserError(
+                f"the features of its picture are not in {self.folder}: it changed after the run began, or the file "
+                "was deleted; give the same command again, which makes what is missing"
+            ) from error
+        except (SafetensorError, KeyError, OSError) as error:
+            raise UserError(f"{path} is damaged ({error}); delete it, and give the same command again") from error
+
+    def put(self, key: str, features: Tensor) -> None:
+        """Keep the features of a picture; the file appears whole.
+
+        Raises:
+            UserError: The disk is full.
+        """
+        kept = features.detach().to("cpu", self.dtype or features.dtype).contiguous()
+        try:
+            write_atomically(self._path(key), safetensors.torch.save({_NAME: kept}))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UserError(
+                f"the disk is full: features of a picture take {kept.nbytes / 2**20:.2f} MiB in {self.folder}. Free "
+                "some and give the same command again: it goes on; or set `cache_dtype: bfloat16`, or another folder"
+            ) from error
+
+    @contextmanager
+    def claim(self, key: str, *, wait: bool) -> Iterator[bool]:
+        """Within it, no other process makes the features of a picture.
+
+        Args:
+            key: The picture's.
+            wait: Whether to wait for a process that makes them now; its death ends the wait too.
+
+        Yields:
+            Whether it is so; False only without `wait`.
+        """
+        path = self._path(key).with_suffix(".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            except OSError:
+                pass  # a file system without locks
+            try:
+                yield True
+            finally:
+                path.unlink(missing_ok=True)  # one who waits for it looks again whether the features are there
+
+    def swapped(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the processor made of a picture, with its features in the place of its pixels."""
+        others = {name: value for name, value in vision.items() if name != "pixel_values"}
+        return {**others, FEATURES: self.get(picture_key(vision))}
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.safetensors"
+
+
+def picture_key(vision: Mapping[str, Tensor]) -> str:
+    """The key of a picture, by what the processor made of it."""
+    return content_key(vision).hex()

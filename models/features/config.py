@@ -1,0 +1,35 @@
+"""The keys of a config that has features of a frozen vision tower cached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from reflectune.core.config import setting
+
+CacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass
+class FeatureKeys:
+    """Where features of pictures are kept, and how precisely."""
+
+    cache_features: str = setting(
+        "", "folder for the features of a frozen vision tower, which then reads each picture once; shared by runs"
+    )
+    cache_dtype: CacheDtype = setting("auto", "precision of those features; auto: as the tower puts them out")
+
+    def feature_problems(self, trained_towers: frozenset[str]) -> list[str]:
+        """What is wrong with caching while these towers train, one sentence each."""
+        if self.cache_dtype != "auto" and not self.cache_features:
+            return ["`cache_dtype` needs `cache_features`: a folder for the features"]
+        if self.cache_features and "vision_tower" in trained_towers:
+            return [
+                "`cache_features` needs a vision tower that stays as it is, and it trains: leave vision_tower out of "
+                "`train_towers`, or set `freeze_vision: true`"
+            ]
+        return []
+
+    def feature_settings(self) -> dict[str, Any]:
+        """The keys that determine what a model reads: where features are kept doesn't, nor that they are."""
+        return {} if self.cache_dtype == "auto" else {"cache_dtype": self.cache_dtype}

@@ -1,0 +1,119 @@
+"""Reads with the vision tower what a cache lacks, shared among processes, before anything is trained or answered."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reflectune.core.hashing import fingerprint
+from reflectune.core.images import load_image
+from reflectune.core.paths import Roots
+from reflectune.core.progress import progress_bar
+from reflectune.core.resumable import Processes
+from reflectune.models.features.cache import FeatureCache, picture_key
+from reflectune.models.features.config import CacheDtype
+from reflectune.models.features.tower import move_tower, read_features, read_picture, tower_fingerprint
+from reflectune.models.loading import Loaded
+from reflectune.models.processing.image_fitting import images_fingerprint
+from reflectune.models.weights.pretrained import as_dtype
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that is needed.
+
+    Attributes:
+        path: As the data has it.
+        roots: The folders that it may lead into.
+        needed_by: Who asks, for a message.
+    """
+
+    path: str
+    roots: Roots
+    needed_by: str
+
+
+def open_cache(folder: str, loaded: Loaded, *, autocast: str, dtype: CacheDtype = "auto") -> FeatureCache:
+    """The cache of a model's tower.
+
+    Args:
+        folder: Where features are kept.
+        loaded: The model.
+        autocast: The precision that passes are made in: `float32` or `bfloat16`.
+        dtype: What features are kept in.
+    """
+    parts = [tower_fingerprint(loaded.model), images_fingerprint(loaded.processor), autocast, dtype]
+    parts.append(torch.get_float32_matmul_precision())
+    return FeatureCache(folder, fingerprint(parts), None if dtype == "auto" else as_dtype(dtype))
+
+
+def fill(
+    cache: FeatureCache,
+    loaded: Loaded,
+    pictures: Sequence[Picture],
+    *,
+    device: torch.device,
+    autocast: str,
+    processes: Processes,
+    say: Callable[[str], None],
+) -> None:
+    """Have all processes read the pictures that a cache lacks.
+
+    Each picture is read by itself, so that its features depend neither on the others nor on the number of processes.
+    What another run is just reading into the same cache is left to it, and waited for at the end.
+
+    Args:
+        cache: To fill.
+        loaded: The model; its tower is moved to the device.
+        pictures: Those that are needed, each once.
+        device: Where the tower reads.
+        autocast: The precision that passes are made in.
+        processes: Of the launch.
+        say: Takes a line about what is done, in the first process.
+    """
+    move_tower(loaded.model, device)
+    made: list[int] = []
+
+    def make(picture: Picture, *, wait: bool) -> bool:
+        """Whether a picture is in the cache, at last."""
+        image = load_image(picture.path, root=picture.roots, needed_by=picture.needed_by)
+        vision = loaded.renderer.vision(image)
+        if (key := picture_key(vision)) in cache:
+            return True
+        with cache.claim(key, wait=wait) as is_ours:
+            if is_ours and key not in cache:
+                features = _read(loaded, vision, device, autocast)
+                cache.put(key, features)
+                made.append(cache.get(key).nbytes)
+            return is_ours
+
+    mine = pictures[processes.index :: processes.count]
+    with progress_bar(mine, desc="features", unit="picture", disable=processes.index > 0) as bar:
+        postponed = [picture for picture in bar if not make(picture, wait=False)]
+    for picture in postponed:
+        make(picture, wait=True)
+    processes.wait()
+    size = f", {sum(made) / len(made) / 2**20:.2f} MiB each" if made else ""
+    read = f"{len(made):,} read now{' by the first process' if processes.count > 1 else ''}{size}"
+    free = shutil.disk_usage(cache.folder).free / 2**30 if cache.folder.exists() else 0.0
+    say(f"features of {len(pictures):,} pictures: {read}; in {cache.folder}, {free:,.1f} GiB free")
+
+
+def use_cache(cache: FeatureCache, loaded: Loaded) -> None:
+    """Let all that is rendered for a model have features in the place of pixels, and let the model read them."""
+    read_features(loaded.model)
+    loaded.renderer.features = cache
+
+
+def _read(loaded: Loaded, vision: dict[str, Tensor], device: torch.device, autocast: str) -> Tensor:
+    training = loaded.model.training
+    loaded.model.eval()
+    try:
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bfloat16"):
+            return read_picture(loaded.model, vision)
+    finally:
+        loaded.model.train(training)

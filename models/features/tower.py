@@ -1,0 +1,117 @@
+"""What a vision tower says of a picture, family by family, and how a model reads that in the place of pixels.
+
+LLaVA-1.5: what the projector reads, the hidden states of `vision_feature_layer` after the select strategy. Qwen2-VL and
+Qwen2.5-VL, whose projector (the merger) lies inside of the tower: what comes out of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import fingerprint
+from reflectune.models.attention.pictures import FEATURES, PLACES, current_places, taken
+from reflectune.models.attention.positions import inner_model
+
+_BEFORE_PROJECTOR: Final = ("llava",)
+_AFTER_PROJECTOR: Final = ("qwen2_vl", "qwen2_5_vl")
+_IRRELEVANT: Final = ("dtype", "transformers_version", "architectures")
+
+
+def refuse_features(model: nn.Module, trained_towers: Collection[str]) -> None:
+    """Raise a `UserError` if what this model's tower says of a picture can't be cached while these towers train."""
+    kind = inner_model(model).config.model_type
+    if kind not in (*_BEFORE_PROJECTOR, *_AFTER_PROJECTOR):
+        raise UserError(
+            f"`cache_features` is for {', '.join((*_BEFORE_PROJECTOR, *_AFTER_PROJECTOR))}, and this is a {kind}, "
+            "which reads more of a picture than one row of features; leave it out"
+        )
+    if kind in _AFTER_PROJECTOR and "projector" in trained_towers:
+        raise UserError(
+            f"`cache_features`: the projector of {kind} lies inside of its vision tower, so that what comes out of it "
+            "would be cached, and it trains; leave out `cache_features`, or set `train_towers: [language_model]`"
+        )
+    if any(hasattr(parameter, "ds_numel") for parameter in model.parameters()):
+        raise UserError(
+            "`cache_features` under zero3 is not supported: the vision tower is divided among processes. Launch with "
+            "configs/accelerate/multi_gpu.yaml or zero2.yaml"
+        )
+
+
+def tower_of(model: nn.Module) -> nn.Module:
+    """The part of a model that reads pixels; Qwen's has its merger in it."""
+    inner = inner_model(model).model
+    found: nn.Module = inner.vision_tower if hasattr(inner, "vision_tower") else inner.visual
+    return found
+
+
+def tower_fingerprint(model: nn.Module) -> str:
+    """A hash of the tower's weights, bit by bit, and of the settings that decide what is taken of it."""
+    config: Any = inner_model(model).config
+    vision = {name: value for name, value in config.vision_config.to_dict().items() if name not in _IRRELEVANT}
+    chosen = [getattr(config, name, None) for name in ("vision_feature_layer", "vision_feature_select_strategy")]
+    digest = hashlib.blake2b(fingerprint([config.model_type, vision, chosen]).encode(), digest_size=16)
+    for name, tensor in tower_of(model).state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def move_tower(model: nn.Module, device: torch.device) -> None:
+    """Move what `read_picture` computes with to a device: tower and projector."""
+    tower_of(model).to(device)
+    if projector := getattr(inner_model(model).model, "multi_modal_projector", None):
+        projector.to(device)
+
+
+@torch.no_grad()
+def read_picture(model: nn.Module, vision: Mapping[str, Tensor]) -> Tensor:
+    """What the tower says of one picture: (1, tokens, width) of LLaVA, (tokens, width) of Qwen.
+
+    Args:
+        model: The model; see `move_tower`.
+        vision: What the processor made of the picture.
+    """
+    inner = inner_model(model).model
+    device = next(tower_of(model).parameters()).device
+    inputs = {name: value.to(device) for name, value in vision.items()}
+    if inner.config.model_type in _AFTER_PROJECTOR:
+        return torch.cat(list(inner.get_image_features(**inputs).pooler_output))
+    read: list[Tensor] = []
+    stop = inner.multi_modal_projector.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
+    try:
+        inner.get_image_features(**inputs)
+    finally:
+        stop.remove()
+    return read[0]
+
+
+def read_features(model: nn.Module) -> None:
+    """Let a model take `tower_features`, as `read_picture` makes them, concatenated, in the place of `pixel_values`.
+
+    Without them, the model computes what it did.
+    """
+    inner: Any = inner_model(model).model
+    if _give_features not in inner._forward_pre_hooks.values():
+        inner.register_forward_pre_hook(_give_features, with_kwargs=True)
+
+
+def _give_features(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    if FEATURES not in kwargs:
+        return args, kwargs
+    features, places = kwargs.pop(FEATURES), kwargs.pop(PLACES, None)
+    if hasattr(module, "multi_modal_projector"):
+        projector = module.multi_modal_projector
+        pictures = list(projector(features.to(next(projector.parameters()).dtype)))  # of each (tokens, size)
+    else:
+        merge = module.config.vision_config.spatial_merge_size
+        pictures = list(features.split((kwargs["image_grid_thw"].prod(-1) // merge**2).tolist()))
+    places = current_places() if places is None else places
+    pooled: Any = pictures if places is None else taken(pictures, places)
+    return args, {**kwargs, "mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=pooled)}}
