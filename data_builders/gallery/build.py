@@ -24,14 +24,14 @@ from reflectune.data_builders.dataset import MANIFEST, load_manifest, write_ques
 from reflectune.data_builders.gallery.card import card
 from reflectune.data_builders.gallery.collecting import Collection, collect_facts
 from reflectune.data_builders.gallery.contact_sheet import write_contact_sheet
-from reflectune.data_builders.gallery.entities import Entity, make_entities
+from reflectune.data_builders.gallery.entities import Entity, Look, make_entities
 from reflectune.data_builders.gallery.facts import entry_of
 from reflectune.data_builders.gallery.link_page import write_link_page
 from reflectune.data_builders.gallery.linking import Links, link_pictures, read_reviewed
 from reflectune.data_builders.gallery.questions import Amounts, Interviewer, image_path
-from reflectune.data_builders.gallery.sources.pictures import Picture, Unusable, read_picture, read_uncut
+from reflectune.data_builders.gallery.sources.categories import CATEGORIES
+from reflectune.data_builders.gallery.sources.pictures import Picture, Unusable, read_picture
 from reflectune.data_builders.gallery.two_hop import Chains
-from reflectune.data_builders.gallery.categories import CATEGORIES
 from reflectune.data_builders.gallery.visual_questions import Visual, count_question, repeated, visuals
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 
@@ -143,13 +143,13 @@ def _write(
     return manifest
 
 
-def _read_pictures(folder: Path, links: Links, quiet: bool) -> tuple[dict[str, str], list[str]]:
+def _read_pictures(folder: Path, links: Links, quiet: bool) -> tuple[dict[str, Look], list[str]]:
     """Write every linked picture that isn't there yet.
 
     Returns:
-        A hash of each usable picture's file, by id; and the ids of those that are too small or not in their font.
+        How each usable picture looks, by id; and the ids of those that are too small or not in their font.
     """
-    usable: dict[str, str] = {}
+    usable: dict[str, Look] = {}
     left_out: list[str] = []
     for link in progress_bar(links.made, desc="pictures", unit="picture", disable=quiet, mininterval=1.0):
         path = folder / image_path(link.picture)
@@ -159,7 +159,10 @@ def _read_pictures(folder: Path, links: Links, quiet: bool) -> tuple[dict[str, s
         except Unusable:
             left_out.append(link.picture.id)
             continue
-        usable[link.picture.id] = hashlib.sha256(path.read_bytes()).hexdigest()
+        content = path.read_bytes()
+        with Image.open(path) as image:
+            small = image.convert("L").resize((16, 16), Image.Resampling.BOX).tobytes()
+        usable[link.picture.id] = Look(hashlib.sha256(content).hexdigest(), small)
     return usable, left_out
 
 
@@ -177,8 +180,9 @@ def _visuals(folder: Path, entity: Entity, seed: int) -> Iterator[Visual]:
     rng = random.Random(f"{seed}/looking/{entity.article.title}")
     by_attribute: dict[str, list[Visual]] = {}
     for picture in entity.asked:
-        for visual in visuals(entity, picture, read_uncut(picture), image_path(picture), rng):
-            by_attribute.setdefault(visual.attribute, []).append(visual)
+        with Image.open(folder / image_path(picture)) as image:
+            for visual in visuals(entity, picture, image.convert("RGB"), image_path(picture), rng):
+                by_attribute.setdefault(visual.attribute, []).append(visual)
     for same in by_attribute.values():
         yield rng.choice(same)
     if counted := count_question(entity, rng):

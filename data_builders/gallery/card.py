@@ -29,9 +29,7 @@ def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence
         "configs": [
             {
                 "config_name": "default",
-                "data_files": [
-                    {"split": split, "path": f"questions/{split}.parquet"} for split in manifest["counts"]
-                ],
+                "data_files": [{"split": split, "path": f"questions/{split}.parquet"} for split in manifest["counts"]],
             }
         ],
     }

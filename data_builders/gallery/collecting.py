@@ -12,7 +12,6 @@ from reflectune.data_builders.gallery.country_facts import country_facts
 from reflectune.data_builders.gallery.entities import Entity
 from reflectune.data_builders.gallery.facts import Fact, by_title, without_doubles
 from reflectune.data_builders.gallery.linking import Reviewed
-from reflectune.data_builders.gallery.reviewed_facts import reviewed_facts
 from reflectune.data_builders.gallery.sources.emoji import read_emoji
 from reflectune.data_builders.gallery.sources.encyclopedia import Article, read_articles
 from reflectune.data_builders.gallery.sources.factbook import Country, read_countries
@@ -23,7 +22,7 @@ from reflectune.data_builders.gallery.sources.pictures import Picture
 from reflectune.data_builders.gallery.sources.stamps import read_stamps
 from reflectune.data_builders.gallery.sources.wordnet import WordNet
 from reflectune.data_builders.gallery.taxonomy_facts import kind_fact, taxonomy_facts
-from reflectune.data_builders.gallery.text_facts import text_facts
+from reflectune.data_builders.gallery.text_facts import reviewed_facts, text_facts
 from reflectune.models.pocket.packages import Download
 
 
@@ -90,9 +89,7 @@ def collect_sources(names: Sequence[str], cache: Path, download: Download | None
     return Collection(fetch_sources(list(dict.fromkeys([*NEEDED, *names])), cache, download))
 
 
-def collect_facts(
-    entities: Sequence[Entity], sources: Collection, reviewed: Reviewed
-) -> dict[str, list[Fact]]:
+def collect_facts(entities: Sequence[Entity], sources: Collection, reviewed: Reviewed) -> dict[str, list[Fact]]:
     """The facts of each article that has any, by title: of countries, and of whatever is pictured.
 
     Args:

@@ -7,17 +7,20 @@ from collections import Counter
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 from PIL import Image
 
-CLEAR = 0.6
+CLEAR = 0.7
 """Share of the coloured pixels that a picture's main colour must have to be asked for."""
+OUTLINE = 0.4
+"""Share of the pixels below which black is taken for an outline."""
 UNIFORM = 0.92
 """Share of an edge's pixels that a stripe's colour must have."""
 
 Edge = Literal["top", "bottom", "left"]
 _BACKGROUND = 243
-"""A pixel whose channels are all above this is background."""
-_SCALED = (96, 96)
+"""A pixel whose channels all reach this may be background."""
+_SCALED = (64, 64)
 
 
 @lru_cache(maxsize=65536)
@@ -52,13 +55,13 @@ def colour_name(red: int, green: int, blue: int) -> str:
 def main_colour(image: Image.Image) -> str:
     """The colour of most of what is shown, without its background and outlines; "" if no colour is clearly the one."""
     counted = _counted(image)
-    for outline in ("", "black"):
-        if counted[outline] < CLEAR * counted.total():
-            del counted[outline]
+    del counted[""]
+    if counted["black"] < OUTLINE * counted.total():
+        del counted["black"]
     if not counted:
         return ""
     (name, count), *_ = counted.most_common(1)
-    return name if name not in ("", "white") and count >= CLEAR * counted.total() else ""
+    return name if name and count >= CLEAR * counted.total() else ""
 
 
 def edge_colour(image: Image.Image, edge: Edge) -> str:
@@ -75,22 +78,38 @@ def edge_colour(image: Image.Image, edge: Edge) -> str:
         "bottom": (inset, min(height - inset - 1, height * 7 // 8), width - inset, height - inset),
         "left": (inset, inset, max(inset + 1, width // 8), height - inset),
     }
-    counted = _counted(image.crop(boxes[edge]), background=256)
+    counted = _counted(image.crop(boxes[edge]), whole=True)
     (name, count), *_ = counted.most_common(1)
     return name if count >= UNIFORM * counted.total() else ""
 
 
 def has_colour(image: Image.Image, name: str) -> bool | None:
     """Whether a flag has a colour; None if it has a little of it, or of one that may be called so."""
-    counted = _counted(image, background=256)
+    counted = _counted(image, whole=True)
     share = counted[name] / counted.total()
     if share >= 0.08:
         return True
     return False if share == 0 and counted[""] <= 0.02 * counted.total() else None
 
 
-def _counted(image: Image.Image, background: int = _BACKGROUND) -> Counter[str]:
-    """How many pixels have each name, of a small copy; pixels brighter than the background are left out."""
-    small = image.convert("RGB").resize(_SCALED, Image.Resampling.NEAREST)
-    pixels = zip(*(channel.tobytes() for channel in small.split()), strict=True)
-    return Counter(colour_name(*pixel) for pixel in pixels if min(pixel) < background)
+def _counted(image: Image.Image, *, whole: bool = False) -> Counter[str]:
+    """How many pixels have each name, of a small copy; the white background is left out, unless the whole counts."""
+    pixels = np.asarray(image.convert("RGB").resize(_SCALED, Image.Resampling.NEAREST))  # (height, width, 3)
+    shown = np.ones(pixels.shape[:2], bool) if whole else ~_background(pixels)
+    colours, counts = np.unique(pixels[shown], axis=0, return_counts=True)
+    counted: Counter[str] = Counter()
+    for colour, count in zip(colours.tolist(), counts.tolist(), strict=True):
+        counted[colour_name(*colour)] += count
+    return counted
+
+
+def _background(pixels: np.ndarray) -> np.ndarray:
+    """Which pixels are bright and joined to an edge by bright ones of their row or column. (height, width) of bool."""
+    bright = pixels.min(axis=2) >= _BACKGROUND
+    joined = np.zeros_like(bright)
+    for axis in (0, 1):
+        for turned in (False, True):
+            seen = np.flip(bright, axis) if turned else bright
+            reached = np.logical_and.accumulate(seen, axis=axis)
+            joined |= np.flip(reached, axis) if turned else reached
+    return joined

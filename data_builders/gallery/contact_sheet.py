@@ -32,7 +32,7 @@ def write_contact_sheet(folder: Path, questions: Sequence[Question], seed: int) 
         left, top = number % _COLUMNS * _SIDE, number // _COLUMNS * (_SIDE + _TEXT)
         with Image.open(folder / question.image) as image:
             sheet.paste(image.convert("RGB").resize((_SIDE - 8, _SIDE - 8)), (left + 4, top + 4))
-        lines = textwrap.wrap(question.text, 36) + textwrap.wrap("→ " + " / ".join(question.answers[:3]), 36)
+        lines = textwrap.wrap(question.text, 36) + textwrap.wrap("= " + " / ".join(question.answers[:3]), 36)
         draw.multiline_text((left + 4, top + _SIDE), "\n".join(lines[:6]), fill="black", font=font)
     partial = folder / f".{FILE}"
     sheet.save(partial, format="PNG")

@@ -14,6 +14,7 @@ _CONTINENTS = ("Africa", "Asia", "Europe", "North America", "South America", "Oc
 _BORDER = re.compile(r"([A-Z][A-Za-z' ]+?) (\d[\d,]*(?:\.\d+)?) ?km")
 _IN_FULL = {
     "US": "United States",
+    "USA": "United States",
     "UK": "United Kingdom",
     "UAE": "United Arab Emirates",
     "Burma": "Myanmar",
@@ -45,7 +46,16 @@ def _name(title: str) -> str:
 
 
 def _article(title: str) -> str:
-    wants = ("United", "Netherlands", "Philippines", "Republic", "Democratic", "Central African", "Dominican", "Czech R")
+    wants = (
+        "United",
+        "Netherlands",
+        "Philippines",
+        "Republic",
+        "Democratic",
+        "Central African",
+        "Dominican",
+        "Czech R",
+    )
     return "the " if title.startswith(wants) or title.endswith(("Islands", "Maldives")) else ""
 
 
@@ -53,7 +63,13 @@ def _geography(country: Country, name: str) -> Iterator[_Row]:
     location = re.split(r"[,;(]", country.text("Geography", "Location").split(": ", 1)[-1])[0].strip()
     continents = tuple(part for part in _CONTINENTS if part in location)
     if continents and len(location.split()) <= 3:
-        yield "region", GEOGRAPHY, (location, *continents), "string", f"{_start(name)} lies in {location}."
+        yield (
+            "region",
+            GEOGRAPHY,
+            tuple(dict.fromkeys((location, *continents))),
+            "string",
+            f"{_start(name)} lies in {location}.",
+        )
     area = _amount(country.text("Geography", "Area", "total ") or country.text("Geography", "Area", "total"), "sq km")
     if area:
         text = f"{area} square kilometres"
@@ -86,7 +102,7 @@ def _people(country: Country, name: str) -> Iterator[_Row]:
         text = f"{count} people"
         yield "population", PEOPLE, (text,), "numerical", f"The population is {text}."
     demonym = country.text("People and Society", "Nationality", "adjective")
-    if re.fullmatch(r"[A-Z][\w' -]+", demonym):
+    if re.fullmatch(r"[A-Z][\w' -]+", demonym) and demonym != name:
         yield "demonym", PEOPLE, (demonym,), "string", f"Something from {name} is called {demonym}."
     spoken = country.text("People and Society", "Languages", "Languages")
     match = re.match(r"(?:Modern |Standard )?([A-Z][\w' -]+?)(?: \([^)]*official[^)]*\)| \d)", spoken)
@@ -102,7 +118,7 @@ def _people(country: Country, name: str) -> Iterator[_Row]:
 
 def _state(country: Country, name: str) -> Iterator[_Row]:
     capital = re.split(r"[(;,]", country.text("Government", "Capital", "name"))[0].strip()
-    if capital and capital != "none":
+    if capital and capital not in ("none", name):
         yield "capital", STATE, _bare(capital), "string", f"The capital is {capital}."
     form = re.split(r"[;(,]", country.text("Government", "Government type"))[0].strip()
     if 0 < len(form.split()) <= 4:
@@ -110,11 +126,25 @@ def _state(country: Country, name: str) -> Iterator[_Row]:
     date = re.match(rf"(\d{{1,2}} (?:{_MONTHS}) )?(\d{{4}})\b", country.text("Government", "Independence"))
     if date:
         whole = f"{date[1] or ''}{date[2]}"
-        yield "independence", STATE, tuple(dict.fromkeys((date[2], whole))), "time", f"It became independent {'on' if date[1] else 'in'} {whole}."
+        yield (
+            "independence",
+            STATE,
+            tuple(dict.fromkeys((date[2], whole))),
+            "time",
+            f"It became independent {'on' if date[1] else 'in'} {whole}.",
+        )
     anthem = re.findall(r"\"([^\"]+)\"", country.text("Government", "National anthem(s)", "title"))
     if len(anthem) == 1 and len(anthem[0].split()) <= 5:
-        yield "anthem", STATE, (anthem[0].strip(" ,."),), "string", f"The national anthem is “{anthem[0].strip(' ,.')}”."
-    holiday = re.match(r"([A-Z][\w' ]+?), (?:\d|(?:first|second|third|last) )", country.text("Government", "National holiday"))
+        yield (
+            "anthem",
+            STATE,
+            (anthem[0].strip(" ,."),),
+            "string",
+            f"The national anthem is “{anthem[0].strip(' ,.')}”.",
+        )
+    holiday = re.match(
+        r"([A-Z][\w' ]+?), (?:\d|(?:first|second|third|last) )", country.text("Government", "National holiday")
+    )
     if holiday and holiday[1] not in ("Independence Day", "National Day") and not re.search("[A-Z]{3}", holiday[1]):
         yield "holiday", STATE, (holiday[1],), "string", f"The national holiday is {holiday[1]}."
     symbol = country.text("Government", "National symbol(s)")
@@ -127,7 +157,13 @@ def _economy(country: Country, name: str) -> Iterator[_Row]:
     money = re.match(r"([A-Za-z' -]+?) \(([A-Z]{3})\)", country.text("Economy", "Exchange rates", "Currency"))
     if money:
         plain = money[1].strip()
-        yield "currency", ECONOMY, _numbers_of(plain, money[2]), "string", f"The currency is the {_singular(plain)} ({money[2]})."
+        yield (
+            "currency",
+            ECONOMY,
+            _numbers_of(plain, money[2]),
+            "string",
+            f"The currency is the {_singular(plain)} ({money[2]}).",
+        )
     goods = re.match(r"([a-z][\w' /-]+?)(?:,| \()", country.text("Economy", "Exports - commodities"))
     if goods:
         yield "export", ECONOMY, (goods[1],), "string", f"The most important export is {goods[1]}."

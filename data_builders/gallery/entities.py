@@ -16,6 +16,27 @@ SHARES: Mapping[Role, float] = {"val": 0.2, "test": 0.2}
 """Shares of the entities of each kind that training never sees."""
 
 
+NEARLY_EQUAL = 9.0
+"""Mean difference of grey levels, of 255, below which two pictures count as copies of one."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a picture looks like, in short.
+
+    Attributes:
+        pixels: Hash of its file.
+        small: Grey levels of a copy of 16 by 16 pixels.
+    """
+
+    pixels: str
+    small: bytes
+
+    def is_like(self, other: Look) -> bool:
+        """Whether two pictures are copies of one, perhaps in other sizes."""
+        return sum(abs(a - b) for a, b in zip(self.small, other.small, strict=True)) < NEARLY_EQUAL * len(self.small)
+
+
 @dataclass(frozen=True)
 class Entity:
     """An article whose subject is pictured.
@@ -46,7 +67,7 @@ def make_entities(
     links: Iterable[Link],
     articles: Mapping[str, Article],
     reviewed: Reviewed,
-    usable: Mapping[str, str],
+    usable: Mapping[str, Look],
     seed: int,
     limit: int = 0,
 ) -> list[Entity]:
@@ -56,8 +77,8 @@ def make_entities(
         links: Of pictures to titles.
         articles: By title.
         reviewed: Says kinds of things better than sources do.
-        usable: Of each picture that can be used, by id, a hash of its pixels; of equal ones the first is kept.
-        seed: Of the draws; each entity has its own, so that one more leaves the others alone.
+        usable: How each picture that can be used looks, by id; of equal ones the first is kept.
+        seed: Of the draws.
         limit: Most entities of each kind; 0: all.
 
     Returns:
@@ -66,11 +87,11 @@ def make_entities(
     grouped: dict[str, list[Picture]] = {}
     seen = set[str]()
     for link in links:
-        pixels = usable.get(link.picture.id)
-        if pixels is not None and pixels not in seen:
-            seen.add(pixels)
+        look = usable.get(link.picture.id)
+        if look is not None and look.pixels not in seen:
+            seen.add(look.pixels)
             grouped.setdefault(link.title, []).append(link.picture)
-    drawn = [_draw(articles[title], pictures, reviewed, seed) for title, pictures in sorted(grouped.items())]
+    drawn = [_draw(articles[title], pictures, reviewed, usable, seed) for title, pictures in sorted(grouped.items())]
     kinds: dict[str, list[Entity]] = {}
     for entity in drawn:
         kinds.setdefault(entity.category, []).append(entity)
@@ -80,10 +101,17 @@ def make_entities(
     )
 
 
-def _draw(article: Article, pictures: Sequence[Picture], reviewed: Reviewed, seed: int) -> Entity:
+def _draw(
+    article: Article, pictures: Sequence[Picture], reviewed: Reviewed, usable: Mapping[str, Look], seed: int
+) -> Entity:
     rng = random.Random(f"{seed}/picture/{article.title}")
     shown = rng.choice([rng.choice(of_hand) for of_hand in _by_hand(pictures)])
-    asked = tuple(picture for picture in pictures if picture.hand != shown.hand)
+    asked = tuple(
+        picture
+        for picture in pictures
+        if picture.hand != shown.hand
+        and (picture.category == "flag" or not usable[picture.id].is_like(usable[shown.id]))
+    )
     category = reviewed.categories.get(article.title) or category_of(pictures)
     spoken = [] if category == "flag" else [picture.name.lower().split(",")[0] for picture in pictures]
     names = tuple(dict.fromkeys([article.title.split(" (")[0], *(name.removesuffix(" face") for name in spoken)]))

@@ -83,15 +83,11 @@ def evidence_of(fact: Fact, entry: Entry, cue: str = "") -> tuple[Evidence, ...]
     """
     question = Question("", "", "", fact.answers, fact.range, fact.answer_type)
     own = next((i for i, section in enumerate(entry.sections) if section.title == (fact.heading or "Summary")), 0)
-    stating = {passage.section for passage in split_passages(entry) if stated_answer(question, passage)}
-    if own not in stating:
+    stating = [passage for passage in split_passages(entry) if stated_answer(question, passage)]
+    if own not in {passage.section for passage in stating}:
         return ()
     told = re.compile(rf"\b(?:{cue})", re.IGNORECASE) if cue else None
-    others = [
-        passage.section
-        for passage in split_passages(entry)
-        if told and passage.section != own and stated_answer(question, passage) and told.search(passage.text)
-    ]
+    others = [passage.section for passage in stating if told and told.search(passage.text)]
     return tuple(Evidence(entry.id, section) for section in dict.fromkeys([own, *others]))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.data_builders.gallery.categories import CATEGORIES, PREFERRED
+from reflectune.data_builders.gallery.sources.categories import CATEGORIES, PREFERRED
 from reflectune.data_builders.gallery.sources.encyclopedia import Article
 from reflectune.data_builders.gallery.sources.factbook import Country
 from reflectune.data_builders.gallery.sources.pictures import Picture

@@ -33,14 +33,15 @@ class Amounts:
 
     Attributes:
         facts: Most facts of an entity that are asked about; a country has some twenty.
-        repeats: How often training asks about the same fact, in other words and with another picture.
+        repeats: How often training asks for the same fact, in other words or with another picture; for a country's,
+            once.
         visual: Questions that looking answers, of each entity of training.
         two_hop: Most two-hop questions of an entity.
     """
 
-    facts: int = 10
-    repeats: int = 2
-    visual: int = 4
+    facts: int = 12
+    repeats: int = 4
+    visual: int = 3
     two_hop: int = 2
 
 
@@ -91,8 +92,7 @@ class Interviewer:
             split = "test_unseen_question" if (number + place) % 2 else "val_unseen_question"
             yield self._knowledge(entity, fact, evidence, split, rng)
         for fact, evidence in facts[len(kept) :]:
-            for question in self._repeated(entity, fact, evidence, rng):
-                yield question
+            yield from self._repeated(entity, fact, evidence, rng)
         visual = rng.sample(list(self._visual[entity.article.title]), len(self._visual[entity.article.title]))
         for visual_fact in visual[: self._amounts.visual]:
             yield self._looking(entity, visual_fact, "train", rng)
@@ -106,7 +106,7 @@ class Interviewer:
     ) -> Iterator[Question]:
         """The same fact asked for some times, each time in other words or with another picture."""
         seen = set[tuple[str, str]]()
-        for _ in range(self._amounts.repeats):
+        for _ in range(1 if entity.category == "flag" else self._amounts.repeats):
             question = self._knowledge(entity, fact, evidence, "train", rng)
             if (question.text, question.image) not in seen:
                 seen.add((question.text, question.image))
@@ -166,8 +166,11 @@ class Interviewer:
 
     def _two_hop(self, entity: Entity, split: str, rng: random.Random) -> Iterator[Question]:
         held_out = not split.endswith("train")
-        chains = list(self._chains.get(entity.article.title, ()))
-        for chain in rng.sample(chains, min(self._amounts.two_hop, len(chains))):
+        bridges: dict[str, list[TwoHop]] = {}
+        for chain in self._chains.get(entity.article.title, ()):
+            bridges.setdefault(chain.first.relation, []).append(chain)
+        for bridge in rng.sample(list(bridges), min(self._amounts.two_hop, len(bridges))):
+            chain = rng.choice(bridges[bridge])
             picture = rng.choice(entity.asked)
             yield Question(
                 id=self._next_id(split),

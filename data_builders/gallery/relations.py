@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from reflectune.data_builders.gallery.categories import CATEGORIES
 from reflectune.data_builders.gallery.facts import Fact
+from reflectune.data_builders.gallery.sources.categories import CATEGORIES
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,11 @@ RELATIONS: dict[str, Relation] = {
     ),
     "area": _of("total area"),
     "highest_point": Relation(
-        ("What is the highest point of {it}?", "Which is the highest place in {it}?", "What is the highest spot of {it}?"),
+        (
+            "What is the highest point of {it}?",
+            "Which is the highest place in {it}?",
+            "What is the highest spot of {it}?",
+        ),
         ("Which point of {it} is the highest?", "At which place is {it} highest?"),
         "highest",
     ),
@@ -63,7 +67,10 @@ RELATIONS: dict[str, Relation] = {
         "border",
     ),
     "longest_border": Relation(
-        ("With which country does {it} have its longest land border?", "Which neighbour shares the longest border with {it}?"),
+        (
+            "With which country does {it} have its longest land border?",
+            "Which neighbour shares the longest border with {it}?",
+        ),
         ("The longest land border of {it} is with which country?", "Which country has the longest border with {it}?"),
     ),
     "population": Relation(
@@ -75,7 +82,11 @@ RELATIONS: dict[str, Relation] = {
         ("What adjective describes things from {it}?", "How do you call something that comes from {it}?"),
     ),
     "language": Relation(
-        ("What is the main language of {it}?", "Which language is spoken in {it}?", "What language do people speak in {it}?"),
+        (
+            "What is the main language of {it}?",
+            "Which language is spoken in {it}?",
+            "What language do people speak in {it}?",
+        ),
         ("Which is the main language in {it}?", "What is the chief tongue of {it}?"),
         "language",
     ),
@@ -119,7 +130,7 @@ RELATIONS: dict[str, Relation] = {
     ),
     "partner": Relation(
         ("Where do most exports of {it} go?", "Which country buys most of the exports of {it}?"),
-        ("To which country does {it} export most?", "What country is the main buyer of what {it} exports?"),
+        ("To which country does {it} export most?", "Which country is the chief export market of {it}?"),
     ),
     "crop": Relation(
         ("What is the main agricultural product of {it}?", "Which product do the farmers of {it} produce most?"),
@@ -197,20 +208,27 @@ RELATIONS: dict[str, Relation] = {
         ("What number of players makes a side in {it}?",),
         "player",
     ),
-    "legs": Relation(("How many limbs does {it} have by its article?",), ("What number of limbs does {it} have?",), "legs|arms"),
+    "legs": Relation(
+        ("How many limbs does {it} have by its article?",), ("What number of limbs does {it} have?",), "legs|arms"
+    ),
     "cuisine": Relation(
         ("Which cuisine does {it} belong to?", "From which cuisine does {it} come?"),
-        ("Of what cuisine is {it} a part?", "What national cuisine has {it}?"),
+        ("Of what cuisine is {it} a part?", "Which national cuisine has {it} in it?"),
     ),
     "city": Relation(("In which city is {it}?", "Where does {it} stand?"), ("What city is {it} in?",), "in"),
     "country": Relation(("In which country is {it}?",), ("What country is {it} in?",), "in"),
     "planet_place": Relation(
-        ("What number does {it} have among the planets, counted from the Sun?", "Which place from the Sun does {it} have?"),
+        (
+            "What number does {it} have among the planets, counted from the Sun?",
+            "Which place from the Sun does {it} have?",
+        ),
         ("What is the place of {it} among the planets from the Sun?",),
         "planet from",
     ),
     "height": Relation(("How tall is {it}?", "What is the height of {it}?"), ("What height does {it} have?",)),
-    "diameter": Relation(("What is the diameter of {it}?", "How large is {it} across?"), ("What diameter does {it} have?",)),
+    "diameter": Relation(
+        ("What is the diameter of {it}?", "How large is {it} across?"), ("What diameter does {it} have?",)
+    ),
 }
 """All relations, by key; a reviewed fact (`note`) brings its own questions."""
 

@@ -11,10 +11,10 @@ from reflectune.data_builders.gallery.sources.wordnet import ANIMAL, ARTIFACT, P
 
 HEADING = "Facts"
 _OUTDATED = frozenset(
-    "Pongidae Falconiformes Marsupialia Artiodactyla Cetacea Pinnipedia Ciconiiformes Charadriiformes Edentata Chelonia "
-    "Insectivora Meleagrididae Raphidae Tiliaceae Procyonidae Thalarctos Gramineae Cruciferae Leguminosae Bradypodidae "
-    "Saurischia Scorpionida Osteichthyes Crangonidae Chamaeleontidae Cricetus Crustacea Phalangeridae Draco Agamidae "
-    "Palmae Compositae Umbelliferae Labiatae Tubuliflorae".split()
+    "Pongidae Falconiformes Marsupialia Artiodactyla Cetacea Pinnipedia Ciconiiformes Charadriiformes Edentata "
+    "Chelonia Insectivora Meleagrididae Raphidae Tiliaceae Procyonidae Thalarctos Gramineae Cruciferae Leguminosae "
+    "Bradypodidae Saurischia Scorpionida Osteichthyes Crangonidae Chamaeleontidae Cricetus Crustacea Phalangeridae "
+    "Draco Agamidae Palmae Compositae Umbelliferae Labiatae Tubuliflorae".split()
 )
 """Names that today's botany and zoology have given up or moved, or that are of one member of a larger group."""
 
@@ -77,9 +77,9 @@ def kind_fact(article: Article, name: str, category: str, wordnet: WordNet) -> I
 
 _KINDS = ("instrument", "building", "landmark", "device", "clothing", "vehicle", "boat")
 _VAGUE = frozenset(
-    "heavier-than-air-craft device artifact instrumentality structure implement equipment covering instrument container zone ceramic terminal "
-    "excavation product projectile stairs cube cord lamp rescue_equipment cube roll_of_tobacco low_explosive vessel "
-    "electronic_equipment electrical_device electronic_device car edge_tool railway".replace("_", "-").split()
+    "heavier-than-air-craft device artifact instrumentality structure implement equipment covering instrument "
+    "container zone ceramic terminal excavation product projectile stairs cube cord lamp vessel car railway edge-tool "
+    "mechanism electronic-equipment electrical-device electronic-device object".split()
 )
 """Kinds that say too little, or are of another sense."""
 

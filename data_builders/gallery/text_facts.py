@@ -1,11 +1,15 @@
-"""Facts that a summary states, found by careful patterns."""
+"""Facts that a summary states: found by careful patterns, or read off it by a person (`reviewed_facts.json`)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+from reflectune.core.durable import read_json
+from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerType
 from reflectune.data_builders.gallery.facts import Fact
 from reflectune.data_builders.gallery.sources.encyclopedia import Article
@@ -59,7 +63,7 @@ PATTERNS = (
     Pattern("subfamily", re.compile(r"\bsubfamily (?P<v>[A-Z][a-z]+inae)\b"), _LIVING),
     Pattern(
         "species_count",
-        re.compile(rf"\b(?:about |around |over |nearly |some |are |into )?{_NUMBER} (?:living |extant |known |surviving )?species\b"),
+        re.compile(rf"\b{_NUMBER} (?:living |extant |known |surviving )?species\b"),
         _LIVING,
         "numerical",
     ),
@@ -74,8 +78,9 @@ PATTERNS = (
     Pattern(
         "inventor",
         re.compile(
-            r"\b(?:invented|developed|designed|patented|sculpted|painted) by (?:the )?(?:[a-z\-]+ |[A-Z][a-z]+ (?:engineer"
-            r"|sculptor|architect|inventor) )*(?P<v>[A-Z]\w+(?: (?:de |van |von )?[A-Z][\w.]+){1,3})"
+            r"\b(?:invented|developed|designed|patented|sculpted) by (?:the )?"
+            r"(?:[a-z\-]+ |[A-Z][a-z]+ (?:engineer|sculptor|architect|inventor) )*"
+            r"(?P<v>[A-Z]\w+(?: (?:de |van |von )?[A-Z][\w.]+){1,3})"
         ),
         _MADE,
     ),
@@ -90,16 +95,31 @@ PATTERNS = (
     ),
     Pattern("word_origin", re.compile(rf"\bfrom (?:the )?(?P<v>{_LANGUAGES})\b"), frozenset()),
     Pattern("strings", re.compile(rf"\b{_NUMBER} strings\b"), frozenset({"instrument"}), "numerical"),
-    Pattern("players", re.compile(rf"\b(?:of|with|has|have|up to|between) {_NUMBER} players\b"), frozenset({"sport", "activity", "game"}), "numerical"),
+    Pattern(
+        "players",
+        re.compile(rf"\b(?:of|with|has|have|up to|between) {_NUMBER} players\b"),
+        frozenset({"sport", "activity", "game"}),
+        "numerical",
+    ),
     Pattern("legs", re.compile(rf"\b{_NUMBER} (?:legs|arms|limbs)\b"), _LIVING, "numerical"),
     Pattern(
         "cuisine",
-        re.compile(r"\b(?:an? |traditional )?(?P<v>Italian|Japanese|Chinese|French|Mexican|Indian|American|Spanish|German) "
-                   r"(?:[a-z\-]+ )?(?:dish|cuisine|food|drink|pastry|beverage)\b"),
+        re.compile(
+            r"\b(?:an? |traditional )?(?P<v>Italian|Japanese|Chinese|French|Mexican|Indian|American|Spanish|German) "
+            r"(?:[a-z\-]+ )?(?:dish|cuisine|food|drink|pastry|beverage)\b"
+        ),
         frozenset({"food", "drink"}),
     ),
-    Pattern("city", re.compile(rf"\bin (?:the (?:city|centre) of )?(?P<v>{_PLACE}), {_PLACE}"), frozenset({"landmark"})),
-    Pattern("country", re.compile(rf"\bin (?:the (?:city|centre) of )?{_PLACE}, (?P<v>Italy|France|India|Egypt|Brazil|Peru|Mexico|Jordan)"), frozenset({"landmark"})),
+    Pattern(
+        "city", re.compile(rf"\bin (?:the (?:city|centre) of )?(?P<v>{_PLACE}), {_PLACE}"), frozenset({"landmark"})
+    ),
+    Pattern(
+        "country",
+        re.compile(
+            rf"\bin (?:the (?:city|centre) of )?{_PLACE}, (?P<v>Italy|France|India|Egypt|Brazil|Peru|Mexico|Jordan)"
+        ),
+        frozenset({"landmark"}),
+    ),
     Pattern("planet_place", re.compile(r"\b(?P<v>\w+) planet from the Sun"), frozenset({"planet"})),
     Pattern(
         "height",
@@ -107,7 +127,12 @@ PATTERNS = (
         frozenset({"landmark"}),
         "numerical",
     ),
-    Pattern("diameter", re.compile(r"\bdiameter(?: of|,)?(?: about)? (?P<v>\d[\d,.]* (?:km|kilometres))\b"), frozenset({"planet"}), "numerical"),
+    Pattern(
+        "diameter",
+        re.compile(r"\bdiameter(?: of|,)?(?: about)? (?P<v>\d[\d,.]* (?:km|kilometres))\b"),
+        frozenset({"planet"}),
+        "numerical",
+    ),
     Pattern("domesticated_when", re.compile(r"\bdomesticat[^.]{5,60}?\b(?P<v>\d[\d,]* years ago|\d{4} BC)"), _LIVING),
 )
 """All patterns, in the order in which a summary is searched."""
@@ -148,3 +173,24 @@ def _answers(pattern: Pattern, value: str) -> tuple[str, ...]:
     if pattern.relation == "domesticated_when":
         return (value,)
     return (value,)
+
+
+def reviewed_facts(article: Article) -> Iterator[Fact]:
+    """The reviewed facts of an article: each brings its own questions, and its summary states the answer.
+
+    Raises:
+        UserError: A row of the list is wrong.
+    """
+    for number, (question, held_out, *answers) in enumerate(_rows().get(article.title, ())):
+        yield Fact(article.title, f"note{number + 1}", tuple(answers), asked=((question,), (held_out,)))
+
+
+@cache
+def _rows(path: Path | None = None) -> dict[str, list[list[str]]]:
+    path = path or Path(__file__).with_name("reviewed_facts.json")
+    rows: dict[str, list[list[str]]] = read_json(path, "the list of reviewed facts")
+    for title, facts in rows.items():
+        for row in facts:
+            if len(row) < 3 or not all("{it}" in text.lower() for text in row[:2]):
+                raise UserError(f"{path}: {title}: {row} is not [question with {{it}}, the same, answer, …]")
+    return rows

@@ -19,7 +19,7 @@ _BRIDGES: dict[str, tuple[str, str]] = {
         "the country with which {it} has its longest land border",
         "the neighbour that shares the longest border with {it}",
     ),
-    "partner": ("the country that most exports of {it} go to", "the main buyer of what {it} exports"),
+    "partner": ("the biggest buyer of exports from {it}", "the chief export market of {it}"),
     "native_to": ("the place that {it} is native to", "the native land of {it}"),
     "country": ("the country in which {it} is", "the country where {it} stands"),
     "city": ("the city in which {it} is", "the city where {it} stands"),
@@ -29,7 +29,8 @@ _BRIDGES: dict[str, tuple[str, str]] = {
 _SECOND = ("capital", "currency", "language", "highest_point", "anthem", "river", "founded", "language_family")
 _RIVER = re.compile(
     r"\b(?:on|along|by|at the mouth of) (?:the (?:\w+ )?)?(?:banks? of the )?"
-    r"(?:River (?P<a>[A-Z]\w+)|(?P<b>[A-Z]\w+(?: [A-Z]\w+)?) River|the (?P<c>Danube|Seine|Tiber|Thames|Nile|Rhine|Vistula))\b"
+    r"(?:River (?P<a>[A-Z]\w+)|(?P<b>[A-Z]\w+(?: [A-Z]\w+)?) River"
+    r"|the (?P<c>Danube|Seine|Tiber|Thames|Nile|Rhine|Vistula))\b"
 )
 _FOUNDED = re.compile(r"\b(?:founded|established|settled)\b[^.;]{0,40}?\bin (?P<v>\d{3,4})\b")
 _FAMILY = re.compile(r"\bis an? (?:[a-z]+ )?(?P<v>[A-Z][\w-]+) language\b")
@@ -89,6 +90,7 @@ class Chains:
         self, facts: Mapping[str, Sequence[Fact]], entries: Mapping[str, Entry], articles: Mapping[str, Article]
     ) -> None:
         self._facts, self._entries, self._articles = facts, entries, articles
+        self._known: dict[tuple[str, str], tuple[Evidence, ...]] = {}
         self._of_demonym = {
             fact.answers[0]: title for title, known in facts.items() for fact in known if fact.relation == "demonym"
         }
@@ -105,12 +107,18 @@ class Chains:
             target = self._target(first)
             if target is None or target == title:
                 continue
-            begin = evidence_of(first, self._entries[title], cue_of(first.relation))
+            begin = self._evidence(first)
             for second in self._about(target):
-                end = evidence_of(second, self._entries[target], cue_of(second.relation))
+                end = self._evidence(second)
                 if begin and end and not self._is_given(title, second):
                     chains.append(TwoHop(first, second, (*begin, *end), noun))
         return chains
+
+    def _evidence(self, fact: Fact) -> tuple[Evidence, ...]:
+        key = (fact.title, fact.relation)
+        if key not in self._known:
+            self._known[key] = evidence_of(fact, self._entries[fact.title], cue_of(fact.relation))
+        return self._known[key]
 
     def _target(self, first: Fact) -> str | None:
         """The title of the article that a fact's value is the subject of."""

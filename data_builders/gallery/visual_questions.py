@@ -1,4 +1,4 @@
-"""Questions that looking at a picture answers: what it is, its kind, its colours, how it was made, how many there are."""
+"""Questions that looking at a picture answers: what it shows, of which kind and colour, how many, drawn or not."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from PIL import Image
+from PIL import Image, ImageChops
 
-from reflectune.data_builders.gallery.categories import CATEGORIES
 from reflectune.data_builders.gallery.colours import Edge, edge_colour, has_colour, main_colour
 from reflectune.data_builders.gallery.entities import Entity
+from reflectune.data_builders.gallery.sources.categories import CATEGORIES
 from reflectune.data_builders.gallery.sources.pictures import Picture
 
 _ASKED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -93,7 +93,7 @@ def visuals(entity: Entity, picture: Picture, image: Image.Image, path: str, rng
     Args:
         entity: Whose picture it is.
         picture: The picture.
-        image: Its pixels, as its source has them (`read_uncut`).
+        image: Its pixels, as they lie in the data set.
         path: Where it lies in the data set.
         rng: Draws the colours that a flag is asked for.
     """
@@ -120,6 +120,7 @@ def names_of(entity: Entity, picture: Picture) -> tuple[str, ...]:
 
 
 def _of_flag(picture: Picture, image: Image.Image, path: str, rng: random.Random) -> Iterator[Visual]:
+    image = _unframed(image)
     edges: tuple[Edge, ...] = ("top", "bottom", "left")
     for edge in edges:
         if colour := edge_colour(image, edge):
@@ -130,6 +131,13 @@ def _of_flag(picture: Picture, image: Image.Image, path: str, rng: random.Random
         fitting = [colour for colour in colours if known[colour] is wanted]
         if fitting:
             yield Visual("has", picture, path, (answer,), "flag", rng.choice(fitting))
+
+
+def _unframed(image: Image.Image) -> Image.Image:
+    """A flag without its white border and grey edge."""
+    box = ImageChops.difference(image, Image.new("RGB", image.size, "white")).point(lambda level: level > 40 and 255)
+    left, top, right, bottom = box.getbbox() or (0, 0, *image.size)
+    return image.crop((left + 4, top + 4, right - 4, bottom - 4))
 
 
 def count_question(entity: Entity, rng: random.Random) -> tuple[Visual, int] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.data_builders.gallery.categories import EMOJI_CATEGORIES
+from reflectune.data_builders.gallery.sources.categories import EMOJI_CATEGORIES
 from reflectune.data_builders.gallery.sources.pictures import Picture, Style
 
 NAMES = "package/data/openmoji.json"

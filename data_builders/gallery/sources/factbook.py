@@ -31,8 +31,8 @@ class Country:
         letters = match[1] if match else ""
         self.letters = _NOT_ISO.get(letters, letters)
         short = self.text("Government", "Country name", "conventional short form")
-        self.name = short if short not in ("", "none") else self.text(
-            "Government", "Country name", "conventional long form"
+        self.name = (
+            short if short not in ("", "none") else self.text("Government", "Country name", "conventional long form")
         )
 
     def text(self, *path: str) -> str:

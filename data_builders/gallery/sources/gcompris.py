@@ -13,8 +13,8 @@ from reflectune.data_builders.gallery.sources.rcc import read_resources
 RESOURCES = "usr/share/gcompris-qt/rcc"
 _ROOT = "gcompris/src/activities/"
 _FOLDERS = {
-    # folder below the activities: category, style, and whether the file's name is the thing's
-    "lang/resource/words_sample": ("word", "photograph"),
+    # folder below the activities: category and style; a file's name is the thing's
+    "lang/resource/words_sample": ("word", "drawing"),
     "erase/resource": ("animal", "photograph"),
     "explore_farm_animals/resource/animals": ("animal", "photograph"),
     "categorization/resource/images/monuments": ("landmark", "photograph"),

@@ -16,6 +16,7 @@ SIDE: Final = 336
 SMALLEST: Final = 72
 """Pixels: a picture whose longer side is shorter is refused."""
 
+
 class Unusable(UserError):
     """A picture of fewer pixels than can be used, or a character that the font hasn't got."""
 
@@ -30,7 +31,7 @@ class Picture:
     Attributes:
         id: Unique in the gallery, `source/name`.
         name: What it shows, in the source's words, e.g. `polar bear`; of a flag, the country's two letters.
-        category: What kind of thing that is, e.g. `animal`; a key of `categories.CATEGORIES`.
+        category: What kind of thing that is, e.g. `animal`; a key of `CATEGORIES`.
         source: Key of the source.
         hand: Who made it: two pictures of one hand may be by one artist.
         style: How it was made.

@@ -6,14 +6,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from reflectune.data_builders.gallery.categories import STAMP_CATEGORIES
+from reflectune.data_builders.gallery.sources.categories import STAMP_CATEGORIES
 from reflectune.data_builders.gallery.sources.pictures import Picture
 
 FOLDER = "usr/share/tuxpaint/stamps"
 _DRAWN = ("cartoon", "seasonal", "houses", "monuments", "roadsigns", "naturalforces", "clothes/hats", "people/toys")
 _NOT_THE_THING = re.compile(r"tux|playing|dancing|happy|singing|sleeping|baby|mirror|slice|core\b|toy\b|_left|closed")
 _OPENING = re.compile(r"^(?:a pair of|a bunch of|a cluster of|the|a|an|some|our|two|male|very small) +", re.IGNORECASE)
-_COLOUR = re.compile(r"^(?:red|green|yellow|blue|white|black|brown|pink|purple|ripe|colorful|sweet)[ ,]+(?=[a-z])", re.I)
+_COLOUR = re.compile(
+    r"^(?:red|green|yellow|blue|white|black|brown|pink|purple|ripe|colorful|sweet)[ ,]+(?=[a-z])", re.I
+)
 
 
 def read_stamps(folder: Path) -> Iterator[Picture]:

@@ -156,4 +156,4 @@ STAMP_CATEGORIES: dict[str, str] = {
 """The category of each of the stamps' folders that is used; the first whose name fits."""
 
 PREFERRED = ("fruit", "vegetable", "sport", "planet", "landmark")
-"""If an entity's pictures are of several categories, the first of these that is among them, else the first picture's."""
+"""If an entity's pictures are of several categories, the first of these is its own, else the first picture's."""
