@@ -118,7 +118,7 @@ def _people(country: Country, name: str) -> Iterator[_Row]:
 
 def _state(country: Country, name: str) -> Iterator[_Row]:
     capital = re.split(r"[(;,]", country.text("Government", "Capital", "name"))[0].strip()
-    if capital and capital not in ("none", name):
+    if capital[:1].isupper() and capital != name:
         yield "capital", STATE, _bare(capital), "string", f"The capital is {capital}."
     form = re.split(r"[;(,]", country.text("Government", "Government type"))[0].strip()
     if 0 < len(form.split()) <= 4:
@@ -201,6 +201,8 @@ def _singular(money: str) -> str:
     last = words[-1]
     if last.endswith("ies"):
         last = last[:-3] + "y"
+    elif last.endswith(("ales", "ones")):  # quetzales, colones
+        last = last[:-2]
     elif last.endswith("s") and not last.endswith("ss"):
         last = last[:-1]
     return " ".join([*words[:-1], last])

@@ -8,7 +8,7 @@ import pytest
 
 from reflectune.core.types import Evidence
 from reflectune.data_builders.gallery.collecting import Collection
-from reflectune.data_builders.gallery.country_facts import country_facts
+from reflectune.data_builders.gallery.country_facts import _singular, country_facts
 from reflectune.data_builders.gallery.facts import Fact, entry_of, evidence_of, number, without_doubles
 from reflectune.data_builders.gallery.relations import RELATIONS
 from reflectune.data_builders.gallery.sources.encyclopedia import Article
@@ -90,6 +90,20 @@ def test_a_countrys_facts_are_stated_by_its_entry(sources: Collection) -> None:
         "Facts: state",
         "Facts: economy",
     ]
+
+
+@pytest.mark.parametrize(
+    ("money", "one"),
+    [("euros", "euro"), ("quetzales", "quetzal"), ("US dollars", "US dollar"), ("rupees", "rupee"), ("won", "won")],
+)
+def test_a_currency_is_told_in_the_singular(money: str, one: str) -> None:
+    assert _singular(money) == one
+
+
+@pytest.mark.parametrize("capital", ["administered from London", "none", "Nowhere", ""])
+def test_what_is_no_capital_is_left_out(capital: str) -> None:
+    page = country_page("Nowhere", ".nw", capital, "", "")
+    assert "capital" not in {fact.relation for fact in country_facts(Country(page), "Nowhere")}
 
 
 def test_a_page_with_little_gives_little() -> None:
