@@ -180,8 +180,8 @@ def section(arguments: argparse.Namespace) -> list[str]:
     rng.shuffle(visual)
     visual = visual[: arguments.limit or None]
     if visual:
-        said = Examiner(engine, gallery).answers(visual)
-        results = [(q, bool(exact_match(text, q.answers))) for q, text in zip(visual, said, strict=True)]
+        replies = Examiner(engine, gallery).answers(visual)
+        results = [(q, bool(exact_match(text, q.answers))) for q, text in zip(visual, replies, strict=True)]
         lines += ["", "## Visual questions", "", *visual_lines(results, arguments.seed)]
     return lines
 
