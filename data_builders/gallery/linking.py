@@ -117,7 +117,7 @@ def link_pictures(
         by_name.setdefault(title.lower(), title)
     links = Links()
     for picture in pictures:
-        name = _plain(picture.name)
+        name = plain_name(picture.name)
         why = reviewed.denied.get(picture.id) or reviewed.denied.get(name)
         if picture.category == "flag":
             title, rule = by_letters.get(picture.name, ""), "country"
@@ -136,7 +136,7 @@ def link_pictures(
     return links
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A name in small letters, without an article before it, `face` behind it, or the country that it lies in."""
     plain = re.sub(r"^(?:the|a|an) +", "", name.lower().split(",")[0])
     return re.sub(r"(?<=[a-z]) face$", "", plain).strip()
