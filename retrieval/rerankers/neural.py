@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModel,
-    AutoModelForSequenceClassification,
-    BatchEncoding,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForSequenceClassification
 
-from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_config, load_tokenizer, load_weights
+from reflectune.retrieval.encoders.texts import TextModel, declared_pooling, longest_input, scatter, token_batches
 from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
-from reflectune.retrieval.rerankers.config import Pooling, RerankerSettings
+from reflectune.retrieval.rerankers.config import RerankerSettings
 
-_POOLING_FILE = "1_Pooling/config.json"
-_POOLING_KEYS: dict[str, Pooling] = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_cls_token": "cls",
-}
+_REMEDY = "set `reranker_pooling` to mean, last or cls"
 
 
 class EmbeddingReranker:
@@ -46,16 +34,16 @@ class EmbeddingReranker:
     def __init__(self, checkpoint: Checkpoint, settings: RerankerSettings, device: torch.device) -> None:
         self.name = f"embedding {checkpoint.name}"
         self._settings = settings
-        self._pooling = settings.pooling if settings.pooling != "auto" else _declared_pooling(checkpoint)
-        dtype = as_dtype(settings.dtype)
-        self._model = load_weights(checkpoint, AutoModel, dtype=dtype, device=device, unused="pooler.")
-        self._model.config.use_cache = False
-        self._tokenizer = load_tokenizer(checkpoint)
-        self._tokenizer.padding_side = "right"  # learned positions count from the left, and causal models don't mind
-        if self._tokenizer.pad_token is None:  # decoders often have none; what is padded is masked
-            self._tokenizer.pad_token = self._tokenizer.eos_token
-        self._longest = longest_input(self._model, self._tokenizer, settings.max_length)
-        decisive = dataclasses.replace(settings, token_budget=0, pooling=self._pooling)
+        pooling = settings.pooling if settings.pooling != "auto" else declared_pooling(checkpoint, _REMEDY)
+        self._model = TextModel(
+            checkpoint,
+            device,
+            pooling=pooling,
+            max_length=settings.max_length,
+            token_budget=settings.token_budget,
+            dtype=as_dtype(settings.dtype),
+        )
+        decisive = dataclasses.replace(settings, token_budget=0, pooling=pooling)
         self.fingerprint = fingerprint(["embedding", checkpoint.fingerprint, decisive])
 
     def rank(
@@ -75,49 +63,10 @@ class EmbeddingReranker:
             ranked.append(best_first(choice, scores, top_k))
         return ranked
 
-    @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Vectors of texts that have their prefix, of shape (n, d), in fp32, of length 1 if `similarity` is cosine."""
-        encoded = self._tokenizer(list(texts), truncation=True, max_length=self._longest)
-        parts = []
-        for batch, inputs in token_batches(self._model, self._tokenizer, encoded, self._settings.token_budget):
-            hidden = self._model(**inputs).last_hidden_state.float()  # (batch, tokens, d)
-            parts.append((batch, _pool(hidden, inputs["attention_mask"], self._pooling).cpu()))
-        vectors = scatter(parts, len(texts))
+        vectors = self._model.encode(texts)
         return torch.nn.functional.normalize(vectors, dim=-1) if self._settings.similarity == "cosine" else vectors
-
-
-def _pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """One vector per text, of shape (batch, d), whichever side is padded.
-
-    Args:
-        hidden: Shape (batch, tokens, d).
-        mask: 1 for a text's own tokens, shape (batch, tokens).
-        pooling: `mean` of the text's tokens, its `last` one, or its first (`cls`).
-    """
-    if pooling == "mean":
-        weights = mask.unsqueeze(-1).to(hidden.dtype)
-        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
-    places = torch.arange(mask.shape[1], device=mask.device) * mask
-    chosen = places.argmax(1) if pooling == "last" else mask.argmax(1)
-    return hidden[torch.arange(len(hidden), device=hidden.device), chosen]
-
-
-def _declared_pooling(checkpoint: Checkpoint) -> Pooling:
-    """What the repository says of its pooling, in the file that sentence-transformers writes."""
-    path = checkpoint.folder / _POOLING_FILE
-    if not path.is_file():
-        raise UserError(
-            f"{checkpoint.name} doesn't say how its vectors are pooled (there is no {_POOLING_FILE}); look it up in "
-            "its model card and set `reranker_pooling` to mean, last or cls"
-        )
-    declared = read_json(path, "the retriever's pooling")
-    modes = [key for key, value in declared.items() if key.startswith("pooling_mode_") and value is True]
-    if len(modes) != 1 or modes[0] not in _POOLING_KEYS:
-        raise UserError(
-            f"{path} asks for {', '.join(modes) or 'no pooling'}; mean, last and cls are known; set `reranker_pooling`"
-        )
-    return _POOLING_KEYS[modes[0]]
 
 
 class CrossEncoderReranker:
@@ -172,48 +121,3 @@ class CrossEncoderReranker:
         for batch, inputs in token_batches(self._model, self._tokenizer, encoded, self._settings.token_budget):
             parts.append((batch, self._model(**inputs).logits[:, 0].float().cpu()))
         return scatter(parts, len(pairs)).tolist()
-
-
-def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
-    """Tokens of a text beyond which it is cut: what was asked for, or what the model can read if that is less."""
-    readable = getattr(model.config, "max_position_embeddings", None) or max_length
-    return min(max_length, tokenizer.model_max_length, readable)
-
-
-def token_batches(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding, token_budget: int
-) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Batches of similar length, longest first, none with more than `token_budget` tokens, padding included.
-
-    Args:
-        model: Which the inputs are for: they are put on its device.
-        tokenizer: Which pads them.
-        encoded: Token ids of every text, not padded. One text longer than the budget is a batch of its own.
-        token_budget: Most tokens of a batch.
-
-    Yields:
-        Which texts are in the batch, and the model's inputs, each of shape (texts, tokens).
-    """
-    lengths = [len(ids) for ids in encoded["input_ids"]]
-    order = sorted(range(len(lengths)), key=lambda text: -lengths[text])
-    start = 0
-    while start < len(order):
-        size = max(1, token_budget // max(1, lengths[order[start]]))
-        batch = order[start : start + size]
-        rows = {key: [values[text] for text in batch] for key, values in encoded.items()}
-        yield batch, dict(tokenizer.pad(rows, return_tensors="pt").to(model.device))
-        start += size
-
-
-def scatter(parts: Sequence[tuple[list[int], Tensor]], count: int) -> Tensor:
-    """Rows of batches in the order of the texts, of shape (count, …).
-
-    Args:
-        parts: Of each batch: which texts, and their rows.
-        count: How many texts there are.
-    """
-    places: Any = torch.tensor([text for batch, _ in parts for text in batch], dtype=torch.long)
-    rows = torch.cat([part for _, part in parts])
-    ordered = torch.empty((count, *rows.shape[1:]), dtype=rows.dtype)
-    ordered[places] = rows
-    return ordered

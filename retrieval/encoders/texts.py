@@ -1,0 +1,150 @@
+"""Texts through a text model: batches of similar length, and how a text's token vectors become one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+
+from reflectune.core.durable import read_json
+from reflectune.core.errors import UserError
+from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer, load_weights
+
+PoolingMode = Literal["mean", "last", "cls"]
+
+_POOLING_FILE = "1_Pooling/config.json"
+_POOLING_KEYS: dict[str, PoolingMode] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_cls_token": "cls",
+}
+
+
+class TextModel:
+    """A bi-encoder's model and tokenizer: texts in, one vector each out.
+
+    Args:
+        checkpoint: The model's files.
+        device: Where it runs.
+        pooling: Of token vectors.
+        max_length: Tokens beyond which a text is cut.
+        token_budget: Most tokens of a forward pass, padding included.
+        dtype: Of the weights.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        *,
+        pooling: PoolingMode,
+        max_length: int = 512,
+        token_budget: int = 16_384,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._pooling, self._token_budget = pooling, token_budget
+        self._model = load_weights(checkpoint, AutoModel, dtype=dtype, device=device, unused="pooler.")
+        self._model.config.use_cache = False
+        self._tokenizer = load_tokenizer(checkpoint)
+        self._tokenizer.padding_side = "right"  # learned positions count from the left, and causal models don't mind
+        if self._tokenizer.pad_token is None:  # decoders often have none; what is padded is masked
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        self._longest = longest_input(self._model, self._tokenizer, max_length)
+        self.dimensions = int(self._model.config.hidden_size)
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """Vectors of one text or more, of shape (n, dimensions), in fp32, not scaled."""
+        encoded = self._tokenizer(list(texts), truncation=True, max_length=self._longest)
+        parts = []
+        for batch, inputs in token_batches(self._model, self._tokenizer, encoded, self._token_budget):
+            hidden = self._model(**inputs).last_hidden_state.float()  # (batch, tokens, d)
+            parts.append((batch, _pool(hidden, inputs["attention_mask"], self._pooling).cpu()))
+        return scatter(parts, len(texts))
+
+
+def declared_pooling(checkpoint: Checkpoint, remedy: str) -> PoolingMode:
+    """What a repository says of its pooling, in the file that sentence-transformers writes.
+
+    Args:
+        checkpoint: The model's files.
+        remedy: What an error advises, e.g. "set `reranker_pooling` to mean, last or cls".
+
+    Raises:
+        UserError: It says nothing, or something else than mean, last and cls.
+    """
+    path = checkpoint.folder / _POOLING_FILE
+    if not path.is_file():
+        raise UserError(
+            f"{checkpoint.name} doesn't say how its vectors are pooled (there is no {_POOLING_FILE}); look it up in "
+            f"its model card and {remedy}"
+        )
+    declared = read_json(path, "the retriever's pooling")
+    modes = [key for key, value in declared.items() if key.startswith("pooling_mode_") and value is True]
+    if len(modes) != 1 or modes[0] not in _POOLING_KEYS:
+        raise UserError(f"{path} asks for {', '.join(modes) or 'no pooling'}; mean, last and cls are known; {remedy}")
+    return _POOLING_KEYS[modes[0]]
+
+
+def _pool(hidden: Tensor, mask: Tensor, pooling: PoolingMode) -> Tensor:
+    """One vector per text, of shape (batch, d), whichever side is padded.
+
+    Args:
+        hidden: Shape (batch, tokens, d).
+        mask: 1 for a text's own tokens, shape (batch, tokens).
+        pooling: `mean` of the text's tokens, its `last` one, or its first (`cls`).
+    """
+    if pooling == "mean":
+        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+    places = torch.arange(mask.shape[1], device=mask.device) * mask
+    chosen = places.argmax(1) if pooling == "last" else mask.argmax(1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), chosen]
+
+
+def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
+    """Tokens of a text beyond which it is cut: what was asked for, or what the model can read if that is less."""
+    readable = getattr(model.config, "max_position_embeddings", None) or max_length
+    return min(max_length, tokenizer.model_max_length, readable)
+
+
+def token_batches(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding, token_budget: int
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """Batches of similar length, longest first, none with more than `token_budget` tokens, padding included.
+
+    Args:
+        model: Which the inputs are for: they are put on its device.
+        tokenizer: Which pads them.
+        encoded: Token ids of every text, not padded. One text longer than the budget is a batch of its own.
+        token_budget: Most tokens of a batch.
+
+    Yields:
+        Which texts are in the batch, and the model's inputs, each of shape (texts, tokens).
+    """
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    order = sorted(range(len(lengths)), key=lambda text: -lengths[text])
+    start = 0
+    while start < len(order):
+        size = max(1, token_budget // max(1, lengths[order[start]]))
+        batch = order[start : start + size]
+        rows = {key: [values[text] for text in batch] for key, values in encoded.items()}
+        yield batch, dict(tokenizer.pad(rows, return_tensors="pt").to(model.device))
+        start += size
+
+
+def scatter(parts: Sequence[tuple[list[int], Tensor]], count: int) -> Tensor:
+    """Rows of batches in the order of the texts, of shape (count, …).
+
+    Args:
+        parts: Of each batch: which texts, and their rows.
+        count: How many texts there are.
+    """
+    places: Any = torch.tensor([text for batch, _ in parts for text in batch], dtype=torch.long)
+    rows = torch.cat([part for _, part in parts])
+    ordered = torch.empty((count, *rows.shape[1:]), dtype=rows.dtype)
+    ordered[places] = rows
+    return ordered
