@@ -22,7 +22,9 @@ class IndexConfig:
 
     knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge")
     output: str = setting("", "folder for the index")
-    encoder: str = setting("miniature/clip", "miniature/clip, a folder, or a hub id, owner/name[@COMMIT]")
+    encoder: str = setting(
+        "miniature/clip", "miniature/clip, pocket/clip, a folder, a hub id, owner/name[@COMMIT], or a title map"
+    )
     batch_size: int = setting(64, "entries encoded together", low=1)
     shard_rows: int = setting(4096, "entries put on the disk together; what a crash costs at most", low=1)
     device: str = setting("auto", "cpu, cuda, cuda:1, or auto")

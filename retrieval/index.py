@@ -33,7 +33,7 @@ from reflectune.core.rejected import (
     stop,
 )
 from reflectune.core.types import Entry
-from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors
+from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors, title_dimensions
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 MANIFEST = "manifest.json"
@@ -57,7 +57,7 @@ class Index:
         entry_ids: Every entry that has a title, in the knowledge base's order.
         image: Vectors of all images, shape (images, d), those of one entry side by side.
         owner: For each row of `image`, the position of its entry in `entry_ids`; never decreasing.
-        title: Vectors of titles, shape (entries, d), one per entry in order.
+        title: Vectors of titles, shape (entries, d), one per entry in order; their d may be another than the images'.
     """
 
     manifest: dict[str, Any]
@@ -298,8 +298,9 @@ def _assemble(kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path) -> Non
     rejected.note(_rejected_rows(shards))
     rejected.close()
     counts = {}
+    dimensions = {"image": encoder.dimensions, "title": title_dimensions(encoder)}
     for kind in KINDS:
-        index = faiss.IndexFlatIP(encoder.dimensions)
+        index = faiss.IndexFlatIP(dimensions[kind])
         for path in sorted(shards.glob(f"{kind}-*.npy")):
             index.add(np.load(path))
         counts[kind] = index.ntotal
@@ -316,6 +317,7 @@ def _assemble(kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path) -> Non
     manifest = {
         **_origin(kb, encoder),
         "dimensions": encoder.dimensions,
+        **({"title_dimensions": dimensions["title"]} if dimensions["title"] != dimensions["image"] else {}),
         "dtype": "float32",
         "vectors": counts,
         "left_out": dict(rejected.reasons.most_common()),
@@ -345,7 +347,8 @@ def _read_vectors(folder: Path, kind: str, manifest: dict[str, Any]) -> Vectors:
         index = faiss.read_index(str(path))
     except RuntimeError as error:
         raise UserError(f"{path} is damaged: {error}; delete the folder and build the index again") from error
-    expected = (manifest["vectors"][kind], manifest["dimensions"])
+    dimensions = manifest.get("title_dimensions") if kind == "title" else None
+    expected = (manifest["vectors"][kind], dimensions or manifest["dimensions"])
     if (index.ntotal, index.d) != expected:
         raise UserError(
             f"{path} holds {index.ntotal:,} vectors of {index.d} dimensions, its manifest says {expected[0]:,} of "

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors, load_encoder
+from reflectune.retrieval.encoders.encoder import ImageTextEncoder, TwoSpaceEncoder, Vectors, load_encoder
 from reflectune.retrieval.index import Index, load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.types import Hit
@@ -33,8 +33,9 @@ class EntryRetriever:
 
     S_ret(I, k) = (sim(I, I_k) + sim(I, T_k)) / 2, with the cosine between the question's image I and an entry's image
     I_k and title T_k. An entry with several images takes the one that is nearest to I. An entry without any has
-    sim(I, I_k) = 0. Scores lie in [-1, 1]; nothing is clamped here. Entries with the same score keep the order of the
-    knowledge base.
+    sim(I, I_k) = 0. Where the encoder has a space of its own for titles, sim(I, T_k) is between T_k and what the
+    encoder maps I to in that space. Scores lie in [-1, 1]; nothing is clamped here. Entries with the same score keep
+    the order of the knowledge base.
 
     Args:
         index: Of the knowledge base to search.
@@ -62,7 +63,8 @@ class EntryRetriever:
         return [hits for batch in batches for hits in self._search(self._encoder.encode_images(batch), top_n)]
 
     def _search(self, queries: Vectors, top_n: int) -> list[list[Hit]]:
-        image, title = self._image_similarities(queries), queries @ self._index.title.T
+        as_titles = self._encoder.to_title_space(queries) if isinstance(self._encoder, TwoSpaceEncoder) else queries
+        image, title = self._image_similarities(queries), as_titles @ self._index.title.T
         return [self._hits(*row, top_n) for row in zip(image, title, strict=True)]
 
     def _image_similarities(self, queries: Vectors) -> Scores:

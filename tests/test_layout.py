@@ -18,7 +18,7 @@ COMMANDS = {
     *(f"metrics/{name}.py" for name in ("score", "convert_bem")),
     "models/miniature/pretrain.py",
     "models/pocket/fetch.py",
-    "retrieval/build_index.py",
+    *(f"retrieval/{name}.py" for name in ("build_index", "fit_title_map")),
     *(f"data_builders/build_{name}.py" for name in ("gallery", "mr2ag", "plain", "world")),
     *(f"data_builders/{name}.py" for name in ("compare_annotators", "convert", "derive_labels", "export", "probe")),
     *(f"inference/{name}.py" for name in ("answer", "evaluate", "sweep", "tables")),

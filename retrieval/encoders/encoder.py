@@ -1,9 +1,10 @@
-"""Encoders that put images and texts into one space: CLIP, SigLIP and their like, loaded by name."""
+"""Encoders of images and texts, loaded by name: CLIP, SigLIP and their like, or two models and a map between them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from PIL import Image
 
 from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.retrieval.encoders.checkpoints import (
     Checkpoint,
     find_checkpoint,
@@ -19,6 +21,8 @@ from reflectune.retrieval.encoders.checkpoints import (
     load_tokenizer,
     load_weights,
 )
+from reflectune.retrieval.encoders.texts import TextModel, declared_pooling
+from reflectune.retrieval.encoders.title_map import TitleMap, read_title_map, title_map_file
 
 Vectors = npt.NDArray[np.float32]
 
@@ -50,18 +54,42 @@ class ImageTextEncoder(Protocol):
         ...
 
 
+@runtime_checkable
+class TwoSpaceEncoder(ImageTextEncoder, Protocol):
+    """An encoder whose texts lie in another space than its images, with a map from the one to the other.
+
+    Attributes:
+        dimensions: Length of an image's vector.
+        title_dimensions: Length of a text's vector.
+    """
+
+    title_dimensions: int
+
+    def to_title_space(self, images: Vectors) -> Vectors:
+        """Vectors of images, shape (n, dimensions), as those of texts: of length 1, shape (n, title_dimensions)."""
+        ...
+
+
+def title_dimensions(encoder: ImageTextEncoder) -> int:
+    """Length of a text's vector."""
+    return encoder.title_dimensions if isinstance(encoder, TwoSpaceEncoder) else encoder.dimensions
+
+
 def load_encoder(name: str, *, device: str = "cpu") -> ImageTextEncoder:
     """Load an encoder.
 
     Args:
         name: `miniature/clip`, a folder, or a hub id, e.g. `openai/clip-vit-large-patch14`, perhaps with a commit
-            (`owner/name@COMMIT`), which weights that are not in safetensors format need; `catalogue.py` has some.
+            (`owner/name@COMMIT`), which weights that are not in safetensors format need; `catalogue.py` has some. Or
+            `pocket/clip`, or a file of `fit_title_map`: an image tower, a text model and a map between them.
         device: `cpu`, `cuda`, …; `auto` takes an accelerator if there is one.
 
     Raises:
         UserError: There is no such encoder, its files are damaged, unsafe or of another model, it does not encode both
             images and texts, or there is no such device.
     """
+    if (path := title_map_file(name)) is not None:
+        return _MappedEncoder(name, path, find_device(device))
     checkpoint, place = find_checkpoint(name), find_device(device)
     return _TransformersEncoder(checkpoint, place)
 
@@ -108,6 +136,73 @@ class _TransformersEncoder:
         inputs.pop("token_type_ids", None)
         with torch.inference_mode():
             return _unit(self._model.get_text_features(**inputs.to(self._model.device)))
+
+
+class _MappedEncoder:
+    """An image tower, a text model, and a map of the one's vectors into the other's space, all in fp32."""
+
+    def __init__(self, name: str, path: Path, device: torch.device) -> None:
+        self._map: TitleMap = read_title_map(path)
+        self.name, self.revision = name, ""
+        vision, text = (find_checkpoint(self._map.record[part]) for part in ("vision", "text"))
+        self._vision, self._text = ImageTower(vision, device), TitleModel(text, device)
+        self.dimensions, self.title_dimensions = self._vision.dimensions, self._text.dimensions
+        if self._map.weight.shape != (self.dimensions, self.title_dimensions):
+            raise UserError(
+                f"{path} maps {self._map.weight.shape[0]} dimensions to {self._map.weight.shape[1]}, but {vision.name} "
+                f"has {self.dimensions} and {text.name} {self.title_dimensions}; fit it again"
+            )
+        self.fingerprint = fingerprint(["title map", vision.fingerprint, text.fingerprint, file_fingerprint(path)])
+
+    def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
+        """Vectors of length 1, shape (n, dimensions)."""
+        return self._vision.encode(images)
+
+    def encode_texts(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of length 1, shape (n, title_dimensions); a text too long for the model is cut."""
+        return self._text.encode(texts)
+
+    def to_title_space(self, images: Vectors) -> Vectors:
+        """Vectors of images as those of texts, of length 1, shape (n, title_dimensions)."""
+        return self._map.apply(images)
+
+
+class ImageTower:
+    """The image tower of a CLIP with its projection, in fp32, with PIL preprocessing.
+
+    Raises:
+        UserError: The checkpoint is of another kind of model.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        from transformers import CLIPVisionModelWithProjection
+
+        config: Any = load_config(checkpoint)
+        if config.model_type != "clip_vision_model":
+            raise UserError(f"{checkpoint.name} is a `{config.model_type}`; a title map needs a `clip_vision_model`")
+        self._model: Any = load_weights(checkpoint, CLIPVisionModelWithProjection, dtype=torch.float32, device=device)
+        self._image_processor, self.dimensions = _image_processor(checkpoint), int(config.projection_dim)
+
+    def encode(self, images: Sequence[Image.Image]) -> Vectors:
+        """Vectors of length 1, shape (n, dimensions)."""
+        if not images:
+            return np.zeros((0, self.dimensions), dtype=np.float32)
+        inputs = self._image_processor(images=[image.convert("RGB") for image in images], return_tensors="pt")
+        with torch.inference_mode():
+            return _unit(self._model(**inputs.to(self._model.device)).image_embeds)
+
+
+class TitleModel:
+    """A text model that reads titles, in fp32, pooled as its repository declares."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        pooling = declared_pooling(checkpoint, "write it there as mean, last or cls")
+        self._model = TextModel(checkpoint, device, pooling=pooling)
+        self.dimensions = self._model.dimensions
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
+        return _unit(self._model.encode(texts)) if texts else np.zeros((0, self.dimensions), dtype=np.float32)
 
 
 def _image_processor(checkpoint: Checkpoint) -> Any:

@@ -1,0 +1,135 @@
+"""Fit a title map: `python -m reflectune.retrieval.fit_title_map --pictures FILE --knowledge DIR --output FILE`.
+
+A title map lets images and titles of two models that were not trained together be compared, as equation 3 does. What
+this writes is an `encoder` for configs. Pictures whose `use` is `train` are read, and no others.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.config import bound_problems, parse_config, setting
+from reflectune.core.errors import UserError, entry_point
+
+
+@dataclass
+class TitleMapConfig:
+    """Which pictures and models, and where to."""
+
+    pictures: str = setting("", "JSON lines with image, entity and use, e.g. DATASET/pictures.jsonl")
+    knowledge: str = setting("", "knowledge base folder with the entities' titles, e.g. DATASET/knowledge")
+    output: str = setting("", "the map to write, FILE.safetensors")
+    vision: str = setting("pocket/vision", "an image tower with a projection: pocket/vision, a folder, or a hub id")
+    text: str = setting("pocket/text", "a text model that declares its pooling: pocket/text, a folder, or a hub id")
+    batch_size: int = setting(16, "pictures encoded together", low=1)
+    device: str = setting("auto", "cpu, cuda, cuda:1, or auto")
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = [f"`{name}` is needed" for name in ("pictures", "knowledge", "output") if not getattr(self, name)]
+        if self.output and not self.output.endswith(".safetensors"):
+            issues.append(f"`output` must end in .safetensors, found {self.output}")
+        return issues + bound_problems(self, TitleMapConfig)
+
+
+def run(config: TitleMapConfig) -> dict[str, Any]:
+    """Encode the pictures that are for training and their titles, fit the map and write it.
+
+    Returns:
+        The map's record.
+
+    Raises:
+        UserError: A row is not as it should be, an image is bad, or fewer than two entities have pictures.
+    """
+    import numpy as np  # slow to import, as those below: after the config is right
+
+    from reflectune.core.devices import find_device
+    from reflectune.core.hashing import file_fingerprint
+    from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+    from reflectune.retrieval.encoders.encoder import ImageTower, TitleModel
+    from reflectune.retrieval.encoders.title_map import TitleMap, fit_title_map, write_title_map
+    from reflectune.retrieval.knowledge_base import KnowledgeBase
+
+    kb = KnowledgeBase(config.knowledge)
+    rows = training_pictures(Path(config.pictures))
+    titles = {entry.id: entry.title for entry in kb if entry.title.strip()}
+    places = {entry_id: place for place, entry_id in enumerate(titles)}
+    if unknown := [entity for _, entity in rows if entity not in places]:
+        raise UserError(f"{config.pictures} names {unknown[0]}, which {kb.folder} has no entry with a title of")
+    shown = np.array([places[entity] for _, entity in rows], dtype=np.int64)
+    if len(set(shown)) < 2:
+        raise UserError(f"{config.pictures} has training pictures of fewer than two entities: nothing can be held out")
+    vision, text = find_checkpoint(config.vision), find_checkpoint(config.text)
+    device = find_device(config.device)
+    folder, images = Path(config.pictures).parent, [image for image, _ in rows]
+    image_vectors = _encode(ImageTower(vision, device), folder, images, config.batch_size)
+    title_vectors = TitleModel(text, device).encode(list(titles.values()))
+    weight, bias, fitted = fit_title_map(image_vectors, title_vectors, shown)
+    record = {
+        "vision": config.vision,
+        "vision_fingerprint": vision.fingerprint,
+        "text": config.text,
+        "text_fingerprint": text.fingerprint,
+        "kb": kb.name,
+        "kb_fingerprint": kb.fingerprint,
+        "pictures_fingerprint": file_fingerprint(config.pictures),
+        "use": "train",
+        "pictures": len(rows),
+        "entities": len(set(shown)),
+        **fitted,
+    }
+    write_title_map(Path(config.output), TitleMap(weight, bias, record))
+    return record
+
+
+def training_pictures(path: Path) -> list[tuple[str, str]]:
+    """(image, entity) of each row whose use is `train`, without images that also have another use.
+
+    Raises:
+        UserError: The file is missing, or a row is not as it should be.
+    """
+    if not path.is_file():
+        raise UserError(f"`pictures`: there is no file {path}")
+    rows = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                rows.append((str(row["image"]), str(row["entity"]), row["use"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path}:{number}: should be JSON with image, entity and use: {error!r}") from error
+    elsewhere = {image for image, _, use in rows if use != "train"}
+    return [(image, entity) for image, entity, use in rows if use == "train" and image not in elsewhere]
+
+
+def _encode(tower: Any, folder: Path, images: list[str], batch_size: int) -> Any:
+    """Vectors of the images of a folder, shape (n, dimensions)."""
+    import numpy as np
+
+    from reflectune.core.images import load_image
+    from reflectune.core.progress import progress_bar
+
+    vectors = []
+    with progress_bar(total=len(images), unit="picture", desc="encoding") as bar:
+        for start in range(0, len(images), batch_size):
+            batch = images[start : start + batch_size]
+            vectors.append(tower.encode([load_image(image, root=(folder,)) for image in batch]))
+            bar.update(len(batch))
+    return np.concatenate(vectors)
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, fit, and say how well."""
+    (config,) = parse_config(TitleMapConfig)
+    record = run(config)
+    print(f"{config.output}: fitted on {record['pictures']:,} pictures of {record['entities']:,} entities")
+    best = max(record["held_out_mrr"].values())
+    print(f"  penalty {record['penalty']:.3g}; mean reciprocal rank of the title, entities held out: {best:.3f}")
+
+
+if __name__ == "__main__":
+    main()
