@@ -6,7 +6,6 @@ this writes is an `encoder` for configs. Pictures whose `use` is `train` are rea
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +50,7 @@ def run(config: TitleMapConfig) -> dict[str, Any]:
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint
     from reflectune.retrieval.encoders.encoder import ImageTower, TitleModel
     from reflectune.retrieval.encoders.title_map import TitleMap, fit_title_map, write_title_map
+    from reflectune.retrieval.encoders.training_pictures import encode_pictures, training_pictures
     from reflectune.retrieval.knowledge_base import KnowledgeBase
 
     kb = KnowledgeBase(config.knowledge)
@@ -65,7 +65,7 @@ def run(config: TitleMapConfig) -> dict[str, Any]:
     vision, text = find_checkpoint(config.vision), find_checkpoint(config.text)
     device = find_device(config.device)
     folder, images = Path(config.pictures).parent, [image for image, _ in rows]
-    image_vectors = _encode(ImageTower(vision, device), folder, images, config.batch_size)
+    image_vectors = encode_pictures(ImageTower(vision, device), folder, images, config.batch_size)
     title_vectors = TitleModel(text, device).encode(list(titles.values()))
     weight, bias, fitted = fit_title_map(image_vectors, title_vectors, shown)
     record = {
@@ -83,42 +83,6 @@ def run(config: TitleMapConfig) -> dict[str, Any]:
     }
     write_title_map(Path(config.output), TitleMap(weight, bias, record))
     return record
-
-
-def training_pictures(path: Path) -> list[tuple[str, str]]:
-    """(image, entity) of each row whose use is `train`, without images that also have another use.
-
-    Raises:
-        UserError: The file is missing, or a row is not as it should be.
-    """
-    if not path.is_file():
-        raise UserError(f"`pictures`: there is no file {path}")
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-                rows.append((str(row["image"]), str(row["entity"]), row["use"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path}:{number}: should be JSON with image, entity and use: {error!r}") from error
-    elsewhere = {image for image, _, use in rows if use != "train"}
-    return [(image, entity) for image, entity, use in rows if use == "train" and image not in elsewhere]
-
-
-def _encode(tower: Any, folder: Path, images: list[str], batch_size: int) -> Any:
-    """Vectors of the images of a folder, shape (n, dimensions)."""
-    import numpy as np
-
-    from reflectune.core.images import load_image
-    from reflectune.core.progress import progress_bar
-
-    vectors = []
-    with progress_bar(total=len(images), unit="picture", desc="encoding") as bar:
-        for start in range(0, len(images), batch_size):
-            batch = images[start : start + batch_size]
-            vectors.append(tower.encode([load_image(image, root=(folder,)) for image in batch]))
-            bar.update(len(batch))
-    return np.concatenate(vectors)
 
 
 @entry_point

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.numpy import save_file
@@ -22,9 +24,11 @@ from reflectune.retrieval.encoders.title_map import (
     TitleMap,
     fit_title_map,
     read_title_map,
+    title_map_file,
     write_title_map,
 )
-from reflectune.retrieval.fit_title_map import TitleMapConfig, main, run, training_pictures
+from reflectune.retrieval.encoders.training_pictures import training_pictures
+from reflectune.retrieval.fit_title_map import TitleMapConfig, main, run
 from reflectune.retrieval.index import build_index, load_index
 from reflectune.retrieval.retriever import EntryRetriever
 
@@ -243,6 +247,10 @@ def pictures_file(kb, entries, tmp_path: Path) -> Path:
 def test_pictures_of_another_use_are_left_out(pictures_file, entries) -> None:
     images = [(image, entry.id) for entry in entries for image in entry.images]
     assert training_pictures(pictures_file) == images[3:]
+    (pictures_file.parent / "questions").mkdir()
+    for split, (image, _) in (("train", images[3]), ("val_unseen_question", images[4])):
+        pq.write_table(pa.table({"image": [image]}), pictures_file.parent / f"questions/{split}.parquet")
+    assert training_pictures(pictures_file) == [images[3], *images[5:]]
 
 
 def test_the_command_writes_an_encoder(
@@ -298,3 +306,17 @@ def test_all_that_is_wrong_with_a_config_is_said() -> None:
         "`output` must end in .safetensors, found map.bin",
         "`batch_size` must be at least 1, found 0",
     ]
+
+
+# What is shipped.
+
+
+def test_the_shipped_map_was_fitted_on_training_pictures_alone() -> None:
+    path = title_map_file("pocket/clip")
+    assert path is not None
+    assert path.stat().st_size < 500_000
+    title_map = read_title_map(path)
+    assert title_map.weight.shape == (512, 384)
+    record = title_map.record
+    assert (record["vision"], record["text"], record["use"]) == ("pocket/vision", "pocket/text", "train")
+    assert record["held_out_mrr"][f"{record['penalty']:.3g}"] == max(record["held_out_mrr"].values())

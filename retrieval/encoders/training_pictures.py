@@ -1,0 +1,55 @@
+"""The pictures that a title map is fitted on: of training alone, and none that a held-out question is about."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
+from reflectune.core.progress import progress_bar
+from reflectune.retrieval.encoders.encoder import ImageTower
+from reflectune.retrieval.encoders.title_map import Vectors
+
+
+def training_pictures(path: Path) -> list[tuple[str, str]]:
+    """(image, entity) of each row whose use is `train`, without images that also have another use.
+
+    Images that a question of another split than training is about are left out too, as `questions/` beside the file
+    says: a question that training doesn't have may be about a picture that it has.
+
+    Raises:
+        UserError: The file is missing, or a row is not as it should be.
+    """
+    if not path.is_file():
+        raise UserError(f"`pictures`: there is no file {path}")
+    rows = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                rows.append((str(row["image"]), str(row["entity"]), row["use"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path}:{number}: should be JSON with image, entity and use: {error!r}") from error
+    elsewhere = {image for image, _, use in rows if use != "train"} | _asked_about(path.parent / "questions")
+    return [(image, entity) for image, entity, use in rows if use == "train" and image not in elsewhere]
+
+
+def _asked_about(folder: Path) -> set[str]:
+    """Images of the questions of every split whose name has no `train` in it."""
+    files = [file for file in folder.rglob("*.parquet") if "train" not in str(file.relative_to(folder))]
+    return {image for file in files for image in pq.read_table(file, columns=["image"])["image"].to_pylist()}
+
+
+def encode_pictures(tower: ImageTower, folder: Path, images: list[str], batch_size: int) -> Vectors:
+    """Vectors of the images of a folder, shape (n, dimensions)."""
+    vectors = []
+    with progress_bar(total=len(images), unit="picture", desc="encoding") as bar:
+        for start in range(0, len(images), batch_size):
+            batch = images[start : start + batch_size]
+            vectors.append(tower.encode([load_image(image, root=(folder,)) for image in batch]))
+            bar.update(len(batch))
+    return np.concatenate(vectors)
