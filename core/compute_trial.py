@@ -44,7 +44,7 @@ def try_cpu() -> ComputeChoice:
     most = torch.get_num_threads()
     counts = [most] if "OMP_NUM_THREADS" in os.environ else sorted({1, most}, reverse=True)
     try:
-        return choose({(dtype, count): _rate(dtype, count) for count in counts for dtype in _DTYPES})
+        return choose({(dtype, count): measured_rate(dtype, count) for count in counts for dtype in _DTYPES})
     finally:
         torch.set_num_threads(most)
 
@@ -67,7 +67,8 @@ def in_words(choice: ComputeChoice) -> str:
     return f"compute: {choice.dtype} with {_threads(choice.threads)}, {choice.why}"
 
 
-def _rate(dtype: str, threads: int) -> float:
+def measured_rate(dtype: str, threads: int) -> float:
+    """GFLOP/s of a product in one precision with so many threads, which stay set."""
     torch.set_num_threads(threads)
     made: Sequence[torch.Tensor] = [torch.ones(size, _WIDTH, dtype=_DTYPES[dtype]) for size in (_ROWS, _WIDTH)]
     for _ in range(3):

@@ -162,7 +162,7 @@ def _economy(country: Country, name: str) -> Iterator[_Row]:
             ECONOMY,
             _numbers_of(plain, money[2]),
             "string",
-            f"The currency is the {_singular(plain)} ({money[2]}).",
+            f"The currency is the {singular(plain)} ({money[2]}).",
         )
     goods = re.match(r"([a-z][\w' /-]+?)(?:,| \()", country.text("Economy", "Exports - commodities"))
     if goods:
@@ -196,7 +196,8 @@ def _bare(place: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((place, short)))
 
 
-def _singular(money: str) -> str:
+def singular(money: str) -> str:
+    """A currency's name as that of one piece of it: "US dollars" is "US dollar"."""
     words = money.split()
     last = words[-1]
     if last.endswith("ies"):
@@ -210,5 +211,5 @@ def _singular(money: str) -> str:
 
 def _numbers_of(money: str, code: str) -> tuple[str, ...]:
     """A currency in the singular and plural, in its last word alone, and its code."""
-    one = _singular(money)
+    one = singular(money)
     return tuple(dict.fromkeys((one, money, one.split()[-1], money.split()[-1], code)))

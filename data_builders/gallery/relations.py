@@ -232,7 +232,7 @@ RELATIONS: dict[str, Relation] = {
 }
 """All relations, by key; a reviewed fact (`note`) brings its own questions."""
 
-_SUBJECTS = {
+SUBJECTS = {
     "flag": (
         ("the country with this flag", "the country that this flag belongs to", "the place with this flag"),
         ("the country whose flag is shown", "the land of the flag in the picture"),
@@ -242,6 +242,7 @@ _SUBJECTS = {
         ("the {c} that is shown", "the pictured {c}"),
     ),
 }
+"""How a question names its subject, of a flag and of other pictures: in training, and in held-out phrasings."""
 
 
 def ask(fact: Fact, category: str, rng: random.Random, held_out: bool) -> str:
@@ -254,7 +255,7 @@ def ask(fact: Fact, category: str, rng: random.Random, held_out: bool) -> str:
         held_out: Whether the words are those that training never has.
     """
     noun = CATEGORIES[category].noun
-    subject = rng.choice(_SUBJECTS["flag" if category == "flag" else "other"][held_out]).format(c=noun)
+    subject = rng.choice(SUBJECTS["flag" if category == "flag" else "other"][held_out]).format(c=noun)
     relation = RELATIONS.get(fact.relation)
     texts = fact.asked if relation is None else (relation.train, relation.held_out)
     return fill(rng.choice(texts[held_out]), subject)

@@ -181,12 +181,13 @@ def reviewed_facts(article: Article) -> Iterator[Fact]:
     Raises:
         UserError: A row of the list is wrong.
     """
-    for number, (question, held_out, *answers) in enumerate(_rows().get(article.title, ())):
+    for number, (question, held_out, *answers) in enumerate(reviewed_rows().get(article.title, ())):
         yield Fact(article.title, f"note{number + 1}", tuple(answers), asked=((question,), (held_out,)))
 
 
 @cache
-def _rows(path: Path | None = None) -> dict[str, list[list[str]]]:
+def reviewed_rows(path: Path | None = None) -> dict[str, list[list[str]]]:
+    """Facts written by a person from an article's summary, by its title: [question, held-out question, answer, …]."""
     path = path or Path(__file__).with_name("reviewed_facts.json")
     rows: dict[str, list[list[str]]] = read_json(path, "the list of reviewed facts")
     for title, facts in rows.items():

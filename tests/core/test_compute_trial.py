@@ -28,7 +28,7 @@ def test_the_fastest_combination_is_chosen(rates: compute_trial.Rates, expected:
 
 def test_threads_that_the_user_sets_are_the_only_ones_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    monkeypatch.setattr(compute_trial, "_rate", lambda dtype, threads: tried.append(threads) or 1.0)
+    monkeypatch.setattr(compute_trial, "measured_rate", lambda dtype, threads: tried.append(threads) or 1.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
 

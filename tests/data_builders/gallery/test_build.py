@@ -18,7 +18,7 @@ from reflectune.data_builders.gallery.collecting import Collection
 from reflectune.data_builders.gallery.contact_sheet import FILE
 from reflectune.data_builders.gallery.linking import read_reviewed
 from reflectune.data_builders.gallery.questions import SPLITS, Amounts
-from reflectune.data_builders.gallery.relations import _SUBJECTS, RELATIONS
+from reflectune.data_builders.gallery.relations import RELATIONS, SUBJECTS
 from reflectune.retrieval.passages import split_passages
 
 from .conftest import write
@@ -110,7 +110,7 @@ def test_unseen_questions_ask_known_entities_for_other_facts(tmp_path: Path, sou
 
 
 def test_training_never_says_what_is_held_out(tmp_path: Path, sources: Collection) -> None:
-    held_out = [subject for both in _SUBJECTS.values() for subject in both[1]]
+    held_out = [subject for both in SUBJECTS.values() for subject in both[1]]
     for question in build(tmp_path / "out", sources).questions("train"):
         assert question.meta["phrasing"] == "seen"
         assert not any(subject.replace("{c}", "") in question.text for subject in held_out if "{c}" not in subject)

@@ -8,13 +8,13 @@ import pytest
 
 from reflectune.core.types import Evidence
 from reflectune.data_builders.gallery.collecting import Collection
-from reflectune.data_builders.gallery.country_facts import _singular, country_facts
+from reflectune.data_builders.gallery.country_facts import country_facts, singular
 from reflectune.data_builders.gallery.facts import Fact, entry_of, evidence_of, number, without_doubles
 from reflectune.data_builders.gallery.relations import RELATIONS
 from reflectune.data_builders.gallery.sources.encyclopedia import Article
 from reflectune.data_builders.gallery.sources.factbook import Country
 from reflectune.data_builders.gallery.taxonomy_facts import kind_fact, taxonomy_facts
-from reflectune.data_builders.gallery.text_facts import PATTERNS, _rows, text_facts
+from reflectune.data_builders.gallery.text_facts import PATTERNS, reviewed_rows, text_facts
 
 from .conftest import country_page
 
@@ -63,7 +63,7 @@ def test_every_relation_has_words_held_out() -> None:
 
 
 def test_reviewed_facts_have_words_held_out() -> None:
-    for facts in _rows().values():
+    for facts in reviewed_rows().values():
         for train, held_out, *answers in facts:
             assert train != held_out
             assert answers
@@ -97,7 +97,7 @@ def test_a_countrys_facts_are_stated_by_its_entry(sources: Collection) -> None:
     [("euros", "euro"), ("quetzales", "quetzal"), ("US dollars", "US dollar"), ("rupees", "rupee"), ("won", "won")],
 )
 def test_a_currency_is_told_in_the_singular(money: str, one: str) -> None:
-    assert _singular(money) == one
+    assert singular(money) == one
 
 
 @pytest.mark.parametrize("capital", ["administered from London", "none", "Nowhere", ""])
