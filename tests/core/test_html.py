@@ -70,9 +70,9 @@ def test_a_wheel_holds_every_template_style_and_script() -> None:
     declared = {
         path
         for package, patterns in setuptools["package-data"].items()
-        if package in setuptools["packages"]
+        if (folder := ROOT.joinpath(*package.split(".")[1:])).joinpath("__init__.py").is_file()  # what `find` finds
         for pattern in patterns
-        for path in ROOT.joinpath(*package.split(".")[1:]).glob(pattern)
+        for path in folder.glob(pattern)
     }
     kept = {path for package in PACKAGES for path in (ROOT / package).rglob("*.*")}
     kept = {path for path in kept if path.suffix in (".html", ".css", ".js")}
