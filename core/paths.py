@@ -1,4 +1,4 @@
-"""Resolving a path that data names below the folders that the data may lead into, or refusing it."""
+"""Resolving a path that data names below the folders that it may lead into, or refusing it; and the user's cache."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from reflectune.core.errors import UserError
 
 Roots = str | Path | Sequence[str | Path]
 """One folder, or several: relative paths start at the first, and a path may lead into any of them."""
+
+
+def user_cache(name: str) -> Path:
+    """Where what is fetched once for all of a user's runs is kept: `$REFLECTUNE_CACHE/name`, else below `~/.cache`."""
+    return Path(os.environ.get("REFLECTUNE_CACHE") or Path.home() / ".cache" / "reflectune").absolute() / name
 
 
 class OutsideRoot(UserError):

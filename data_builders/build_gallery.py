@@ -7,6 +7,7 @@ from pathlib import Path
 
 from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import entry_point
+from reflectune.core.paths import user_cache
 from reflectune.data_builders.gallery.sources.packages import SOURCES
 
 
@@ -18,7 +19,7 @@ class GalleryConfig:
     captions: str = setting(
         "", "data set folder for what stage 1 learns from: captions and visual questions; empty: none"
     )
-    cache: str = setting("~/.cache/reflectune/gallery", "folder that the packages are unpacked in")
+    cache: str = setting("", "folder that the packages are unpacked in; empty: the user's cache")
     sources: list[str] = setting(list(SOURCES), f"packages to build from, of {', '.join(SOURCES)}")
     seed: int = setting(0, "seed of every draw")
     facts: int = setting(12, "most facts of an entity that are asked about", low=1)
@@ -48,7 +49,7 @@ def main() -> None:
     from reflectune.data_builders.gallery.collecting import collect_sources
     from reflectune.data_builders.gallery.questions import Amounts
 
-    cache = Path(config.cache).expanduser()
+    cache = Path(config.cache).expanduser() if config.cache else user_cache("gallery")
     if config.dry_run:
         beside = f", captions in {config.captions}" if config.captions else ""
         print(f"a gallery in {config.output}{beside}, of packages unpacked in {cache}:")

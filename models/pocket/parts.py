@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +16,7 @@ import httpx2
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.folders import locked, replacing
+from reflectune.core.paths import user_cache
 from reflectune.models.pocket.packages import Package, unpack
 
 PART_FILE = "part.json"
@@ -116,8 +116,8 @@ Snapshot = Callable[[Part], Path]
 
 
 def cache_folder() -> Path:
-    """Where fetched and built models are kept: `$REFLECTUNE_CACHE`, by default `~/.cache/reflectune`, in `pocket/`."""
-    return Path(os.environ.get("REFLECTUNE_CACHE") or Path.home() / ".cache" / "reflectune").absolute() / "pocket"
+    """Where fetched and built models are kept."""
+    return user_cache("pocket")
 
 
 def fetch(name: str, snapshot: Snapshot | None = None) -> Path:
