@@ -1,4 +1,4 @@
-"""Opening an image so that a bad one is a clear error that names the file."""
+"""Opening an image so that a bad one is a clear error that names the file; and writing one whole."""
 
 from __future__ import annotations
 
@@ -63,3 +63,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")
     return image.convert("RGB")
+
+
+def save_jpeg(image: Image.Image, path: Path) -> None:
+    """Write a picture as JPEG; it appears whole or not at all, and a partial file of a killed run is written over."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    image.save(partial, format="JPEG", quality=92)
+    partial.replace(path)

@@ -109,6 +109,25 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
     return manifest
 
 
+def built_manifest(folder: Path, settings: str) -> dict[str, Any] | None:
+    """The manifest of a data set that was built into a folder by these settings; None if there is none yet.
+
+    Args:
+        folder: The data set's.
+        settings: The hash that its manifest has under `settings`.
+
+    Raises:
+        UserError: The folder holds another data set.
+    """
+    if not (folder / MANIFEST).exists():
+        return None
+    manifest = load_manifest(folder)
+    if manifest.get("settings") != settings:
+        name = manifest.get("name", "without a name")
+        raise UserError(f"{folder} holds another data set ({name}); choose another output folder")
+    return manifest
+
+
 def metric_of(manifest: Mapping[str, Any], where: str | Path) -> Metric:
     """The metric that a manifest says its data set is scored by.
 

@@ -15,12 +15,12 @@ from typing import Any
 from PIL import Image
 
 from reflectune.core.durable import write_atomically, write_json
-from reflectune.core.errors import UserError
 from reflectune.core.folders import locked
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.images import save_jpeg
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
-from reflectune.data_builders.dataset import MANIFEST, load_manifest, write_questions
+from reflectune.data_builders.dataset import MANIFEST, built_manifest, write_questions
 from reflectune.data_builders.gallery.card import card
 from reflectune.data_builders.gallery.collecting import Collection, collect_facts
 from reflectune.data_builders.gallery.contact_sheet import write_contact_sheet
@@ -79,28 +79,39 @@ def build_gallery(folder: Path, sources: Collection, settings: Settings, quiet: 
         {"version": VERSION, "settings": settings, "sources": sources.described, "reviewed": _plain(reviewed)}
     )
     with locked(folder):
-        if (folder / MANIFEST).exists():
-            manifest = load_manifest(folder)
-            if manifest.get("settings") != key:
-                name = manifest.get("name", "without a name")
-                raise UserError(f"{folder} holds another data set ({name}); choose another output folder")
-            return manifest
-        links = link_pictures(sources.pictures, sources.articles, sources.wordnet, sources.countries, reviewed)
-        usable, left_out = read_pictures(folder, [link.picture for link in links.made], quiet)
-        entities = make_entities(links.made, sources.articles, reviewed, usable, settings.seed, settings.limit)
-        return _write(folder, key, sources, settings, links, entities, len(left_out))
+        if built := built_manifest(folder, key):
+            return built
+        return _write(folder, key, sources, settings, make_linked_entities(folder, sources, settings, quiet))
 
 
-def _write(
-    folder: Path,
-    key: str,
-    sources: Collection,
-    settings: Settings,
-    links: Links,
-    entities: Sequence[Entity],
-    left_out: int,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class LinkedEntities:
+    """What the sources' pictures show.
+
+    Attributes:
+        links: Of pictures to articles.
+        looks: How each linked picture that can be used looks, by id.
+        entities: The subjects of linked articles.
+        unusable: Linked pictures that can't be used.
+    """
+
+    links: Links
+    looks: dict[str, Look]
+    entities: Sequence[Entity]
+    unusable: int
+
+
+def make_linked_entities(folder: Path, sources: Collection, settings: Settings, quiet: bool) -> LinkedEntities:
+    """Link the pictures, write those that aren't in the folder yet, and make entities of them."""
     reviewed = read_reviewed()
+    links = link_pictures(sources.pictures, sources.articles, sources.wordnet, sources.countries, reviewed)
+    looks, unusable = read_pictures(folder, [link.picture for link in links.made], quiet)
+    entities = make_entities(links.made, sources.articles, reviewed, looks, settings.seed, settings.limit)
+    return LinkedEntities(links, looks, entities, len(unusable))
+
+
+def _write(folder: Path, key: str, sources: Collection, settings: Settings, linked: LinkedEntities) -> dict[str, Any]:
+    reviewed, links, entities = read_reviewed(), linked.links, linked.entities
     facts = collect_facts(entities, sources, reviewed)
     shown = {entity.article.title: (image_path(entity.shown),) for entity in entities}
     entries = {
@@ -134,7 +145,7 @@ def _write(
         "kinds": {split: _kinds(asked) for split, asked in splits.items()},
         "entries": len(entries),
         "entities": dict(Counter(entity.role for entity in entities)),
-        "links": {"made": len(links.made), "refused": len(links.refused), "unusable": left_out},
+        "links": {"made": len(links.made), "refused": len(links.refused), "unusable": linked.unusable},
         "unstated": dict(interviewer.unstated),
         "sources": sources.described,
     }
@@ -155,7 +166,7 @@ def read_pictures(folder: Path, pictures: Sequence[Picture], quiet: bool) -> tup
         path = folder / image_path(picture)
         try:
             if not path.exists():
-                save_picture(read_picture(picture), path)
+                save_jpeg(read_picture(picture), path)
         except Unusable:
             left_out.append(picture.id)
             continue
@@ -164,14 +175,6 @@ def read_pictures(folder: Path, pictures: Sequence[Picture], quiet: bool) -> tup
             small = image.convert("L").resize((16, 16), Image.Resampling.BOX).tobytes()
         usable[picture.id] = Look(hashlib.sha256(content).hexdigest(), small)
     return usable, left_out
-
-
-def save_picture(image: Image.Image, path: Path) -> None:
-    """Write a picture as JPEG; it appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    image.save(partial, format="JPEG", quality=92)
-    partial.replace(path)
 
 
 def _visuals(folder: Path, entity: Entity, seed: int) -> Iterator[Visual]:
@@ -191,7 +194,7 @@ def _visuals(folder: Path, entity: Entity, seed: int) -> Iterator[Visual]:
         path = folder / visual.image
         whole = repeated(read_picture(visual.picture), count, rng)
         if not path.exists():
-            save_picture(whole, path)
+            save_jpeg(whole, path)
         yield visual
 
 

@@ -14,12 +14,12 @@ from typing import Any, Final
 from PIL import Image
 
 from reflectune.core.durable import write_json
-from reflectune.core.errors import UserError
 from reflectune.core.folders import locked
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.images import save_jpeg
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import MANIFEST, Dataset, load_manifest, write_questions
-from reflectune.data_builders.gallery.build import Settings, read_pictures, save_picture
+from reflectune.data_builders.dataset import MANIFEST, Dataset, built_manifest, load_manifest, write_questions
+from reflectune.data_builders.gallery.build import Settings, make_linked_entities, read_pictures
 from reflectune.data_builders.gallery.captions import (
     FLAG_PROMPTS,
     SENTENCE_PROMPTS,
@@ -28,8 +28,8 @@ from reflectune.data_builders.gallery.captions import (
     read_captions,
 )
 from reflectune.data_builders.gallery.collecting import Collection
-from reflectune.data_builders.gallery.entities import Entity, Look, make_entities
-from reflectune.data_builders.gallery.linking import link_pictures, read_reviewed
+from reflectune.data_builders.gallery.entities import Entity, Look
+from reflectune.data_builders.gallery.linking import read_reviewed
 from reflectune.data_builders.gallery.questions import SPLITS, image_path
 from reflectune.data_builders.gallery.sources.pictures import read_picture
 from reflectune.data_builders.gallery.visual_questions import Visual, count_question, repeated, visuals
@@ -68,12 +68,8 @@ def build_captions(
     known = load_manifest(gallery)
     key = fingerprint({"version": VERSION, "gallery": [known["settings"], known["fingerprint"]], "settings": settings})
     with locked(folder):
-        if (folder / MANIFEST).exists():
-            manifest = load_manifest(folder)
-            if manifest.get("settings") != key:
-                name = manifest.get("name", "without a name")
-                raise UserError(f"{folder} holds another data set ({name}); choose another folder for the captions")
-            return manifest
+        if built := built_manifest(folder, key):
+            return built
         splits = _ask(gallery, sources, settings, quiet)
         for split, questions in splits.items():
             write_questions(folder, split, questions)
@@ -92,16 +88,12 @@ def build_captions(
 
 
 def _ask(gallery: Path, sources: Collection, settings: Settings, quiet: bool) -> dict[str, list[Question]]:
-    reviewed = read_reviewed()
-    links = link_pictures(sources.pictures, sources.articles, sources.wordnet, sources.countries, reviewed)
-    looks, _ = read_pictures(gallery, [link.picture for link in links.made], quiet)
-    entities = make_entities(links.made, sources.articles, reviewed, looks, settings.seed, settings.limit)
-    captions = list(read_captions(sources.pictures, links, entities, sources.countries, reviewed))
+    linked = make_linked_entities(gallery, sources, settings, quiet)
+    captions = list(read_captions(sources.pictures, linked.links, linked.entities, sources.countries, read_reviewed()))
     captions = [each for each in captions if each.entity is None or each.entity.role not in ("val", "test")]
-    linked = {link.picture.id for link in links.made}
-    others, _ = read_pictures(gallery, [each.picture for each in captions if each.picture.id not in linked], quiet)
-    looks |= others
-    return _Splits(gallery, looks, settings.seed).of(captions)
+    known = {link.picture.id for link in linked.links.made}
+    others, _ = read_pictures(gallery, [each.picture for each in captions if each.picture.id not in known], quiet)
+    return _Splits(gallery, linked.looks | others, settings.seed).of(captions)
 
 
 class _Splits:
@@ -189,14 +181,14 @@ class _Splits:
 
     def _counted(self, entity: Entity, caption: Caption, rng: random.Random) -> Visual | None:
         """A question for how often the picture stands in a composed one, if no test asks it."""
-        found = count_question(dataclasses.replace(entity, asked=(caption.picture,)), rng)
-        if found is None:
+        counted = count_question(dataclasses.replace(entity, asked=(caption.picture,)), rng)
+        if counted is None:
             return None
-        visual, count = found
+        visual, count = counted
         path = self._gallery / visual.image
         whole = repeated(read_picture(visual.picture), count, rng)
         if not path.exists():
-            save_picture(whole, path)
+            save_jpeg(whole, path)
         return None if _content(path) in self._tested else visual
 
     def _visual(self, caption: Caption, visual: Visual, rng: random.Random) -> Question:

@@ -126,9 +126,9 @@ def _sentence(picture: Picture, name: str, entity: Entity | None) -> str:
     """The source's own sentence if it has a short one, else the name with its article."""
     if picture.source == "tuxpaint":
         lines = picture.file.with_suffix(".txt").read_text(encoding="utf-8", errors="replace").splitlines()
-        own = re.split(r"(?<=[.!?]) ", lines[0].strip())[0]
-        if len(own.split()) <= _LONGEST:
-            return own if own.endswith((".", "!", "?")) else f"{own}."
+        sentence = re.split(r"(?<=[.!?]) ", lines[0].strip())[0]
+        if len(sentence.split()) <= _LONGEST:
+            return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
     if picture.category in _PROPER:
         proper = entity.article.title.split(" (")[0] if entity else picture.name
         return f"{proper[:1].upper()}{proper[1:]}."

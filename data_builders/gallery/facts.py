@@ -82,13 +82,15 @@ def evidence_of(fact: Fact, entry: Entry, cue: str = "") -> tuple[Evidence, ...]
         cue: Pattern of the words that the relation is told by; "": no other section counts.
     """
     question = Question("", "", "", fact.answers, fact.range, fact.answer_type)
-    own = next((i for i, section in enumerate(entry.sections) if section.title == (fact.heading or "Summary")), 0)
+    section_of_fact = next(
+        (i for i, section in enumerate(entry.sections) if section.title == (fact.heading or "Summary")), 0
+    )
     stating = [passage for passage in split_passages(entry) if stated_answer(question, passage)]
-    if own not in {passage.section for passage in stating}:
+    if section_of_fact not in {passage.section for passage in stating}:
         return ()
     told = re.compile(rf"\b(?:{cue})", re.IGNORECASE) if cue else None
     others = [passage.section for passage in stating if told and told.search(passage.text)]
-    return tuple(Evidence(entry.id, section) for section in dict.fromkeys([own, *others]))
+    return tuple(Evidence(entry.id, section) for section in dict.fromkeys([section_of_fact, *others]))
 
 
 def without_doubles(facts: Iterable[Fact]) -> list[Fact]:

@@ -114,9 +114,9 @@ def visuals(entity: Entity, picture: Picture, image: Image.Image, path: str, rng
 
 def names_of(entity: Entity, picture: Picture) -> tuple[str, ...]:
     """What a picture's subject may be called: as the picture's source calls it, then the other names."""
-    own = picture.name.lower().split(",")[0].removesuffix(" face")
+    picture_name = picture.name.lower().split(",")[0].removesuffix(" face")
     rest = [name.lower() for name in entity.names]
-    return tuple(dict.fromkeys([own, *rest]))
+    return tuple(dict.fromkeys([picture_name, *rest]))
 
 
 def _of_flag(picture: Picture, image: Image.Image, path: str, rng: random.Random) -> Iterator[Visual]:

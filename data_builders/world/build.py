@@ -14,11 +14,11 @@ from typing import Any
 from PIL import Image
 
 from reflectune.core.durable import write_atomically, write_json
-from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.images import save_jpeg
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
-from reflectune.data_builders.dataset import MANIFEST, load_manifest, write_questions
+from reflectune.data_builders.dataset import MANIFEST, built_manifest, write_questions
 from reflectune.data_builders.world.drawing import draw
 from reflectune.data_builders.world.entities import ATTRIBUTES, BALLOONS, Looks
 from reflectune.data_builders.world.facts import RELATIONS
@@ -55,11 +55,8 @@ def build_world(folder: Path, *, size: str, seed: int, traffic: int = 0, quiet: 
     """
     asked_for = {"version": VERSION, "size": dataclasses.asdict(SIZES[size]), "seed": seed}
     key = fingerprint({**asked_for, "traffic": traffic} if traffic else asked_for)
-    if (folder / MANIFEST).exists():
-        manifest = load_manifest(folder)
-        if manifest["settings"] != key:
-            raise UserError(f"{folder} holds another data set ({manifest['name']}); choose another output folder")
-        return manifest
+    if built := built_manifest(folder, key):
+        return built
     articles = populate(SIZES[size], _rng(seed, "population"))
     painter = _Painter(folder, seed, quiet)
     splits = Interviewer(articles, _rng(seed, "questions"), painter.photograph).ask_all()
@@ -108,11 +105,7 @@ class _Painter:
         name = f"images/{one.entity.id}/{number}.jpg"
         path = self._folder / name
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            picture = draw(one.entity.looks, balloons, _rng(self._seed, one.entity.id, number))
-            picture.save(partial, format="JPEG", quality=92)
-            partial.replace(path)
+            save_jpeg(draw(one.entity.looks, balloons, _rng(self._seed, one.entity.id, number)), path)
         self._progress.update()
         return name
 

@@ -55,8 +55,11 @@ class FeatureCache:
         except (SafetensorError, KeyError, OSError) as error:
             raise UserError(f"{path} is damaged ({error}); delete it, and give the same command again") from error
 
-    def put(self, key: str, features: Tensor) -> None:
+    def put(self, key: str, features: Tensor) -> int:
         """Keep the features of a picture; the file appears whole.
+
+        Returns:
+            Their size in bytes.
 
         Raises:
             UserError: The disk is full.
@@ -71,6 +74,7 @@ class FeatureCache:
                 f"the disk is full: features of a picture take {kept.nbytes / 2**20:.2f} MiB in {self.folder}. Free "
                 "some and give the same command again: it goes on; or set `cache_dtype: bfloat16`, or another folder"
             ) from error
+        return kept.nbytes
 
     @contextmanager
     def claim(self, key: str, *, wait: bool) -> Iterator[bool]:

@@ -86,9 +86,7 @@ def fill(
             return True
         with cache.claim(key, wait=wait) as is_ours:
             if is_ours and key not in cache:
-                features = _read(loaded, vision, device, autocast)
-                cache.put(key, features)
-                made.append(cache.get(key).nbytes)
+                made.append(cache.put(key, _read(loaded, vision, device, autocast)))
             return is_ours
 
     mine = pictures[processes.index :: processes.count]

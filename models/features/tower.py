@@ -47,8 +47,8 @@ def refuse_features(model: nn.Module, trained_towers: Collection[str]) -> None:
 def tower_of(model: nn.Module) -> nn.Module:
     """The part of a model that reads pixels; Qwen's has its merger in it."""
     inner = inner_model(model).model
-    found: nn.Module = inner.vision_tower if hasattr(inner, "vision_tower") else inner.visual
-    return found
+    tower: nn.Module = inner.vision_tower if hasattr(inner, "vision_tower") else inner.visual
+    return tower
 
 
 def tower_fingerprint(model: nn.Module) -> str:

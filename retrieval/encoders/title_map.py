@@ -105,8 +105,8 @@ def _ridge(
 
 def _reciprocal_ranks(similarities: npt.NDArray[np.float64], gold: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """1 / rank of each row's gold column, shape (rows,); the length of a mapped vector changes no rank."""
-    own = similarities[np.arange(len(gold)), gold][:, None]
-    return 1 / (1 + (similarities > own).sum(1))
+    gold_similarity = similarities[np.arange(len(gold)), gold][:, None]
+    return 1 / (1 + (similarities > gold_similarity).sum(1))
 
 
 def title_map_file(name: str) -> Path | None:

@@ -59,13 +59,13 @@ def fine_tune(config: SftConfig) -> None:
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
-    settled, found = settle_compute(config, args)
+    settled, compute_choice = settle_compute(config, args)
     if settled is not config:
         config, args = settled, training_arguments(settled)
     loaded = load_base(config, args)
     batch = global_batch(args)
     fixed = why_fixed(loaded.model, config.adapters_dropout, sharding(os.environ))
-    settings = run_settings(config, loaded) | batch.settings(fixed) | found
+    settings = run_settings(config, loaded) | batch.settings(fixed) | compute_choice
     if not config.dry_run and not config.resume:
         refuse_occupied(config.output_dir)
     if not config.dry_run:

@@ -209,9 +209,9 @@ def planned_weights(model: PreTrainedModel, config: TrainingConfig) -> Weights:
     """
     if config.method == "full":
         freeze_all_but(model, config.trained_towers)
-        found = weights_of(model, double=False)
+        weights = weights_of(model, double=False)
         in_half = bool(config.train_towers) and config.dtype == "bfloat16"
-        return replace(found, frozen_bytes=2) if in_half else found
+        return replace(weights, frozen_bytes=2) if in_half else weights
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     adapted = [layer for name, layer in linear.items() if re.fullmatch(config.lora_targets, name)]
     adapters = sum(config.lora_r * (layer.in_features + layer.out_features) for layer in adapted)

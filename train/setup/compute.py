@@ -36,11 +36,11 @@ def settle_compute(config: SftConfig, args: TrainingArguments) -> tuple[SftConfi
     if before is not None and THREADS in before:
         choice = ComputeChoice(before["dtype"], before[THREADS], "as this run began")
     else:
-        found = [try_cpu() if args.process_index == 0 else None]
+        choices = [try_cpu() if args.process_index == 0 else None]
         if args.world_size > 1:
-            broadcast_object_list(found)
-        assert found[0] is not None
-        choice = found[0]
+            broadcast_object_list(choices)
+        assert choices[0] is not None
+        choice = choices[0]
     threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else choice.threads
     torch.set_num_threads(threads)
     if args.process_index == 0:

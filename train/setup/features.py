@@ -55,9 +55,9 @@ def cache_features(
 
 def pictures(data: Sequence[tuple[Sequence[TrainingExample], Roots]]) -> list[Picture]:
     """The pictures of the data, each path once, in order of their first appearance."""
-    found: dict[tuple[str, str], Picture] = {}
+    by_path: dict[tuple[str, str], Picture] = {}
     for examples, roots in data:
         for example in examples:
             picture = Picture(example.image, roots, f"training example {example.id}")
-            found.setdefault((example.image, str(roots)), picture)
-    return list(found.values())
+            by_path.setdefault((example.image, str(roots)), picture)
+    return list(by_path.values())
