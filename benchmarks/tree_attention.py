@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--matmul_precision", choices=("highest", "high", "medium"), default="highest")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.set_float32_matmul_precision(arguments.matmul_precision)
@@ -44,8 +45,8 @@ def main() -> None:
     shapes += [(2, 200, 4, 100, 8, 64), (1, 600, 2, 100, 12, 64), (1, 600, 8, 137, 12, 64), (1, 600, 20, 137, 12, 64)]
     for rows, prefix, branches, tokens, heads, size in shapes:
         segments = segments_of(rows, prefix, branches, tokens)
-        query, key, value = (torch.randn(rows, heads, segments.shape[1], size, requires_grad=True) for _ in range(3))
-        inputs = [query, key, value]
+        shape, dtype = (rows, heads, segments.shape[1], size), getattr(torch, arguments.dtype)
+        query, key, value = inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3)]
         mask, compact = tree_mask(segments % STRIDE), segments[:, None, None]
         one_mask = functools.partial(F.scaled_dot_product_attention, query, key, value, attn_mask=mask)
         by_parts = functools.partial(tree_attention, query, key, value, compact, 0.1)

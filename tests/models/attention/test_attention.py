@@ -123,6 +123,32 @@ def test_gradients_through_parts_add_up_to_those_of_the_whole(key_heads):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("few", [0, 512], ids=["by the kernel", "by whole products"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_in_half_precision(monkeypatch, few, causal):
+    """Padded keys, heads that share keys, and a query that does not count."""
+    monkeypatch.setattr(attention, "_FEW_KEYS", few)
+    query, keys, values = inputs = [tensor.bfloat16() for tensor in made(heads=6, seen=5)]
+    bias = torch.zeros(2, 1, 1, 5)
+    bias[1, :, :, 4:] = 0 if causal else -torch.inf
+    exact = [tensor.float().requires_grad_() for tensor in inputs]
+    hidden = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf) if causal else bias
+    whole, whole_lse = by_hand(*exact, hidden)
+    grad = torch.randn(whole.shape, generator=torch.Generator().manual_seed(1))
+    grad[0, :, 2] = 0
+    expected = torch.autograd.grad(whole, exact, grad)
+    lse = whole_lse.detach().clone()
+    lse[0, :, 2] = torch.inf
+    grad[0, :, 2] = 7.0
+    padding = None if causal else bias.bfloat16()
+    actual = attend_backward(
+        grad.bfloat16(), query, keys, values, whole.detach().bfloat16(), lse, scale=SCALE, bias=padding, causal=causal
+    )
+    for a, b in zip(actual, expected, strict=True):
+        assert a.dtype == torch.bfloat16
+        torch.testing.assert_close(a.float(), b, rtol=0.05, atol=0.05)
+
+
 def test_short_products_are_not_for_attention():
     """`matmul_precision: medium` lets layers round to bfloat16, and the setting is as it was afterwards."""
     query, keys, values = made()
