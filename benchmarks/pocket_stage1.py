@@ -9,10 +9,12 @@ picture; the picture is read once for all of them.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from page import command_line
@@ -149,10 +151,16 @@ def visual_lines(results: Sequence[tuple[Question, bool]], seed: int) -> list[st
     return lines
 
 
+def score(right: Sequence[bool], seed: int) -> dict[str, Any]:
+    """A share with its interval over questions, as metrics.json has scores."""
+    low, high = bootstrap_interval([float(each) for each in right], seed=seed)
+    return {"value": sum(right) / len(right), "low": low, "high": high, "n": len(right)}
+
+
 def shown(right: Sequence[bool], seed: int) -> str:
     """A share in per cent with its interval over questions."""
-    low, high = bootstrap_interval([float(each) for each in right], seed=seed)
-    return f"{100 * sum(right) / len(right):.1f} % [{100 * low:.1f}, {100 * high:.1f}] of {len(right)}"
+    made = score(right, seed)
+    return f"{100 * made['value']:.1f} % [{100 * made['low']:.1f}, {100 * made['high']:.1f}] of {made['n']}"
 
 
 def of_count(right: Sequence[bool]) -> str:
@@ -160,8 +168,8 @@ def of_count(right: Sequence[bool]) -> str:
     return f"{100 * sum(right) / len(right):.1f} % of {len(right)}" if right else "none"
 
 
-def section(arguments: argparse.Namespace) -> list[str]:
-    """The lines of the whole section."""
+def measured(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """The lines of the whole section, and its two scores: `caption` and `visual`, as metrics.json has scores."""
     loaded = load(arguments.model, scheme="plain", dtype=arguments.dtype, device=arguments.device)
     engine = PrefixEngine(loaded)
     captions, rng = Dataset(arguments.captions), random.Random(arguments.seed)
@@ -170,7 +178,9 @@ def section(arguments: argparse.Namespace) -> list[str]:
     asked = asked[: arguments.limit or None]
     examiner = Examiner(engine, captions)
     things = len({question.meta["thing"] for question in asked})
-    lines = ["## Captions", "", *caption_lines(examiner.choices(asked, arguments.seed), things, arguments.seed), ""]
+    choices = examiner.choices(asked, arguments.seed)
+    scores = {"caption": score([choice.is_right for choice in choices], arguments.seed)}
+    lines = ["## Captions", "", *caption_lines(choices, things, arguments.seed), ""]
     lines += ["| the picture's caption | what the model says |", "|---|---|"]
     some = asked[:SHOWN]
     for question, said in zip(some, examiner.answers(some), strict=True):
@@ -182,8 +192,9 @@ def section(arguments: argparse.Namespace) -> list[str]:
     if visual:
         replies = Examiner(engine, gallery).answers(visual)
         results = [(q, bool(exact_match(text, q.answers))) for q, text in zip(visual, replies, strict=True)]
+        scores["visual"] = score([right for _, right in results], arguments.seed)
         lines += ["", "## Visual questions", "", *visual_lines(results, arguments.seed)]
-    return lines
+    return lines, scores
 
 
 def main() -> None:
@@ -198,13 +209,16 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
+    parser.add_argument("--json", type=Path, help="JSON file of the two scores")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    lines = section(arguments)
+    lines, scores = measured(arguments)
     print("\n".join(lines))
     if arguments.output:
         head = f"# What pocket's projector has learned\n\n{command_line('pocket_stage1.py')}, {arguments.dtype}.\n\n"
         arguments.output.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

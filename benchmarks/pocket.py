@@ -1,0 +1,250 @@
+"""Both papers' methods on pocket, stage by stage, each the command that a user would type; ends with the marks.
+
+    python benchmarks/pocket.py --output benchmarks/pocket.md
+
+A stage that is finished is not run again; one that was cut off goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from page import command_line
+from quickstart import CONFIGS, ROOT, equal_depth, run_stages
+
+RUN = Path("runs/pocket")
+"""Where the recipes in `configs/pocket` write."""
+MINUTES = {
+    "parts": 3,
+    "assemble": 1,
+    "gallery": 2,
+    "captions": 1,
+    "stage1": 60,
+    "visual": 1,
+    "stage2": 30,
+    "look": 5,
+    "index": 4,
+    "reflection": 4,
+    "baseline": 4,
+    "mr2ag": 60,
+    "plain_tuned": 45,
+    "evaluate": 30,
+    "probe": 45,
+    "labels": 1,
+    "mmkb": 45,
+    "evaluate_mmkb": 20,
+}
+"""About how long each stage takes on two idle cores."""
+
+
+def module(name: str, config: str) -> list[str]:
+    """The command that runs a module with a recipe of pocket's."""
+    return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / "pocket" / f"{config}.yaml")]
+
+
+def captions(split: str) -> list[list[str]]:
+    """The commands that make stage 1's or stage 2's training data of one split of the captions."""
+    builders = f"{sys.executable} -m reflectune.data_builders"
+    visual = f"{builders}.build_mr2ag --dataset {RUN}/captions --output {RUN}/visual --split {split}"
+    plain = f"{builders}.build_plain --dataset {RUN}/captions --reflection {RUN}/visual --output {RUN}/plain"
+    return [
+        f"{visual} --visual_ratio 1 --negatives_retrieved 0".split(),
+        f"{plain} --split {split} --evidence none".split(),
+    ]
+
+
+def stages() -> dict[str, list[str]]:
+    """The commands of everything, by stage, in order."""
+    python = [sys.executable, "-m"]
+    assemble = "reflectune.train.assemble_llava --language pocket/language --vision pocket/vision --image_size 112"
+    (train_rows, train_prompts), (visual_rows, visual_prompts) = captions("train"), captions("visual")
+    return {
+        "parts": [*python, "reflectune.models.pocket.fetch"],
+        "assemble": [*python, *assemble.split(), "--dtype", "float32", "--output", str(RUN / "stage0")],
+        "gallery": module("data_builders.build_gallery", "gallery"),
+        "captions": train_rows,
+        "caption_prompts": train_prompts,
+        "stage1": module("train.sft", "stage1"),
+        "visual": visual_rows,
+        "visual_prompts": visual_prompts,
+        "stage2": module("train.sft", "stage2"),
+        "look": [
+            *(sys.executable, str(ROOT / "benchmarks/pocket_stage1.py"), "--model", str(RUN / "stage2")),
+            *("--json", str(RUN / "looked.json"), "--output", str(RUN / "looked.md")),
+        ],
+        "index": module("retrieval.build_index", "index"),
+        "reflection": module("data_builders.build_mr2ag", "mr2ag_data"),
+        "baseline": module("data_builders.build_plain", "plain_data"),
+        "mr2ag": module("train.sft", "mr2ag_lora"),
+        "plain_tuned": module("train.sft", "plain_lora"),
+        "evaluate": module("inference.evaluate", "evaluate"),
+        "probe": module("data_builders.probe", "probe"),
+        "labels": module("data_builders.derive_labels", "derive_labels"),
+        "mmkb": module("train.sft", "mmkb_lora"),
+        "evaluate_mmkb": module("inference.evaluate", "evaluate_mmkb"),
+    }
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A number that is wanted.
+
+    Attributes:
+        what: It is of.
+        wanted: In words.
+        value: A score (`value`, `low`, `high`, `n`, as metrics.json has them), or None if it was not measured.
+        least: What is wanted of its value at least.
+        most: And at most.
+        above_zero: Whether its interval must lie above 0 as well.
+    """
+
+    what: str
+    wanted: str
+    value: dict[str, Any] | None
+    least: float = 0.0
+    most: float = 1.0
+    above_zero: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Reached, missed, or not measured."""
+        if self.value is None:
+            return "not measured"
+        reached = self.least <= self.value["value"] <= self.most
+        return "reached" if reached and (not self.above_zero or self.value["low"] > 0) else "missed"
+
+    @property
+    def line(self) -> str:
+        """Its row of the table."""
+        shown = "–"
+        if self.value is not None:
+            shown = f"{100 * self.value['value']:.1f}"
+            if "low" in self.value:
+                shown += f" [{100 * self.value['low']:.1f}, {100 * self.value['high']:.1f}], n = {self.value['n']}"
+        return f"| {self.what} | {self.wanted} | {shown} | {self.verdict} |"
+
+
+def marks(looked: dict[str, Any], mr2ag: dict[str, Any], mmkb: dict[str, Any]) -> list[Mark]:
+    """The table of marks.
+
+    Args:
+        looked: What `benchmarks/pocket_stage1.py --json` wrote of stage 2.
+        mr2ag: metrics.json of mR²AG's evaluation.
+        mmkb: That of MMKB-RAG's.
+    """
+
+    def at(metrics: dict[str, Any], *path: str) -> dict[str, Any] | None:
+        found: Any = metrics
+        for name in path:
+            found = (found or {}).get(name)
+        return found
+
+    malformed = None
+    mct = at(mmkb, "reflection", "mct") or {}
+    if mct.get("replies"):
+        malformed = {"value": mct["malformed"] / mct["replies"]}
+    forgetting = None
+    if at(mr2ag, "visual", "base") and at(mr2ag, "visual", "tuned"):
+        forgetting = {"value": at(mr2ag, "visual", "base")["value"] - at(mr2ag, "visual", "tuned")["value"]}  # type: ignore[index]
+    return [
+        Mark("caption of a held-out picture, out of 8", "≥ 65", looked.get("caption"), 0.65),
+        Mark("visual questions, base", "≥ 60", at(mr2ag, "visual", "base"), 0.6),
+        Mark("lost on them by reflection tuning", "≤ 2", forgetting, -1.0, 0.02),
+        Mark("closed book", "5 to 50", at(mr2ag, "pipelines", "closed_book", "overall"), 0.05, 0.5),
+        Mark("article retrieved first, of 10,033", "≤ 60", at(mr2ag, "retrieval", "article_recall@1"), 0.0, 0.6),
+        Mark("article among the first 5", "≥ 70", at(mr2ag, "retrieval", "article_recall@5"), 0.7),
+        Mark("gate: knowledge against visual", "≥ 97", at(mr2ag, "gate", "accuracy"), 0.97),
+        Mark(
+            "RET: known against unknown, AUROC",
+            "≥ 70",
+            at(mmkb, "reflection", "ret_knowledge", "overall", "auroc"),
+            0.7,
+        ),
+        Mark("stating passage against its article's others", "≥ 85", at(mr2ag, "relevance", "within_article"), 0.85),
+        Mark("stating passage against look-alikes'", "≥ 75", at(mr2ag, "relevance", "look_alikes"), 0.75),
+        Mark("answer, stating passage given", "≥ 70", at(mr2ag, "answer", "gold_passage"), 0.7),
+        Mark(
+            "mR²AG over the best baseline at equal depth",
+            "≥ 5, interval above 0",
+            at(mr2ag, "comparisons", "mr2ag - best_baseline"),
+            0.05,
+            above_zero=True,
+        ),
+        Mark(
+            "MMKB-RAG over naive RAG at equal depth",
+            "≥ 5, interval above 0",
+            at(mmkb, "comparisons", "mmkb_rag - best_baseline"),
+            0.05,
+            above_zero=True,
+        ),
+        Mark(
+            "SRT: a stating document first where one was retrieved",
+            "≥ 80",
+            at(mmkb, "reflection", "srt", "overall", "stating_first"),
+            0.8,
+        ),
+        Mark("MCT: malformed replies", "≤ 5", malformed, 0.0, 0.05),
+    ]
+
+
+def page(table: list[Mark], mr2ag: dict[str, Any], minutes: dict[str, float], looked: str) -> str:
+    """The whole page, as Markdown."""
+    lines = [
+        "# Pocket on the gallery",
+        "",
+        f"{command_line('pocket.py')}, as `bash scripts/pocket.sh` runs it. One seed. Per cent, with 95 % intervals;",
+        "the marks were set before anything was trained.",
+        "",
+        "| | mark | | |",
+        "|---|---|---|---|",
+        *(mark.line for mark in table),
+        "",
+        "## At equal depth",
+        "",
+        *("```", *equal_depth(mr2ag), "```", ""),
+        looked.replace("# What", "## What", 1).replace("\n## ", "\n### "),
+        "",
+        "## Minutes",
+        "",
+        "By the clock, whatever else ran on the machine.",
+        "",
+        "| stage | minutes |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in minutes.items()),
+        f"| all | {sum(minutes.values()):.0f} |",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="Markdown file of what is printed at the end")
+    arguments = parser.parse_args()
+    os.chdir(ROOT)  # the recipes' folders are relative
+    RUN.mkdir(parents=True, exist_ok=True)
+    commands = stages()
+    log = RUN / "stages.json"
+    finished = json.loads(log.read_text()) if log.exists() else {}
+    left = sum(MINUTES.get(name, 1) for name in commands if name not in finished)
+    print(f"{len(commands) - len(finished)} of {len(commands)} stages to do: about {left} minutes on two idle cores")
+    minutes = run_stages(RUN, commands)
+    looked, evaluated, evaluated_mmkb = (
+        json.loads((RUN / name).read_text())
+        for name in ("looked.json", "evaluation/metrics.json", "evaluation_mmkb/metrics.json")
+    )
+    text = page(marks(looked, evaluated, evaluated_mmkb), evaluated, minutes, (RUN / "looked.md").read_text())
+    print(text)
+    print(f"reports: {RUN / 'evaluation/report.html'}, {RUN / 'evaluation_mmkb/report.html'}")
+    if arguments.output:
+        arguments.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The driver of pocket: its stages are commands with recipes that are there, and its marks say what was reached."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def pocket(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """`benchmarks/pocket.py`, imported as a script is: beside what it imports."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("pocket")
+
+
+def test_each_stage_is_a_command_and_has_its_minutes(pocket: ModuleType) -> None:
+    stages = pocket.stages()
+    assert set(pocket.MINUTES) <= set(stages)
+    for command in stages.values():
+        if command[1] == "-m":
+            assert (ROOT / command[2].replace("reflectune.", "").replace(".", "/")).with_suffix(".py").is_file()
+        if "--config" in command:
+            assert Path(command[command.index("--config") + 1]).is_file()
+
+
+def test_each_stage_reads_what_an_earlier_one_wrote(pocket: ModuleType) -> None:
+    """Every folder below the run that a recipe reads is the output of a stage before it."""
+    written: set[Path] = set()
+    reads = ("dataset", "index", "model", "base_model", "plain_model", "knowledge", "reflection", "probes")
+    for command in pocket.stages().values():
+        options = dict(zip(command[3::2], command[4::2], strict=False))
+        if "--config" in command:
+            options = yaml.safe_load(Path(command[command.index("--config") + 1]).read_text())
+        options = {name.removeprefix("--"): value for name, value in options.items()}
+        data = options.get("train_data", [])
+        inputs = [options[name] for name in reads if name in options] + (
+            [data] if isinstance(data, str) else list(data)
+        )
+        for folder in (Path(each) for each in inputs if str(each).startswith(str(pocket.RUN))):
+            assert written & {folder, *folder.parents}, f"{command} reads {folder}"
+        written |= {Path(options[name]) for name in ("output", "output_dir", "captions") if name in options}
+
+
+def score(value: float, low: float) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": 1.0, "n": 10}
+
+
+def test_marks_are_reached_missed_or_not_measured(pocket: ModuleType) -> None:
+    mr2ag = {
+        "gate": {"accuracy": score(0.98, 0.9)},
+        "visual": {"base": score(0.7, 0.6), "tuned": score(0.65, 0.6)},
+        "comparisons": {"mr2ag - best_baseline": score(0.08, -0.01)},
+        "retrieval": None,
+    }
+    mmkb = {"reflection": {"mct": {"replies": 50, "malformed": 2}}, "comparisons": {}}
+    table = {mark.what: mark for mark in pocket.marks({"caption": score(0.66, 0.6)}, mr2ag, mmkb)}
+    verdicts = {name: mark.verdict for name, mark in table.items()}
+    assert verdicts["caption of a held-out picture, out of 8"] == "reached"
+    assert verdicts["gate: knowledge against visual"] == "reached"
+    assert verdicts["lost on them by reflection tuning"] == "missed"
+    assert verdicts["mR²AG over the best baseline at equal depth"] == "missed"  # its interval has 0
+    assert verdicts["MCT: malformed replies"] == "reached"
+    assert verdicts["closed book"] == verdicts["article among the first 5"] == "not measured"
+    assert table["gate: knowledge against visual"].line == (
+        "| gate: knowledge against visual | ≥ 97 | 98.0 [90.0, 100.0], n = 10 | reached |"
+    )
