@@ -27,6 +27,7 @@ from pathlib import Path
 
 import psutil
 
+from reflectune.core.partials import writing
 from reflectune.data_builders.readers.base import Images, stop
 from reflectune.data_builders.readers.registry import knowledge_reader, question_reader
 from reflectune.retrieval.passages import Cut, split_passages
@@ -191,11 +192,9 @@ def generate(path: Path, lines: Callable[[], Iterator[str]]) -> None:
     """Write a file, unless it is there."""
     if path.is_file():
         return
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with writing(path) as partial, partial.open("w", encoding="utf-8") as file:
         for line in lines():
             file.write(line + "\n")
-    partial.replace(path)
 
 
 QUESTIONS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -11,21 +10,16 @@ from types import TracebackType
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.core.locking import take
+from reflectune.core.partials import writing
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old content or the new one, never a part."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with writing(path) as partial, partial.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -68,30 +62,24 @@ class RowLog:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.done: set[str] = set()
+        lock = take(self.path)
+        if lock is None:
+            raise InUse(
+                f"another run is writing {self.path}; wait until it is finished, or choose another output folder"
+            )
+        self._lock = lock
         self._file = self.path.open("ab")
         keep = 0
         try:
-            self._lock()
             for _, end, row in scan_rows(self.path, fingerprint):
                 self.done.add(row["id"])
                 keep = end
         except BaseException:
-            self._file.close()
+            self.close()
             raise
         self._file.truncate(keep)
         if keep == 0:
             self._write({"fingerprint": fingerprint})
-
-    def _lock(self) -> None:
-        """Keep other runs out until this one closes the file or dies."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUse(
-                f"another run is writing {self.path}; wait until it is finished, or choose another output folder"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
 
     def append(self, row_id: str, row: dict[str, Any]) -> None:
         """Append one finished row and push it to the disk."""
@@ -104,8 +92,9 @@ class RowLog:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file. Rows are on the disk already."""
+        """Close the file, and let other runs have it. Rows are on the disk already."""
         self._file.close()
+        self._lock.release()
 
     def __enter__(self) -> RowLog:
         return self

@@ -23,7 +23,8 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap an entry script's `main` so that a user's mistake, a full disk or Ctrl-C ends in one clear line.
 
     After a `main` that ends well the process group of its launch is destroyed, if there is one, and its threads have
-    ended before the interpreter does. In a log the libraries' progress bars are hidden.
+    ended before the interpreter does. In a log the libraries' progress bars are hidden. What `main` holds of
+    `core.outputs` is released in any case.
 
     Exit status: 2 for a `UserError`, 28 for a full disk, 130 for Ctrl-C. Anything else is our own bug and keeps its
     traceback.
@@ -31,6 +32,8 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
+        from reflectune.core.outputs import release_outputs  # it imports this module
+
         quiet_libraries()
         try:
             main()
@@ -47,6 +50,8 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
                 f"error: no space left on the disk while writing {where}; free some and run the same command again"
             )
             sys.exit(_say(f"{message}: what was finished is kept", errno.ENOSPC))
+        finally:
+            release_outputs()
 
     return run
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from reflectune.core.errors import UserError
+from reflectune.core.partials import writing
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 
 
@@ -66,8 +67,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def save_jpeg(image: Image.Image, path: Path) -> None:
-    """Write a picture as JPEG; it appears whole or not at all, and a partial file of a killed run is written over."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    image.save(partial, format="JPEG", quality=92)
-    partial.replace(path)
+    """Write a picture as JPEG; it appears whole or not at all."""
+    with writing(path) as partial:
+        image.save(partial, format="JPEG", quality=92)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.core.paths import user_cache
 from reflectune.data_builders.gallery.sources.packages import SOURCES
 
@@ -44,6 +45,7 @@ class GalleryConfig:
 def main() -> None:
     """Parse the config and build."""
     (config,) = parse_config(GalleryConfig)
+    hold(config.output, config.captions, unless=config.dry_run)
     from reflectune.data_builders.gallery.build import Settings, build_gallery
     from reflectune.data_builders.gallery.caption_set import build_captions
     from reflectune.data_builders.gallery.collecting import collect_sources

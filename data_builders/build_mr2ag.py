@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.data_builders.mr2ag.config import BuildConfig
 
 
@@ -16,6 +17,7 @@ from reflectune.data_builders.mr2ag.config import BuildConfig
 def main() -> None:
     """Parse the config, then build."""
     (config,) = parse_config(BuildConfig)
+    hold(config.output, unless=config.dry_run)
     from reflectune.data_builders.mr2ag.run import run  # slow to import: after the config is right
 
     run(config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.data_builders.plain.config import PlainConfig
 
 
@@ -15,6 +16,7 @@ from reflectune.data_builders.plain.config import PlainConfig
 def main() -> None:
     """Parse the config, then build."""
     (config,) = parse_config(PlainConfig)
+    hold(config.output, unless=config.dry_run)
     from reflectune.data_builders.plain.build import run  # slow to import: after the config is right
 
     run(config)

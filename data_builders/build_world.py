@@ -8,6 +8,7 @@ from typing import Literal
 
 from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 
 
 @dataclass
@@ -34,6 +35,7 @@ class WorldConfig:
 def main() -> None:
     """Parse the config and build."""
     (config,) = parse_config(WorldConfig)
+    hold(config.output, unless=config.dry_run)
     from reflectune.data_builders.world.build import build_world, describe_world
 
     if config.dry_run:

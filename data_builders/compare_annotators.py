@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.data_builders.agreement.config import CompareConfig
 
 
@@ -15,6 +16,7 @@ from reflectune.data_builders.agreement.config import CompareConfig
 def main() -> None:
     """Parse the config, then compare."""
     (config,) = parse_config(CompareConfig)
+    hold(config.output, unless=config.dry_run)
     from reflectune.data_builders.agreement.run import run  # slow to import: after the config is right
 
     run(config)

@@ -10,6 +10,7 @@ from typing import Any
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.core.rejected import ROWS_LEFT_OUT
 from reflectune.data_builders.conversion.config import ConvertConfig
 
@@ -18,6 +19,7 @@ from reflectune.data_builders.conversion.config import ConvertConfig
 def main() -> None:
     """Parse the config and convert."""
     (config,) = parse_config(ConvertConfig)
+    hold(config.output, unless=config.dry_run or config.check)
     from reflectune.data_builders.conversion.run import check, convert, preview
 
     if config.dry_run:

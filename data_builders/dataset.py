@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
+from reflectune.core.partials import writing
 from reflectune.core.types import Evidence, FollowUp, Question
 from reflectune.data_builders.readers.registry import METRIC_OF
 from reflectune.metrics.registry import METRICS, Metric, find_metric_name
@@ -164,10 +165,8 @@ def write_questions(folder: str | Path, split: str, questions: Iterable[Question
 
 def write_question_file(path: Path, questions: Sequence[Question]) -> None:
     """Write one file of questions, a whole split or a part of one; it appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    pq.write_table(pa.Table.from_pylist([_row(question) for question in questions], schema=_SCHEMA), partial)
-    partial.replace(path)
+    with writing(path) as partial:
+        pq.write_table(pa.Table.from_pylist([_row(question) for question in questions], schema=_SCHEMA), partial)
 
 
 def read_questions(folder: str | Path, split: str) -> list[Question]:

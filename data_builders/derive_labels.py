@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.data_builders.mmkb.config import DeriveConfig
 
 
@@ -15,6 +16,7 @@ from reflectune.data_builders.mmkb.config import DeriveConfig
 def main() -> None:
     """Parse the config, then derive."""
     (config,) = parse_config(DeriveConfig)
+    hold(config.output)
     from reflectune.data_builders.mmkb.run import run
 
     print(run(config))

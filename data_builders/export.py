@@ -11,6 +11,7 @@ import sys
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.data_builders.exporting.config import ExportConfig
 
 ROWS_LEFT_OUT = 3
@@ -20,6 +21,7 @@ ROWS_LEFT_OUT = 3
 def main() -> None:
     """Parse the config, then export or import."""
     (config,) = parse_config(ExportConfig, argv=[_spelt_out(argument) for argument in sys.argv[1:]])
+    hold(config.output, unless=config.dry_run)
     from reflectune.data_builders.exporting.from_trl import import_trl  # slow to import: after the config is right
     from reflectune.data_builders.exporting.run import describe, export
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.data_builders.probing.config import ProbeConfig
 
 
@@ -15,6 +16,7 @@ from reflectune.data_builders.probing.config import ProbeConfig
 def main() -> None:
     """Parse the config, then probe."""
     (config,) = parse_config(ProbeConfig)
+    hold(config.output, unless=config.dry_run)
     from reflectune.data_builders.probing.run import run  # slow to import: after the config is right
 
     run(config)

@@ -7,6 +7,7 @@ from typing import Any
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.inference.running.config import EvaluateConfig
 
 
@@ -14,6 +15,7 @@ from reflectune.inference.running.config import EvaluateConfig
 def main() -> None:
     """Read the config, run the pipelines, and print the scores."""
     (config,) = parse_config(EvaluateConfig)
+    hold(config.output, unless=config.dry_run)
     from accelerate import PartialState  # slow to import, so only once the config is known to be right
 
     from reflectune.inference.running import experiment

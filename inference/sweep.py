@@ -7,6 +7,7 @@ from typing import Any
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.inference.grid.sweep_config import SweepConfig
 
 
@@ -14,6 +15,7 @@ from reflectune.inference.grid.sweep_config import SweepConfig
 def main() -> None:
     """Read the config, run all points over one set of forward passes, and print their scores."""
     (config,) = parse_config(SweepConfig)
+    hold(config.output, unless=config.dry_run)
     from reflectune.inference.grid import sweep_run  # slow to import, so only once the config is known to be right
 
     if config.dry_run:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.inference.grid.tables_config import TablesConfig
 
 
@@ -13,6 +14,7 @@ from reflectune.inference.grid.tables_config import TablesConfig
 def main() -> None:
     """Read the config, build and answer what isn't finished, and print the tables."""
     (config,) = parse_config(TablesConfig)
+    hold(config.output, unless=config.dry_run)
     from accelerate import PartialState  # slow to import, so only once the config is known to be right
 
     from reflectune.inference.grid import tables_run

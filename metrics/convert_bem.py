@@ -11,6 +11,7 @@ from pathlib import Path
 from reflectune.core.config import parse_config, setting
 from reflectune.core.durable import read_json
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 
 
 @dataclass
@@ -36,6 +37,7 @@ class ConvertBemConfig:
 def main() -> None:
     """Parse the config and convert."""
     (config,) = parse_config(ConvertBemConfig)
+    hold(config.output, unless=config.dry_run)
     if config.dry_run:
         print(f"would convert {config.variables} to {config.output}, checked on {config.examples}")
         return

@@ -14,6 +14,7 @@ from typing import Literal
 from reflectune.core.config import parse_config, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError, entry_point
+from reflectune.core.outputs import hold
 from reflectune.metrics.registry import Metric, MetricChoice, metric_problems
 from reflectune.models.remote.endpoint import RemoteConfig
 
@@ -80,6 +81,7 @@ class ScoreConfig(RemoteConfig):
 def main() -> None:
     """Parse the config, score, print, and write the JSON file."""
     (config,) = parse_config(ScoreConfig)
+    hold(config.output, unless=config.dry_run)
     if config.dry_run:
         print(f"would score {config.predictions} by {config.scored_by()} ({config.mode}) on {config.dataset}")
         return

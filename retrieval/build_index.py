@@ -13,6 +13,7 @@ from typing import Literal
 
 from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
+from reflectune.core.outputs import hold
 from reflectune.core.rejected import REJECTED, ROWS_LEFT_OUT
 
 
@@ -92,6 +93,7 @@ def run(config: IndexConfig) -> int:
 def main() -> None:
     """Parse the config, then index."""
     (config,) = parse_config(IndexConfig)
+    hold(config.output, unless=config.dry_run)
     if run(config):
         sys.exit(ROWS_LEFT_OUT)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
+from reflectune.core.outputs import hold
 
 
 @dataclass
@@ -89,6 +90,7 @@ def run(config: TitleMapConfig) -> dict[str, Any]:
 def main() -> None:
     """Parse the config, fit, and say how well."""
     (config,) = parse_config(TitleMapConfig)
+    hold(config.output)
     record = run(config)
     print(f"{config.output}: fitted on {record['pictures']:,} pictures of {record['entities']:,} entities")
     best = max(record["held_out_mrr"].values())

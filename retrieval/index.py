@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tqdm import tqdm
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, load_image
+from reflectune.core.partials import writing
 from reflectune.core.rejected import (
     REJECTED,
     BadRow,
@@ -333,9 +333,8 @@ def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
 
 def _write_faiss(path: Path, index: faiss.IndexFlatIP) -> None:
     """Write an index whole or not at all, without a second copy in memory."""
-    partial = path.with_name(f".{path.name}.partial")
-    faiss.write_index(index, str(partial))
-    os.replace(partial, path)
+    with writing(path) as partial:
+        faiss.write_index(index, str(partial))
 
 
 def _read_vectors(folder: Path, kind: str, manifest: dict[str, Any]) -> Vectors:

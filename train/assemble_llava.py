@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.train.llava.config import AssembleConfig
 
 
@@ -16,6 +17,7 @@ from reflectune.train.llava.config import AssembleConfig
 def main() -> None:
     """Parse the config, then join the parts."""
     (config,) = parse_config(AssembleConfig)
+    hold(config.output)
     from reflectune.train.llava.assemble import assemble  # slow to import: after the config is right
 
     print(assemble(config))

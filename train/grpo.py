@@ -16,6 +16,7 @@ from typing import Any
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.inference.config import PipelineConfig
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.train.refining.config import GateConfig
@@ -55,6 +56,7 @@ class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training 
 def main() -> None:
     """Parse the config, then refine."""
     (config,) = parse_config(GrpoConfig)
+    hold(config.output_dir, unless=config.dry_run)
     run(config)
 
 

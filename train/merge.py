@@ -12,6 +12,7 @@ from typing import Literal
 
 from reflectune.core.config import parse_config, setting
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.models.schemes.base import SCHEME_FILE
 
 
@@ -44,6 +45,7 @@ class MergeConfig:
 def main() -> None:
     """Parse the config, then merge."""
     (config,) = parse_config(MergeConfig)
+    hold(config.output, unless=config.dry_run)
     from reflectune.train.saving.merging import merge, plan  # slow to import: after the config is right
 
     made = plan(config.checkpoint, config.dtype)

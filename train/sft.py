@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.train.config import SftConfig
 
 
@@ -15,6 +16,7 @@ from reflectune.train.config import SftConfig
 def main() -> None:
     """Parse the config, then train."""
     (config,) = parse_config(SftConfig)
+    hold(config.output_dir, unless=config.dry_run)
     from reflectune.train.fine_tuning.fine_tune import fine_tune  # slow to import: after the config is right
 
     fine_tune(config)

@@ -14,6 +14,7 @@ from typing import Any
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
+from reflectune.core.partials import remove_partials
 from reflectune.core.rejected import Rejected
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.knowledge import KnowledgeRun, KnowledgeTotals
@@ -71,7 +72,7 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
         "made_with": config.what_decides(),
         "sources": fingerprinted,
     }
-    _clear_partial(output)
+    remove_partials(output)
     write_json(output / MANIFEST, manifest)
     shutil.rmtree(journal)
     return manifest, True
@@ -187,13 +188,6 @@ def _open_journal(output: Path, key: str) -> Path:
         shutil.rmtree(path, ignore_errors=True)
     write_json(note, {"key": key})
     return journal
-
-
-def _clear_partial(output: Path) -> None:
-    """Take away what a killed run had begun to write; its journal never listed it."""
-    for folder in ("questions", "knowledge", "images"):
-        for partial in (output / folder).rglob("*.partial"):
-            partial.unlink()
 
 
 @contextmanager

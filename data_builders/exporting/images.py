@@ -12,6 +12,7 @@ from typing import Literal
 from PIL import Image, UnidentifiedImageError
 
 from reflectune.core.errors import UserError
+from reflectune.core.partials import writing
 from reflectune.core.paths import Roots, resolve_below
 
 FOLDER = "images"
@@ -60,13 +61,8 @@ class ImagePlacer:
         name = f"{FOLDER}/{_inner_name(image)}"
         target = self._output / name
         if self._write and not (target.is_file() and filecmp.cmp(source, target)):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-            try:
+            with writing(target) as partial:
                 shutil.copy2(source, partial)
-                os.replace(partial, target)
-            finally:
-                partial.unlink(missing_ok=True)
         return name
 
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from reflectune.core.partials import writing
+
 ROW_GROUP = 1000
 """Rows that a Parquet writer gathers before it writes them."""
 
@@ -34,14 +36,8 @@ def open_writer(path: Path, schema: pa.Schema | None = None) -> Iterator[Writer]
         path: The file.
         schema: The columns, for Parquet.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with _writer(partial, path.suffix, schema) as writer:
-            yield writer
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with writing(path) as partial, _writer(partial, path.suffix, schema) as writer:
+        yield writer
 
 
 def _writer(partial: Path, suffix: str, schema: pa.Schema | None) -> _Lines | _Parquet:

@@ -15,7 +15,6 @@ from typing import Any
 from PIL import Image
 
 from reflectune.core.durable import write_atomically, write_json
-from reflectune.core.folders import locked
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import save_jpeg
 from reflectune.core.progress import progress_bar
@@ -60,7 +59,7 @@ def build_gallery(folder: Path, sources: Collection, settings: Settings, quiet: 
     """Build a gallery, or find it built already.
 
     Pictures that exist are kept, so a build that was cut off goes on; dataset.json is written last and says that the
-    folder is whole. Another process that builds into the folder is waited for.
+    folder is whole.
 
     Args:
         folder: Where to write it.
@@ -78,10 +77,9 @@ def build_gallery(folder: Path, sources: Collection, settings: Settings, quiet: 
     key = fingerprint(
         {"version": VERSION, "settings": settings, "sources": sources.described, "reviewed": _plain(reviewed)}
     )
-    with locked(folder):
-        if built := built_manifest(folder, key):
-            return built
-        return _write(folder, key, sources, settings, make_linked_entities(folder, sources, settings, quiet))
+    if built := built_manifest(folder, key):
+        return built
+    return _write(folder, key, sources, settings, make_linked_entities(folder, sources, settings, quiet))
 
 
 @dataclass(frozen=True)

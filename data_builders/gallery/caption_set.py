@@ -14,7 +14,6 @@ from typing import Any, Final
 from PIL import Image
 
 from reflectune.core.durable import write_json
-from reflectune.core.folders import locked
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import save_jpeg
 from reflectune.core.types import Question
@@ -67,24 +66,23 @@ def build_captions(
     """
     known = load_manifest(gallery)
     key = fingerprint({"version": VERSION, "gallery": [known["settings"], known["fingerprint"]], "settings": settings})
-    with locked(folder):
-        if built := built_manifest(folder, key):
-            return built
-        splits = _ask(gallery, sources, settings, quiet)
-        for split, questions in splits.items():
-            write_questions(folder, split, questions)
-        manifest = {
-            "name": f"captions of {known['name']}",
-            "metric": "exact_match",
-            "seed": settings.seed,
-            "settings": key,
-            "image_root": Path(os.path.relpath(gallery.resolve(), folder.resolve())).as_posix(),
-            "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet"))),
-            "counts": {split: dict(Counter(question.answer_type for question in q)) for split, q in splits.items()},
-            "pictures": {split: len({question.image for question in q}) for split, q in splits.items()},
-        }
-        write_json(folder / MANIFEST, manifest)
-        return manifest
+    if built := built_manifest(folder, key):
+        return built
+    splits = _ask(gallery, sources, settings, quiet)
+    for split, questions in splits.items():
+        write_questions(folder, split, questions)
+    manifest = {
+        "name": f"captions of {known['name']}",
+        "metric": "exact_match",
+        "seed": settings.seed,
+        "settings": key,
+        "image_root": Path(os.path.relpath(gallery.resolve(), folder.resolve())).as_posix(),
+        "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet"))),
+        "counts": {split: dict(Counter(question.answer_type for question in q)) for split, q in splits.items()},
+        "pictures": {split: len({question.image for question in q}) for split, q in splits.items()},
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
 
 
 def _ask(gallery: Path, sources: Collection, settings: Settings, quiet: bool) -> dict[str, list[Question]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,8 @@ from torch import Tensor
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
+from reflectune.core.locking import lock_path, take
+from reflectune.core.partials import remove_partials
 from reflectune.models.attention.pictures import FEATURES, content_key
 
 _NAME = "features"
@@ -87,20 +88,18 @@ class FeatureCache:
         Yields:
             Whether it is so; False only without `wait`.
         """
-        path = self._path(key).with_suffix(".lock")
+        path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            except OSError:
-                pass  # a file system without locks
-            try:
-                yield True
-            finally:
-                path.unlink(missing_ok=True)  # one who waits for it looks again whether the features are there
+        lock = take(lock_path(path), wait=wait)
+        if lock is None:
+            yield False
+            return
+        try:
+            if lock.was_left:
+                remove_partials(path)
+            yield True
+        finally:
+            lock.release(remove=True)  # one who waits for it looks again whether the features are there
 
     def swapped(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the processor made of a picture, with its features in the place of its pixels."""

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
 from reflectune.data_builders.world.curriculum import corpus_for, draw_exam, draw_pool, stages_for
 from reflectune.data_builders.world.entities import describe, make_entity
 from reflectune.data_builders.world.lessons import Teacher
@@ -163,7 +164,9 @@ def _logger(path: Path) -> Log:
 @entry_point
 def main() -> None:
     """Parse the config and pre-train."""
-    pretrain(*parse_config(PretrainConfig))
+    (config,) = parse_config(PretrainConfig)
+    hold(config.output, unless=config.dry_run)
+    pretrain(config)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.folders import locked, replacing
+from reflectune.core.locking import locked
+from reflectune.core.partials import replacing
 from reflectune.models.pocket.parts import PARTS, cache_folder, fetch, is_fetched, read_part
 
 PROJECTOR: Final = Path(__file__).parent / "projector.safetensors"

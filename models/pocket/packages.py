@@ -19,7 +19,8 @@ from typing import IO, Final, Literal
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.folders import locked, replacing
+from reflectune.core.locking import locked
+from reflectune.core.partials import replacing
 
 RECORD = ".package.json"
 """Lies in an unpacked folder: the package, and the names of all its members."""

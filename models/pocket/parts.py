@@ -15,7 +15,8 @@ from typing import Any, Final
 import httpx2
 
 from reflectune.core.durable import read_json, write_json
-from reflectune.core.folders import locked, replacing
+from reflectune.core.locking import locked
+from reflectune.core.partials import replacing
 from reflectune.core.paths import user_cache
 from reflectune.models.pocket.packages import Package, unpack
 

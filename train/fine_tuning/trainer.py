@@ -26,6 +26,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.errors import UserError
+from reflectune.core.partials import partial_path
 from reflectune.models.attention.tree import IGNORE, loss_terms
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.answers import AnswerReader
@@ -198,7 +199,7 @@ class ReflectionTrainer(Trainer):
         is_better = super()._determine_best_metric(metrics, trial)
         name, step = self.args.metric_for_best_model, self.state.global_step
         if is_better:
-            partial = self._folder / f".{BEST}.partial"
+            partial = partial_path(self._folder / BEST, common=True)
             if self.args.should_save:
                 refuse_full_disk(self._folder, _checkpoint_bytes(self._bare_model, deepspeed=False))
             self.save_model(str(partial), _internal_call=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import torch
 
 from reflectune.core.errors import UserError
+from reflectune.core.partials import writing
 from reflectune.models.shipped import shipped_folder
 from reflectune.models.weights import assembly
 from reflectune.train.llava.config import AssembleConfig
@@ -30,13 +29,9 @@ def assemble(config: AssembleConfig) -> str:
         dtype=getattr(torch, config.dtype),
     )
     model, processor = assembly.assemble(parts)
-    partial = Path(config.output).with_name(f".{Path(config.output).name}.{os.getpid()}.partial")
-    try:
+    with writing(config.output) as partial:
         model.save_pretrained(partial)
         processor.save_pretrained(partial)
-        os.replace(partial, config.output)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     count = sum(parameter.numel() for parameter in model.parameters())
     rows = model.lm_head.weight.shape[0]
     untrained = "" if config.projector else "; its projector is untrained"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
 
+from reflectune.core.partials import writing
 from reflectune.models.loading import load, read_info, resolve, save_checkpoint
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.train.saving.checkpoints import refuse_full_disk
@@ -59,17 +58,10 @@ def merge(checkpoint: str | Path, output: str | Path, how: Plan) -> None:
     model: Any = loaded.model
     model = model.to(as_dtype(how.dtype))
     model.config.dtype = model.dtype
-    target = Path(output)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
-    try:
+    with writing(output) as partial:
+        partial.mkdir()
         refuse_full_disk(partial, sum(p.numel() * p.element_size() for p in model.parameters()))
         info = {name: value for name, value in read_info(checkpoint).items() if name not in ("kind", "scheme")}
         assert loaded.scheme is not None  # an adapter without one is not loaded
         merged_from = str(Path(checkpoint).resolve())
         save_checkpoint(partial, model, loaded.processor, loaded.scheme, {**info, "merged_from": merged_from})
-        if target.exists():
-            target.rmdir()  # it is empty
-        os.replace(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
