@@ -58,15 +58,15 @@ def expected_calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, bi
     return float(np.abs(gaps).sum() / len(values))
 
 
-def fit_temperature(probabilities: ArrayLike, labels: ArrayLike) -> float:
+def fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
     """The temperature that makes a gate's probabilities likeliest (Guo et al. 2017, arXiv 1706.04599, section 4.2).
 
-    It minimises the negative log-likelihood of the labels under `scale_by_temperature`, which is convex in 1 / T: the
+    It minimises the negative log-likelihood of the outcomes under `scale_by_temperature`, which is convex in 1 / T: the
     root of its slope is found by bisection.
 
     Args:
         probabilities: In [0, 1].
-        labels: True or False; both must occur.
+        outcomes: What happened, in [0, 1]; usually 0 or 1, and not all alike.
 
     Returns:
         Above 1 where the gate is too sure of itself, below 1 where it is not sure enough. 1 if every probability is
@@ -74,10 +74,9 @@ def fit_temperature(probabilities: ArrayLike, labels: ArrayLike) -> float:
         highest where it does no better than chance.
 
     Raises:
-        ValueError: Labels are all alike, there is none, or a probability is not in [0, 1].
+        ValueError: Outcomes are all alike, there is none, or a probability is not in [0, 1].
     """
-    values, numbers = _pair(probabilities, labels, float)
-    truth = numbers.astype(bool)
+    values, truth = _pair(probabilities, outcomes, float)
     _both(truth)
     order = np.lexsort((truth, values))  # sums in one order, so that the order of the input changes no bit
     log_odds, truth = _log_odds(values[order]), truth[order]
@@ -115,22 +114,22 @@ def halves(groups: Sequence[str]) -> np.ndarray:
     return np.array([half[name] for name in groups], dtype=bool)
 
 
-def cross_fit_temperature(probabilities: ArrayLike, labels: ArrayLike, half: ArrayLike) -> np.ndarray:
+def cross_fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike, half: ArrayLike) -> np.ndarray:
     """Scaled probabilities, each by the temperature that was fitted on the half that it is not in, shape (rows,).
 
     Args:
         probabilities: In [0, 1].
-        labels: True or False; both must occur in each half.
+        outcomes: What happened, in [0, 1]; usually 0 or 1, and not all alike in either half.
         half: Which half each row is in, as `halves` says.
 
     Raises:
-        ValueError: A half is empty or its labels are all alike, or a probability is not in [0, 1].
+        ValueError: A half is empty or its outcomes are all alike, or a probability is not in [0, 1].
     """
-    values, numbers = _pair(probabilities, labels, float)
+    values, truth = _pair(probabilities, outcomes, float)
     second = _pair(values, half, float)[1].astype(bool)
     scaled = np.empty_like(values)
     for side in (second, ~second):
-        scaled[side] = scale_by_temperature(values[side], fit_temperature(values[~side], numbers[~side]))
+        scaled[side] = scale_by_temperature(values[side], fit_temperature(values[~side], truth[~side]))
     return scaled
 
 
@@ -159,8 +158,8 @@ def _pair(first: ArrayLike, second: ArrayLike, kind: DTypeLike) -> tuple[np.ndar
 
 
 def _both(truth: np.ndarray) -> None:
-    if truth.all() or not truth.any():
-        raise ValueError(f"expected positives and negatives, found {len(truth)} labels that are all {bool(truth[0])}")
+    if (truth == truth[0]).all():
+        raise ValueError(f"expected positives and negatives, found {len(truth)} labels that are all {truth[0]}")
 
 
 def _probable(values: np.ndarray) -> None:
