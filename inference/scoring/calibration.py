@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import GOLD
 from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
-from reflectune.inference.scoring.scores import Measure, Score, Traces, score_rows, traces_of_reflecting
+from reflectune.inference.scoring.scores import Measure, Traces, score_rows, traces_of_reflecting
 from reflectune.inference.trace import Trace
 from reflectune.metrics import gates
 from reflectune.metrics.intervals import paired_bootstrap
@@ -20,7 +21,7 @@ Rows = list[tuple[float, float]]
 
 def calibration(
     questions: Iterable[Question], traces: Traces, *, measure: Measure, seed: int
-) -> dict[str, dict[str, Score | float | int]]:
+) -> dict[str, dict[str, Any]]:
     """Expected calibration error of each gate, and what temperature scaling makes of it (arXiv 1706.04599).
 
     Args:
@@ -86,7 +87,7 @@ def _trace(traces: Mapping[str, Trace], question: Question) -> list[Trace]:
     return [traces[question.id]] if question.id in traces else []
 
 
-def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict[str, Score | float | int] | None:
+def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict[str, Any] | None:
     """A gate's entry; None if all outcomes of a half are alike."""
     rows = np.array([row for _, question_rows in by_question for row in question_rows], dtype=float)
     probabilities, labels = rows[:, 0], rows[:, 1]
