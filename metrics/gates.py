@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
+
+from reflectune.core.hashing import fingerprint
+
+TEMPERATURES = (0.01, 100.0)
+"""The lowest and the highest temperature that a fit returns."""
+
+SMALLEST = 1e-6
+"""Probabilities are clamped to [1e-6, 1 - 1e-6] before their log-odds are taken."""
+
+_HALVINGS = 60
 
 
 def accuracy(decisions: ArrayLike, labels: ArrayLike) -> float:
@@ -40,11 +52,85 @@ def expected_calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, bi
         bins: How many bins.
     """
     values, truth = _pair(probabilities, outcomes, float)
-    if values.min() < 0 or values.max() > 1:
-        raise ValueError(f"expected probabilities in [0, 1], found {values.min()} to {values.max()}")
+    _probable(values)
     places = np.minimum((values * bins).astype(int), bins - 1)
     gaps = np.bincount(places, weights=values - truth, minlength=bins)
     return float(np.abs(gaps).sum() / len(values))
+
+
+def fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
+    """The temperature that makes a gate's probabilities likeliest (Guo et al. 2017, arXiv 1706.04599, section 4.2).
+
+    It minimises the negative log-likelihood of the outcomes under `scale_by_temperature`, which is convex in 1 / T: the
+    root of its slope is found by bisection.
+
+    Args:
+        probabilities: In [0, 1].
+        outcomes: What happened, in [0, 1]; usually 0 or 1, and not all alike.
+
+    Returns:
+        Above 1 where the gate is too sure of itself, below 1 where it is not sure enough. 1 if every probability is
+        0.5; a bound of `TEMPERATURES` if the likelihood still rises there: the lowest where the gate never errs, the
+        highest where it does no better than chance.
+
+    Raises:
+        ValueError: Outcomes are all alike, there is none, or a probability is not in [0, 1].
+    """
+    values, truth = _pair(probabilities, outcomes, float)
+    _both(truth)
+    order = np.lexsort((truth, values))  # sums in one order, so that the order of the input changes no bit
+    log_odds, truth = _log_odds(values[order]), truth[order]
+    if not log_odds.any():
+        return 1.0
+    low, high = np.log(TEMPERATURES)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        too_sure = np.sum(log_odds * (_sigmoid(log_odds / np.exp(middle)) - truth)) > 0
+        low, high = (middle, high) if too_sure else (low, middle)
+    return float(np.clip(np.exp((low + high) / 2), *TEMPERATURES))
+
+
+def scale_by_temperature(probabilities: ArrayLike, temperature: float) -> np.ndarray:
+    """Probabilities whose log-odds are divided by a temperature, same shape.
+
+    Their order stays, and 0.5 stays 0.5: a decision at the threshold 0.5 is the same before and after, and so is AUROC.
+    A decision at another threshold γ is the same only at the threshold that γ itself is scaled to.
+
+    Args:
+        probabilities: In [0, 1]; those nearer than `SMALLEST` to 0 or 1 count as that near.
+        temperature: Above 0.
+
+    Raises:
+        ValueError: A probability is not in [0, 1], or the temperature is not above 0.
+    """
+    if not temperature > 0:
+        raise ValueError(f"expected a temperature above 0, found {temperature}")
+    return _sigmoid(_log_odds(np.asarray(probabilities, dtype=float)) / temperature)
+
+
+def halves(groups: Sequence[str]) -> np.ndarray:
+    """Which half each row is in, shape (rows,), bool: by a hash of its group's name, so that a group stays together."""
+    half = {name: int(fingerprint(name), 16) % 2 == 1 for name in set(groups)}
+    return np.array([half[name] for name in groups], dtype=bool)
+
+
+def cross_fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike, half: ArrayLike) -> np.ndarray:
+    """Scaled probabilities, each by the temperature that was fitted on the half that it is not in, shape (rows,).
+
+    Args:
+        probabilities: In [0, 1].
+        outcomes: What happened, in [0, 1]; usually 0 or 1, and not all alike in either half.
+        half: Which half each row is in, as `halves` says.
+
+    Raises:
+        ValueError: A half is empty or its outcomes are all alike, or a probability is not in [0, 1].
+    """
+    values, truth = _pair(probabilities, outcomes, float)
+    second = _pair(values, half, float)[1].astype(bool)
+    scaled = np.empty_like(values)
+    for side in (second, ~second):
+        scaled[side] = scale_by_temperature(values[side], fit_temperature(values[~side], truth[~side]))
+    return scaled
 
 
 def risk_coverage(confidences: ArrayLike, correct: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -72,5 +158,20 @@ def _pair(first: ArrayLike, second: ArrayLike, kind: DTypeLike) -> tuple[np.ndar
 
 
 def _both(truth: np.ndarray) -> None:
-    if truth.all() or not truth.any():
-        raise ValueError(f"expected positives and negatives, found {len(truth)} labels that are all {bool(truth[0])}")
+    if (truth == truth[0]).all():
+        raise ValueError(f"expected positives and negatives, found {len(truth)} labels that are all {truth[0]}")
+
+
+def _probable(values: np.ndarray) -> None:
+    if not ((values >= 0) & (values <= 1)).all():
+        raise ValueError(f"expected probabilities in [0, 1], found {values.min()} to {values.max()}")
+
+
+def _log_odds(probabilities: np.ndarray) -> np.ndarray:
+    _probable(probabilities)
+    clamped = np.clip(probabilities, SMALLEST, 1 - SMALLEST)
+    return np.log(clamped) - np.log1p(-clamped)
+
+
+def _sigmoid(values: np.ndarray) -> np.ndarray:
+    return (1 + np.tanh(values / 2)) / 2  # no exponential overflows

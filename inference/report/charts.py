@@ -12,8 +12,8 @@ from reflectune.inference.pipelines.diagnostics import GOLD, SAME_ARTICLE, attri
 from reflectune.inference.pipelines.registry import all_forms, reflecting
 from reflectune.inference.report import curves
 from reflectune.inference.report.curves import Line, line_chart
-from reflectune.inference.scoring.evaluation import gate_rows
-from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
+from reflectune.inference.scoring.calibration import gate_predictions, gate_rows
+from reflectune.inference.scoring.reflection_metrics import ret_rows
 from reflectune.inference.scoring.scores import Measure, Traces, traces_of_reflecting
 from reflectune.inference.selection.ranking import product
 from reflectune.inference.trace import PassageTrace, Trace
@@ -104,19 +104,22 @@ def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace], mea
 
 
 def _calibration(questions: Sequence[Question], traces: Traces, measure: Measure) -> Markup:
-    tuned, probed = traces_of_reflecting(traces, "relevance"), traces.get("relevance", {}).values()
-    judged = [(p.s_rel, float(p.source == GOLD)) for t in probed for p in t.passages if p.s_rel is not None]
+    tuned = traces_of_reflecting(traces, "relevance")
     answered = [
         (p.s_ans, measure.correctness(q, tuned[q.id]))
         for q in measure.official(questions)
         if q.id in tuned and (p := _chosen(tuned[q.id])) is not None and p.s_ans is not None
     ]
+    said = {
+        name: [row for _, rows in by_question for row in rows]
+        for name, by_question in gate_predictions(questions, traces, measure).items()
+    }
     pairs = {
-        "gate": gate_rows(questions, tuned),
-        "S_rel": judged,
+        "gate": said.get("gate"),
+        "S_rel": said.get("relevance"),
         "S_ans": answered,
-        "RET": ret_rows(questions, traces, measure),
-        "SRT": srt_rows(traces.get("reflection", {}).values()),
+        "RET": said.get("ret"),
+        "SRT": said.get("srt"),
     }
     lines, errors = [], []
     for name, predictions in pairs.items():

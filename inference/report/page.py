@@ -66,6 +66,7 @@ def write_report(
         parts=tables.parts(metrics),
         rankings=tables.rankings(metrics),
         charts=charts.charts(questions, traces, gamma, measure),
+        calibration=tables.calibration(metrics),
         facts=tables.facts(facts),
         browse_note=f"{note} Click a question to see what was retrieved, how each passage was judged, and the answer.",
         data=browser_data(dataset, listed, shown, gamma, measure),
@@ -82,11 +83,12 @@ def fill(
     parts: Markup,
     rankings: Markup,
     charts: Markup,
+    calibration: Markup,
     facts: Markup,
     browse_note: str,
     data: Mapping[str, Any],
 ) -> Markup:
-    """The page from its parts. `scores`, `parts`, `rankings`, `charts` and `facts` are HTML; the others are text.
+    """The page from its parts; those that are `Markup` are HTML, the others are text.
 
     The page's policy allows our own script and style by their hashes and images from data URIs; nothing else runs or
     loads, whatever a question or a passage may contain.
@@ -100,6 +102,7 @@ def fill(
         parts=parts,
         rankings=rankings,
         charts=charts,
+        calibration=calibration,
         facts=facts,
         browse_note=browse_note,
         data=script_json(data),

@@ -11,6 +11,14 @@ from reflectune.core.html import Cell, Table, render
 from reflectune.inference.scoring.paper_numbers import ranks
 from reflectune.inference.selection.ranking import standing
 
+GATE_TITLES = {
+    "gate": "gate: knowledge-based or visual",
+    "relevance": "S_rel: a gold passage or another",
+    "ret": "RET: the base model is wrong or right",
+    "srt": "SRT: the document states an answer or not",
+}
+"""What a gate is called beside its calibration curve, and what it tells apart, by its name in metrics.json."""
+
 
 def scores(metrics: Mapping[str, Any]) -> Markup:
     """Official scores of every pipeline by split and type, what the tuned ones gain, and the break-downs."""
@@ -125,6 +133,31 @@ def _order(scores: Mapping[str, Any], column: str) -> dict[str, int]:
     """The rank of each ranking in a column, by its score as printed."""
     values = {name: score["value"] for name, table in scores.items() if (score := table.get(column)) is not None}
     return ranks({name: round(100 * value, 1) for name, value in values.items()})
+
+
+def calibration(metrics: Mapping[str, Any]) -> Markup:
+    """Each gate's calibration error before and after temperature scaling; nothing if none was measured."""
+    measured = metrics["calibration"]
+    if not measured:
+        return Markup()
+    rows = [
+        [
+            GATE_TITLES[name],
+            _score(numbers["ece"]),
+            _score(numbers["ece_scaled"]),
+            _score(numbers["reduction"], sign=True),
+            f"{numbers['temperature']:.2f}",
+            str(numbers["n"]),
+        ]
+        for name, numbers in measured.items()
+    ]
+    head = ["gate", "error, %", "scaled, %", "points less", "temperature", "questions"]
+    caption = (
+        "Expected calibration error over ten bins as the gate speaks, and after temperature scaling: each half of the "
+        "questions by the temperature of the other, with 95 % bootstrap intervals. The temperature shown is all "
+        "questions'; above 1 the gate is too sure of itself. Decisions at 0.5 stay what they are."
+    )
+    return _html(Table(head, rows, caption))
 
 
 def facts(values: Mapping[str, str]) -> Markup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import SEVERAL, attribute_of
 from reflectune.inference.pipelines.recipe import TUNED_BASELINES
 from reflectune.inference.pipelines.registry import all_forms, find_recipe, reflecting
+from reflectune.inference.scoring.calibration import calibration, gate_rows
 from reflectune.inference.scoring.paper_numbers import MR2AG_5
 from reflectune.inference.scoring.reflection_metrics import reflection
 from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows, traces_of_reflecting
@@ -79,6 +80,7 @@ def evaluate(
         "retrieval": _retrieval(official, traces.get("retrieval", {}), seed),
         "rankings": _rankings(official, traces.get("mr2ag", {}), measure, seed),
         "reflection": reflection(questions, traces, measure=measure, gamma=gamma, seed=seed),
+        "calibration": calibration(questions, traces, measure=measure, seed=seed),
         "comparisons": _comparisons(official, pipelines, measure, seed),
         "famous": {
             name: _famous(official, pipeline_traces, measure, seed) for name, pipeline_traces in pipelines.items()
@@ -121,12 +123,6 @@ def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: flo
         "accuracy": mean((rows[:, 0] >= gamma) == (rows[:, 1] == 1), seed),
         "auroc": score_rows(rows, seed, lambda r: gates.auroc(r[:, 0], r[:, 1]), strata=rows[:, 1]) if both else None,
     }
-
-
-def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[tuple[float, float]]:
-    """(gate probability, 1 if knowledge-based else 0) of every question whose kind is known."""
-    question_gates = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.is_knowledge_based is not None]
-    return [(gate, float(bool(q.is_knowledge_based))) for q, gate in question_gates if gate is not None]
 
 
 def _relevance(traces: Sequence[Trace], seed: int) -> dict[str, Any]:

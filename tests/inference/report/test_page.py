@@ -50,6 +50,7 @@ def page(**more: object) -> str:
         "parts": "",
         "rankings": "",
         "charts": "",
+        "calibration": "",
         "facts": "",
         "browse_note": "b",
         "data": {},

@@ -1,0 +1,126 @@
+"""Calibration: what gates say beside what is so, and their error before and after temperature scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.types import Question
+from reflectune.inference.pipelines.diagnostics import GOLD
+from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
+from reflectune.inference.scoring.scores import Measure, Traces, score_rows, traces_of_reflecting
+from reflectune.inference.trace import Trace
+from reflectune.metrics import gates
+from reflectune.metrics.intervals import paired_bootstrap
+
+Rows = list[tuple[float, float]]
+"""(a gate's probability, 1 if what it speaks of is so else 0), one a decision."""
+
+
+def calibration(
+    questions: Iterable[Question], traces: Traces, *, measure: Measure, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Expected calibration error of each gate, and what temperature scaling makes of it (arXiv 1706.04599).
+
+    Args:
+        questions: The questions asked.
+        traces: By pipeline or stage, then by question id.
+        measure: What an answer is worth; RET speaks of the base model's.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        By gate, as `gate_predictions` names them:
+
+        - `ece`: the error as the gate speaks;
+        - `ece_scaled`: the error after scaling, measured on questions that the temperature was not fitted on. There are
+          two halves, by a hash of the question's first entity (of its id if it names none), so that questions about one
+          entity are in one half; each is scaled by the temperature of the other;
+        - `reduction`: the first less the second, paired by question;
+        - `temperature`: fitted on all questions, the one to use on others;
+        - `n`: how many questions.
+
+        Intervals resample questions with all their passages, and take the temperatures as given. A gate is left out
+        where all outcomes of a half are alike.
+    """
+    predictions = gate_predictions(questions, traces, measure)
+    measured = {name: _calibrated(by_question, seed) for name, by_question in predictions.items()}
+    return {name: numbers for name, numbers in measured.items() if numbers is not None}
+
+
+def gate_predictions(
+    questions: Iterable[Question], traces: Traces, measure: Measure
+) -> dict[str, list[tuple[Question, Rows]]]:
+    """What each gate said of each question and its passages; a gate that said nothing is left out.
+
+    - `gate`: the retrieval gate of a pipeline that reflects turn by turn, against "knowledge-based";
+    - `relevance`: S_rel of the stage `relevance`, against "a gold passage";
+    - `ret`: MMKB-RAG's Score_RET, against "the base model's closed-book answer is wrong";
+    - `srt`: its Score_SRT, against "the document states an accepted answer".
+    """
+    tuned = traces_of_reflecting(traces, "relevance")
+    probed, judged = traces.get("relevance", {}), traces.get("reflection", {})
+    rows_of: Mapping[str, Callable[[Question], Rows]] = {
+        "gate": lambda question: gate_rows([question], tuned),
+        "relevance": lambda question: relevance_rows(_trace(probed, question)),
+        "ret": lambda question: ret_rows([question], traces, measure),
+        "srt": lambda question: srt_rows(_trace(judged, question)),
+    }
+    asked = list(questions)
+    by_gate = {name: [(q, rows) for q in asked if (rows := read(q))] for name, read in rows_of.items()}
+    return {name: by_question for name, by_question in by_gate.items() if by_question}
+
+
+def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> Rows:
+    """(gate probability, 1 if knowledge-based else 0) of every question whose kind is known."""
+    question_gates = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.is_knowledge_based is not None]
+    return [(gate, float(bool(q.is_knowledge_based))) for q, gate in question_gates if gate is not None]
+
+
+def relevance_rows(traces: Iterable[Trace]) -> Rows:
+    """(S_rel, 1 if it is a gold passage else 0) of every passage that was judged."""
+    return [(p.s_rel, float(p.source == GOLD)) for t in traces for p in t.passages if p.s_rel is not None]
+
+
+def _trace(traces: Mapping[str, Trace], question: Question) -> list[Trace]:
+    return [traces[question.id]] if question.id in traces else []
+
+
+def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict[str, Any] | None:
+    """A gate's entry; None if all outcomes of a half are alike."""
+    rows = np.array([row for _, question_rows in by_question for row in question_rows], dtype=float)
+    probabilities, labels = rows[:, 0], rows[:, 1]
+    counts = np.array([len(question_rows) for _, question_rows in by_question])
+    half = np.repeat(gates.halves([_group(question) for question, _ in by_question]), counts)
+    if any(len(set(labels[half == side])) < 2 for side in (False, True)):
+        return None
+    before = _by_question(rows, counts)
+    scaled = gates.cross_fit_temperature(probabilities, labels, half)
+    after = _by_question(np.column_stack([scaled, labels]), counts)
+    difference = paired_bootstrap(before, after, _calibration_error, seed=seed)
+    reduction = {"value": difference.value, "low": difference.low, "high": difference.high, "n": len(counts)}
+    return {
+        "ece": score_rows(before, seed, _calibration_error),
+        "ece_scaled": score_rows(after, seed, _calibration_error),
+        "reduction": reduction,
+        "temperature": gates.fit_temperature(probabilities, labels),
+        "n": len(counts),
+    }
+
+
+def _group(question: Question) -> str:
+    """What a question's half goes by: its first entity, which its image shows, or its id if it names none."""
+    return question.entity_ids[0] if question.entity_ids else question.id
+
+
+def _by_question(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Rows of shape (decisions, 2) as (questions, most decisions of one, 2), NaN where a question has fewer."""
+    padded = np.full((len(counts), counts.max(), 2), np.nan)
+    padded[np.arange(counts.max()) < counts[:, None]] = rows
+    return padded
+
+
+def _calibration_error(padded: np.ndarray) -> float:
+    rows = padded[~np.isnan(padded[..., 0])]
+    return gates.expected_calibration_error(rows[:, 0], rows[:, 1])
