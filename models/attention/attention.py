@@ -21,7 +21,7 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn
 _CPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-_FEW_KEYS = 512
+FEW_KEYS = 512
 """Up to so many keys the equation's own products are the faster backward pass in half precision on a CPU, by which
 training on trees of 200 to 500 tokens is about twice as fast (`benchmarks/tree_attention.py --dtype bfloat16`)."""
 
@@ -73,7 +73,7 @@ def attend_backward(
         bias: See `query`.
         causal: See `query`.
     """
-    few = query.dtype != torch.float32 and keys.shape[2] <= _FEW_KEYS
+    few = query.dtype != torch.float32 and keys.shape[2] <= FEW_KEYS
     backward = _attend_backward_plainly if few else _attend_backward_on_cpu
     with whole_float32():
         return backward(grad, query, keys, values, output, lse, scale, bias, causal)

@@ -127,7 +127,7 @@ def test_gradients_through_parts_add_up_to_those_of_the_whole(key_heads):
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_in_half_precision(monkeypatch, few, causal):
     """Padded keys, heads that share keys, and a query that does not count."""
-    monkeypatch.setattr(attention, "_FEW_KEYS", few)
+    monkeypatch.setattr(attention, "FEW_KEYS", few)
     query, keys, values = inputs = [tensor.bfloat16() for tensor in made(heads=6, seen=5)]
     bias = torch.zeros(2, 1, 1, 5)
     bias[1, :, :, 4:] = 0 if causal else -torch.inf
