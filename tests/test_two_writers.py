@@ -37,6 +37,7 @@ WRITING = {
     "metrics.convert_bem": "--variables file --vocabulary file --examples file --output OUT",
     "metrics.score": f"--predictions file {DATASET} --output OUT",
     "models.miniature.pretrain": "--output OUT",
+    "models.pocket.pack": "--checkpoint model --output OUT",
     "retrieval.build_index": "--knowledge knowledge --output OUT",
     "retrieval.fit_title_map": "--pictures file --knowledge knowledge --output OUT.safetensors",
     "train.assemble_llava": "--language language --vision vision --output OUT",

@@ -1,4 +1,4 @@
-"""pocket/llava: SmolLM2 and CLIP joined by our own projector, built in the user's cache on first use."""
+"""pocket/llava: SmolLM2 and CLIP joined by our own projector and adapters, built in the user's cache on first use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from reflectune.core.locking import locked
 from reflectune.core.partials import replacing
 from reflectune.models.pocket.parts import PARTS, cache_folder, fetch, is_fetched, read_part
 
-PROJECTOR: Final = Path(__file__).parent / "projector.safetensors"
-"""Trained by stage 1 of this project: train/sft.py by configs/pocket/stage1.yaml."""
+TRAINED: Final = Path(__file__).parent / "trained"
+"""What this project trained, by configs/pocket/stage1.yaml and stage2.yaml; see `reflectune.models.pocket.pack`."""
+PROJECTOR: Final = "projector.safetensors"
+ADAPTER: Final = "adapter_model.safetensors"
 IMAGE_SIZE: Final = 112
 """Side of the pictures in pixels: 49 tokens each."""
 PARTS_FILE: Final = "parts.json"
@@ -32,7 +34,7 @@ def pocket_folder(name: str) -> Path:
     if short != "llava":
         known = ", ".join(f"pocket/{each}" for each in (*PARTS, "llava"))
         raise UserError(f"no model {name}; there are {known}")
-    if not PROJECTOR.is_file():
+    if not (TRAINED / PROJECTOR).is_file():
         raise UserError(
             "pocket/llava has no projector yet: run its stage 1 (`python -m reflectune.train.assemble_llava --language "
             "pocket/language --vision pocket/vision --output O` makes the untrained model that stage 1 starts from)"
@@ -40,44 +42,49 @@ def pocket_folder(name: str) -> Path:
     return build(cache_folder() / "llava")
 
 
-def build(folder: Path, projector: Path = PROJECTOR, image_size: int = IMAGE_SIZE) -> Path:
-    """Join the parts and a projector into a float32 checkpoint, unless the folder holds just that.
+def build(folder: Path, trained: Path = TRAINED, image_size: int = IMAGE_SIZE) -> Path:
+    """Join the parts, a projector and adapters into a float32 checkpoint, unless the folder holds just that.
 
     Args:
         folder: Where to.
-        projector: Safetensors of the projector's four tensors.
+        trained: Folder of the projector's four tensors, and of the adapters if there are any.
         image_size: Side of the pictures that it was trained with.
 
     Raises:
         UserError: A part can't be fetched, or they don't fit together.
     """
-    if _is_built(folder, projector, image_size):
+    if _is_built(folder, trained, image_size):
         return folder
     with locked(folder):
-        if not _is_built(folder, projector, image_size):
+        if not _is_built(folder, trained, image_size):
             with replacing(folder) as partial:
-                _write(partial, projector, image_size)
+                _write(partial, trained, image_size)
     return folder
 
 
-def _is_built(folder: Path, projector: Path, image_size: int) -> bool:
+def _is_built(folder: Path, trained: Path, image_size: int) -> bool:
     if not (folder / PARTS_FILE).is_file() or not all(map(is_fetched, ("language", "vision"))):
         return False
-    return read_json(folder / PARTS_FILE, "the record of a built model") == _made_of(projector, image_size)
+    return read_json(folder / PARTS_FILE, "the record of a built model") == _made_of(trained, image_size)
 
 
-def _made_of(projector: Path, image_size: int) -> dict[str, Any]:
+def _made_of(trained: Path, image_size: int) -> dict[str, Any]:
     """All that decides the checkpoint, the parts' sources included."""
-    digest = hashlib.sha256(projector.read_bytes()).hexdigest()
+    files = [trained / name for name in (PROJECTOR, ADAPTER) if (trained / name).is_file()]
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     parts = {name: read_part(name) for name in ("language", "vision")}
-    return {"projector": digest, "image_size": image_size, **parts}
+    return {"trained": digests, "image_size": image_size, **parts}
 
 
-def _write(folder: Path, projector: Path, image_size: int) -> None:
+def _write(folder: Path, trained: Path, image_size: int) -> None:
     from reflectune.models.weights.assembly import Parts, assemble  # slow to import
 
     language, vision = fetch("language"), fetch("vision")
-    model, processor = assemble(Parts(str(language), str(vision), projector, image_size=image_size))
+    model, processor = assemble(Parts(str(language), str(vision), trained / PROJECTOR, image_size=image_size))
+    if (trained / ADAPTER).is_file():
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(trained)).merge_and_unload()
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
-    write_json(folder / PARTS_FILE, _made_of(projector, image_size))
+    write_json(folder / PARTS_FILE, _made_of(trained, image_size))

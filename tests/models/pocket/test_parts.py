@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load, resolve
 from reflectune.models.pocket import converting, fetch, llava, parts
+from reflectune.models.pocket.pack import pack
 from reflectune.models.pocket.packages import Package
 from reflectune.models.shipped import shipped_folder
 
@@ -218,20 +220,41 @@ def test_the_real_language_model_reads_numbers_digit_by_digit_as_published() -> 
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
 
 
+def projector_of(value: float) -> dict[str, torch.Tensor]:
+    shapes = {"linear_1.weight": (576, 768), "linear_1.bias": (576,), "linear_2.weight": (576, 576)}
+    return {name: torch.full(shape, value) for name, shape in (shapes | {"linear_2.bias": (576,)}).items()}
+
+
+def test_of_a_stage_only_what_it_trained_is_kept(tmp_path: Path) -> None:
+    checkpoint, packed = tmp_path / "stage2", tmp_path / "packed"
+    checkpoint.mkdir()
+    front, lora = "base_model.model.model.multi_modal_projector.", "base_model.model.model.layers.0.q.lora_A.weight"
+    save_file(
+        {f"{front}{name}": value for name, value in projector_of(0.5).items()} | {lora: torch.ones(4, 8)},
+        checkpoint / "adapter_model.safetensors",
+    )
+    (checkpoint / "adapter_config.json").write_text(
+        '{"r": 4, "modules_to_save": ["x"], "base_model_name_or_path": "/y"}'
+    )
+    assert pack(checkpoint, packed) == {"projector.safetensors": 775296, "adapter_model.safetensors": 32}
+    kept = load_file(packed / "projector.safetensors")
+    assert {name: value.shape for name, value in kept.items()} == {n: v.shape for n, v in projector_of(0).items()}
+    assert {value.dtype for value in kept.values()} == {torch.bfloat16}
+    assert set(load_file(packed / "adapter_model.safetensors")) == {lora}
+    packed_config = json.loads((packed / "adapter_config.json").read_text())
+    assert packed_config == {"r": 4, "modules_to_save": None, "base_model_name_or_path": ""}
+    save_file({"lm_head.weight": torch.ones(2)}, checkpoint / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="no trained projector"):
+        pack(checkpoint, packed)
+    assert load_file(packed / "projector.safetensors").keys() == kept.keys()
+
+
 @pytest.mark.slow
 def test_the_real_parts_make_a_llava_of_49_image_tokens(tmp_path: Path) -> None:
     real("language")
     real("vision")
-    save_file(
-        {
-            "linear_1.weight": torch.zeros(576, 768),
-            "linear_1.bias": torch.zeros(576),
-            "linear_2.weight": torch.zeros(576, 576),
-            "linear_2.bias": torch.zeros(576),
-        },
-        tmp_path / "projector.safetensors",
-    )
-    folder = llava.build(tmp_path / "llava", tmp_path / "projector.safetensors")
+    save_file(projector_of(0.0), tmp_path / "projector.safetensors")
+    folder = llava.build(tmp_path / "llava", tmp_path)
     assert json.loads((folder / "parts.json").read_text())["language"]["licence"] == "Apache-2.0"
     loaded = load(str(folder), scheme="mr2ag")
     prompt = loaded.renderer.prefix("What is this?", Image.new("RGB", (300, 180), "red"))
@@ -243,3 +266,23 @@ def test_the_real_parts_make_a_llava_of_49_image_tokens(tmp_path: Path) -> None:
     text = loaded.model.config.text_config
     assert text.pad_token_id == loaded.processor.tokenizer.pad_token_id != loaded.renderer.end_token_id
     assert "_name_or_path" not in json.loads((folder / "config.json").read_text())["text_config"]
+
+
+@pytest.mark.slow
+def test_adapters_are_merged_into_what_is_built(tmp_path: Path) -> None:
+    """The built model answers as the parts with the adapters beside them."""
+    real("language")
+    real("vision")
+    (trained := tmp_path / "trained").mkdir()
+    save_file(projector_of(0.01), trained / "projector.safetensors")
+    bare = load(str(llava.build(tmp_path / "bare", trained)), scheme="plain").model
+    config = LoraConfig(r=2, lora_alpha=4, target_modules=r".*language_model.*\.q_proj", init_lora_weights=False)
+    adapted = get_peft_model(bare, config)
+    adapted.save_pretrained(trained)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        wanted = adapted(input_ids=ids).logits
+        built = load(str(llava.build(tmp_path / "merged", trained)), scheme="plain").model
+        torch.testing.assert_close(built(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-3)
+        with adapted.disable_adapter():
+            assert not torch.allclose(built(input_ids=ids).logits, adapted(input_ids=ids).logits, atol=0.1)
