@@ -107,7 +107,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def commands() -> set[str]:
     """The modules that run as commands."""
-    scripts = (path for path in ROOT.glob("*/**/*.py") if path.relative_to(ROOT).parts[0] in {*_floors()})
+    scripts = (path for floor in _floors() for path in (ROOT / floor).rglob("*.py"))
     texts = {path: path.read_text(encoding="utf-8") for path in scripts}
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts) for path, text in texts.items() if "@entry_point" in text
@@ -143,11 +143,11 @@ def test_no_command_is_forgotten() -> None:
 
 
 def parsed(word: str) -> Iterator[tuple[str, ast.AST]]:
-    """The nodes of every module with a word in it, each with the module's path; of tests none."""
-    for path in ROOT.glob("*/**/*.py"):
-        name = path.relative_to(ROOT)
-        if name.parts[0] not in ("src", "tests") and word in (text := path.read_text(encoding="utf-8")):
-            yield from ((str(name), node) for node in ast.walk(ast.parse(text)))
+    """The nodes of every module of the package with a word in it, each with the module's path."""
+    for floor in _floors():
+        for path in (ROOT / floor).rglob("*.py"):
+            if word in (text := path.read_text(encoding="utf-8")):
+                yield from ((str(path.relative_to(ROOT)), node) for node in ast.walk(ast.parse(text)))
 
 
 @pytest.mark.parametrize("library", ["fcntl", "filelock", "msvcrt"])
