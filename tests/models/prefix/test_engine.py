@@ -40,26 +40,6 @@ def branches(loaded, make) -> list[list[list[int]]]:
     return [[branch(q, k) for k in range(count)] for q, count in enumerate(COUNTS)]
 
 
-@torch.no_grad()
-def next_logits(loaded: Loaded, prefix: Rendered, more: list[int]) -> torch.Tensor:
-    """Transformers' own reading of one whole row: no cache, no mask, no position ids of ours."""
-    ids = torch.tensor([[*prefix.ids, *more]])
-    extra = {}
-    if hasattr(loaded.model.model, "get_rope_index"):
-        loaded.model.model.rope_deltas = None
-        extra["mm_token_type_ids"] = (ids == loaded.renderer.image_token_id).int()
-    return loaded.model(input_ids=ids, **prefix.vision, **extra, use_cache=False).logits[0, -1]
-
-
-def independent_answer(loaded: Loaded, prefix: Rendered, more: list[int], steps: int) -> tuple[list[int], list[float]]:
-    ids, log_probs = [], []
-    while len(ids) < steps and ids[-1:] != [loaded.renderer.end_token_id]:
-        best = next_logits(loaded, prefix, more + ids).log_softmax(-1).max(-1)
-        ids.append(best.indices.item())
-        log_probs.append(best.values.item())
-    return ids, log_probs
-
-
 def gate_ids(loaded: Loaded) -> list[int]:
     return [loaded.renderer.token_id(role) for role in ("retrieve", "no_retrieve")]
 
@@ -68,14 +48,14 @@ def all_rows() -> list[tuple[int, int]]:
     return [(q, k) for q, count in enumerate(COUNTS) for k in range(count)]
 
 
-def test_gates_are_those_of_independent_rows(loaded, prefixes):
+def test_gates_are_those_of_independent_rows(loaded, prefixes, plain):
     probabilities = PrefixEngine(loaded).read(prefixes).probabilities(gate_ids(loaded))
-    expected = torch.stack([next_logits(loaded, p, []).softmax(-1)[gate_ids(loaded)] for p in prefixes])
+    expected = torch.stack([plain.logits(loaded, p, [])[-1].softmax(-1)[gate_ids(loaded)] for p in prefixes])
     assert probabilities.shape == (4, 2)
     torch.testing.assert_close(probabilities, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_relevance_is_that_of_independent_rows(loaded, prefixes, branches):
+def test_relevance_is_that_of_independent_rows(loaded, prefixes, branches, plain):
     engine = PrefixEngine(loaded)
     ids = [loaded.renderer.token_id(role) for role in ("relevant", "irrelevant")]
     by_question = engine.branch(engine.read(prefixes), branches).probabilities(ids)
@@ -83,7 +63,7 @@ def test_relevance_is_that_of_independent_rows(loaded, prefixes, branches):
     for prefix, question_branches, result in zip(prefixes, branches, by_question, strict=True):
         for branch, probabilities in zip(question_branches, result, strict=True):
             torch.testing.assert_close(
-                probabilities, next_logits(loaded, prefix, branch).softmax(-1)[ids], rtol=1e-4, atol=1e-7
+                probabilities, plain.logits(loaded, prefix, branch)[-1].softmax(-1)[ids], rtol=1e-4, atol=1e-7
             )
 
 
@@ -94,27 +74,27 @@ def test_probabilities_are_of_the_full_softmax(loaded, prefixes):
 
 
 @pytest.mark.parametrize("forced", [[], ["relevant"]])
-def test_answers_and_scores_are_those_of_independent_rows(loaded, prefixes, branches, forced):
+def test_answers_and_scores_are_those_of_independent_rows(loaded, prefixes, branches, forced, plain):
     engine = PrefixEngine(loaded)
     state = engine.branch(engine.read(prefixes), branches)
     first = [loaded.renderer.token_id(role) for role in forced]
     rows = [(3, 4), (0, 1), (2, 0), (0, 0)]
     for (q, k), answer in zip(rows, engine.generate(state, rows, first, max_new_tokens=6), strict=True):
-        ids, log_probs = independent_answer(loaded, prefixes[q], branches[q][k] + first, steps=6)
+        ids, log_probs = plain.answer(loaded, prefixes[q], branches[q][k] + first, steps=6)
         assert answer.token_ids == ids
         assert answer.log_probs == pytest.approx(log_probs, abs=1e-4)
         assert answer.score == pytest.approx(math.prod(map(math.exp, log_probs)) ** (1 / len(ids)), rel=1e-3)
 
 
-def test_answers_without_a_passage_are_those_of_independent_rows(loaded, prefixes):
+def test_answers_without_a_passage_are_those_of_independent_rows(loaded, prefixes, plain):
     engine = PrefixEngine(loaded)
     first = [loaded.renderer.token_id("no_retrieve")]
     answers = engine.generate(engine.read(prefixes), [(2, 0), (0, 0)], first, max_new_tokens=6)
     for q, answer in zip((2, 0), answers, strict=True):
-        assert answer.token_ids == independent_answer(loaded, prefixes[q], first, steps=6)[0]
+        assert answer.token_ids == plain.answer(loaded, prefixes[q], first, steps=6)[0]
 
 
-def test_an_answer_ends_with_the_end_token_which_counts_in_the_score(loaded, prefixes):
+def test_an_answer_ends_with_the_end_token_which_counts_in_the_score(loaded, prefixes, plain):
     engine = PrefixEngine(loaded)
     head, end = loaded.model.get_output_embeddings(), loaded.renderer.end_token_id
     kept = head.weight.detach().clone()
@@ -123,7 +103,7 @@ def test_an_answer_ends_with_the_end_token_which_counts_in_the_score(loaded, pre
         head.weight[end] = 20 * hidden.mean(0) / hidden.mean(0).norm()  # makes most rows end at once
     try:
         answers = engine.generate(engine.read(prefixes), [(q, 0) for q in range(4)], max_new_tokens=5)
-        expected = [independent_answer(loaded, prefix, [], steps=5) for prefix in prefixes]
+        expected = [plain.answer(loaded, prefix, [], steps=5) for prefix in prefixes]
     finally:
         with torch.no_grad():
             head.weight.copy_(kept)
@@ -187,7 +167,7 @@ def test_nothing_in_nothing_out(loaded, prefixes):
     assert engine.generate(state, []) == []
 
 
-def test_mmkb_prompts_share_one_prefix(make):
+def test_mmkb_prompts_share_one_prefix(make, plain):
     loaded = make.loaded("qwen2_vl", MMKB_RAG)
     engine, renderer = PrefixEngine(loaded), loaded.renderer
     prefix = renderer.question_prefix(QUESTIONS[0], make.image())
@@ -203,7 +183,7 @@ def test_mmkb_prompts_share_one_prefix(make):
     ids = [renderer.token_id(role) for role in ("retrieve", "relevant")]
     (by_prompt,) = engine.branch(engine.read([prefix]), [prompts]).probabilities(ids)
     for prompt, probabilities in zip(prompts, by_prompt, strict=True):
-        expected = next_logits(loaded, prefix, prompt).softmax(-1)[ids]
+        expected = plain.logits(loaded, prefix, prompt)[-1].softmax(-1)[ids]
         torch.testing.assert_close(probabilities, expected, rtol=1e-4, atol=1e-7)
 
 
