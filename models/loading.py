@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.weights import checking_finite
 from reflectune.models.processing.image_config import AS_IN_PROCESSOR, ImageSettings
 from reflectune.models.processing.image_fitting import fit_images, images_fingerprint, images_in_words
 from reflectune.models.rendering.renderer import Renderer
@@ -80,8 +82,8 @@ def load(
         images: How the processor fits pictures. A checkpoint has what it was trained with, and takes nothing else.
 
     Raises:
-        UserError: There is no such model; it is a checkpoint without its scheme, or of another scheme, or trained on
-            pictures that were fitted otherwise; a setting is not known; or four bits are asked for or needed, and
+        UserError: There is no such model; tensors of it are missing, unknown, of another shape, or not finite; it is a
+            checkpoint without its scheme, or of another scheme, or trained on pictures that were fitted otherwise; a setting is not known; or four bits are asked for or needed, and
             bitsandbytes is not installed.
     """
     if quantization is not None:
@@ -90,23 +92,27 @@ def load(
     wanted = find_scheme(scheme) if scheme else None
     source = resolve(model)
     tuned_scheme = _own_scheme(source, wanted) if isinstance(source, Path) else None
-    if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():
-        if quantization is not None:
-            raise UserError(f"{source} is an adapter, and 4 bits are for a base model; merge it with train.merge first")
-        network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), find_device(device))
-    else:
-        network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, find_device(device))
-        base = ""
-        if tuned_scheme is None and wanted is not None and _is_released(network, processor, wanted):
-            tuned_scheme = wanted
-        elif tuned_scheme is None and wanted is not None:
-            _refuse_orphan(network, processor, wanted, source)
-            add_reflection_tokens(network, processor, wanted, seed=seed)
-    _fit_images(processor, network, images, model, is_tuned=tuned_scheme is not None)
-    used = tuned_scheme or wanted
-    renderer = Renderer(used, processor)
-    parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(as_dtype(dtype))]
-    parts.append(images_fingerprint(processor))
+    with ExitStack() as beside:  # weights are read in a thread while the rest is made ready
+        if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():
+            if quantization is not None:
+                raise UserError(
+                    f"{source} is an adapter, and 4 bits are for a base model; merge it with train.merge first"
+                )
+            network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), find_device(device))
+        else:
+            network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, find_device(device))
+            beside.enter_context(checking_finite(f"the model {source}", network))
+            base = ""
+            if tuned_scheme is None and wanted is not None and _is_released(network, processor, wanted):
+                tuned_scheme = wanted
+            elif tuned_scheme is None and wanted is not None:
+                _refuse_orphan(network, processor, wanted, source)
+                add_reflection_tokens(network, processor, wanted, seed=seed)
+        _fit_images(processor, network, images, model, is_tuned=tuned_scheme is not None)
+        used = tuned_scheme or wanted
+        renderer = Renderer(used, processor)
+        parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(as_dtype(dtype))]
+        parts.append(images_fingerprint(processor))
     if used is not None and tuned_scheme is None:
         parts.append(str(seed))
     if quantization is None:
@@ -234,7 +240,7 @@ def _load_adapter(
     folder: Path, scheme: Scheme | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, ProcessorMixin, str]:
     """The base model with the scheme's tokens and the adapter merged into it, and the base weights' fingerprint."""
-    from peft import PeftModel  # slow to import
+    from reflectune.models.weights.adapters import load_adapter  # slow to import
 
     assert scheme is not None  # an adapter without a scheme is refused before
     info = read_info(folder)
@@ -245,12 +251,13 @@ def _load_adapter(
     network, _ = load_pretrained(
         str(base), as_dtype(quantization.dtype) if quantization else dtype, quantization, device
     )
-    processor = load_processor(folder, network.config.model_type)
-    add_reflection_tokens(network, processor, scheme, seed=int(info["seed"]))
-    if quantization:
-        network = dequantized(network, dtype)
-    merged = PeftModel.from_pretrained(network, folder).merge_and_unload()
-    return merged, processor, _weights_fingerprint(base, network)
+    with checking_finite(f"the model {base}", network):
+        processor = load_processor(folder, network.config.model_type)
+        add_reflection_tokens(network, processor, scheme, seed=int(info["seed"]))
+        if quantization:
+            network = dequantized(network, dtype)
+        merged = load_adapter(network, folder).merge_and_unload()
+        return merged, processor, _weights_fingerprint(base, network)
 
 
 def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
