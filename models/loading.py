@@ -175,6 +175,25 @@ def is_stored_in(model: str, dtype: str) -> bool:
     return stored == as_dtype(dtype)
 
 
+def shapes_file(model: str) -> Path:
+    """The `config.json` of a model, which says its shapes; an adapter's is its base model's. No weights are needed.
+
+    Raises:
+        UserError: There is no such model.
+    """
+    from transformers.utils.hub import cached_file
+
+    source = resolve(model)
+    if isinstance(source, Path):
+        if not (source / "config.json").is_file():  # an adapter
+            return shapes_file(str(read_info(source)["base_model"]))
+        return source / "config.json"
+    try:
+        return Path(str(cached_file(source, "config.json")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"no model {model}: {' '.join(str(error).split())[:400]}") from error
+
+
 def resolve(model: str) -> Path | str:
     """The folder that a name stands for, or the name itself if it can only be a hub id.
 
