@@ -37,6 +37,7 @@ def without_checks() -> Iterator[None]:
     with (
         patch.object(pretrained, "check_names", lambda *given, **named: None),
         patch.object(loading, "checking_finite", lambda *given, **named: nullcontext()),
+        patch.object(loading, "check_reading", lambda *given: None),
     ):
         yield
 

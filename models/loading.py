@@ -21,6 +21,7 @@ from reflectune.models.processing.image_config import AS_IN_PROCESSOR, ImageSett
 from reflectune.models.processing.image_fitting import fit_images, images_fingerprint, images_in_words
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import SCHEME_FILE, Scheme
+from reflectune.models.schemes.reading import READ_WITH, check_reading, reading_record
 from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.schemes.tokens import add_reflection_tokens, known_tokens
 from reflectune.models.shipped import shipped_folder
@@ -83,7 +84,8 @@ def load(
 
     Raises:
         UserError: There is no such model; tensors of it are missing, unknown, of another shape, or not finite; it is a
-            checkpoint without its scheme, or of another scheme, or trained on pictures that were fitted otherwise; a setting is not known; or four bits are asked for or needed, and
+            checkpoint without its scheme, of another scheme, or trained with another tokenizer or chat template, or on
+            pictures that were fitted otherwise; a setting is not known; or four bits are asked for or needed, and
             bitsandbytes is not installed.
     """
     if quantization is not None:
@@ -110,6 +112,8 @@ def load(
                 add_reflection_tokens(network, processor, wanted, seed=seed)
         _fit_images(processor, network, images, model, is_tuned=tuned_scheme is not None)
         used = tuned_scheme or wanted
+        if isinstance(source, Path) and tuned_scheme is not None and (source / SCHEME_FILE).is_file():
+            check_reading(source, processor, tuned_scheme)
         renderer = Renderer(used, processor)
         parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(as_dtype(dtype))]
         parts.append(images_fingerprint(processor))
@@ -157,7 +161,7 @@ def save_checkpoint(
             state_dict = {name: value for name, value in state_dict.items() if name not in model.all_tied_weights_keys}
         model.save_pretrained(folder, state_dict=state_dict)
     processor.save_pretrained(folder)
-    scheme.save(folder)
+    scheme.save(folder, {READ_WITH: reading_record(processor, scheme)})
     write_json(folder / INFO_FILE, {"kind": "adapter" if is_adapter else "full", "scheme": scheme.name, **info})
 
 
