@@ -36,7 +36,7 @@ from reflectune.train.fine_tuning.logs import LogFile, Progress
 from reflectune.train.fine_tuning.validation import GateReader, Sums, gate_metrics
 from reflectune.train.forecasting.memory import GIB
 from reflectune.train.saving.best import BEST, is_patience_exhausted, put_in_place
-from reflectune.train.saving.checkpoints import keep_newest, mark_whole, refuse_full_disk
+from reflectune.train.saving.checkpoints import keep_newest, mark_checkpoint_whole, refuse_full_disk
 from reflectune.train.settings.validation import ANSWERS
 from reflectune.train.setup.parameters import give_projector_a_rate, parameter_count
 
@@ -240,7 +240,7 @@ class ReflectionTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             step = self.state.global_step
-            mark_whole(self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}", self.settings, step)
+            mark_checkpoint_whole(self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}", self.settings, step)
             keep_newest(self._folder, self._checkpoints_to_keep)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
