@@ -5,8 +5,8 @@
 Each model is loaded by turns with the checks and without, and the least time of each way counts. `miniature/…` and a
 fine-tuned checkpoint of it are loaded by `reflectune.models.loading.load`. `pocket/language`, if it was fetched, is no
 LLaVA: it is loaded by the same steps, which are its weights, its tokenizer, and the hash of its files. The files are in
-the page cache, where loading is fastest and checks weigh most. NaN is looked for in a thread beside the other steps, so
-the least time needs a second core that is idle; the processors' seconds are told too.
+the page cache, where loading is fastest and checks weigh most. The processors' seconds are told too: they count on a
+machine that has other things to do.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from reflectune.core.hashing import file_fingerprint
-from reflectune.core.weights import check_names, checking_finite
+from reflectune.core.hashing import file_fingerprint, read_blocks
+from reflectune.core.weights import FiniteFiles, check_names
 from reflectune.models import loading
 from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.pocket.parts import cache_folder, is_fetched
@@ -36,7 +36,7 @@ def without_checks() -> Iterator[None]:
     """Within, `load` looks at nothing."""
     with (
         patch.object(pretrained, "check_names", lambda *given, **named: None),
-        patch.object(loading, "checking_finite", lambda *given, **named: nullcontext()),
+        patch.object(FiniteFiles, "read", lambda self, path: read_blocks(path)),
         patch.object(loading, "check_reading", lambda *given: None),
     ):
         yield
@@ -46,12 +46,14 @@ def load_language(folder: Path, *, checked: bool) -> None:
     """Load a language model by the steps that `load` takes of any model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, report = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+    _, report = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
     if checked:
         check_names(str(folder), report)
-    with checking_finite(str(folder), model) if checked else nullcontext():
-        AutoTokenizer.from_pretrained(folder)
-        file_fingerprint(*sorted(folder.glob("*.safetensors")))
+    AutoTokenizer.from_pretrained(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    weights = FiniteFiles(str(folder), files)
+    file_fingerprint(*files, read=weights.read)
+    weights.check()
 
 
 def measure(way: Callable[[bool], Any], repeats: int) -> dict[bool, tuple[float, float]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import read_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -15,6 +19,9 @@ if TYPE_CHECKING:
 _SHOWN: Final = 5
 _COMPUTED: Final = ("position_ids", "inv_freq")
 """Ends of the names of buffers that older checkpoints hold and that a model computes."""
+_FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""safetensors' names of torch's dtypes that can hold NaN and are stored."""
+_PIECE: Final = 1 << 20
 _FIX: Final = "check or replace its files"
 
 
@@ -66,7 +73,11 @@ def check_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> None:
 def _check_weights(name: str, weights: Sequence[tuple[str, Tensor]], fix: str) -> None:
     bad = {key for key, weight in weights if not _is_finite(weight)}
     if bad:
-        raise UserError(f"{name} has NaN or infinite values in {len(bad)} of its weights, e.g. {first_few(bad)}; {fix}")
+        raise UserError(_not_finite(name, bad, fix))
+
+
+def _not_finite(name: str, bad: Collection[str], fix: str) -> str:
+    return f"{name} has NaN or infinite values in {len(bad)} of its weights, e.g. {first_few(bad)}; {fix}"
 
 
 @contextmanager
@@ -81,6 +92,56 @@ def checking_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> Iterator
         found = pool.submit(_check_weights, name, list(_weights(model)), fix)
         yield
         found.result()
+
+
+class FiniteFiles:
+    """Looks for NaN and infinite values in safetensors while their bytes are read for another purpose.
+
+    A piece that was just read is in the processor's cache: this costs some percent of its hash, a pass over the loaded
+    model many times that.
+
+    Args:
+        name: Of the model, for the message.
+        files: Those that the model is loaded from; others are read and not looked at.
+    """
+
+    def __init__(self, name: str, files: Collection[Path]) -> None:
+        self._name, self._files = name, files
+        self._bad: set[str] = set()
+
+    def read(self, path: Path) -> Iterator[bytes | memoryview]:
+        """The bytes of a file, in order; each piece is overwritten by the next."""
+        return self._look(path) if path in self._files else read_blocks(path)
+
+    def check(self, *, fix: str = _FIX) -> None:
+        """Say what was found.
+
+        Raises:
+            UserError: Names the first tensors with NaN or infinite values, and says how many there are.
+        """
+        if self._bad:
+            raise UserError(_not_finite(self._name, self._bad, fix))
+
+    def _look(self, path: Path) -> Iterator[bytes | memoryview]:
+        import torch  # slow to import
+
+        buffer = memoryview(bytearray(_PIECE))
+        with path.open("rb") as file:
+            size = file.read(8)
+            header = file.read(int.from_bytes(size, "little"))
+            yield size + header
+            tensors = {name: one for name, one in json.loads(header).items() if name != "__metadata__"}
+            for name, one in sorted(tensors.items(), key=lambda item: tuple(item[1]["data_offsets"])):
+                begin, end = one["data_offsets"]
+                dtype = getattr(torch, _FLOATS.get(one["dtype"], ""), None)
+                for start in range(begin, end, _PIECE):
+                    piece = buffer[: min(_PIECE, end - start)]
+                    file.readinto(piece)
+                    if dtype is not None and not _is_finite(torch.frombuffer(piece, dtype=dtype)):
+                        self._bad.add(name)
+                    yield piece
+            while block := file.read(_PIECE):
+                yield block
 
 
 def first_few(names: Iterable[str]) -> str:
@@ -101,7 +162,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _is_finite(weight: Tensor) -> bool:
     """Whether all values are finite: their sum is not if one isn't, and is read four times as fast as each of them."""
-    if bool(weight.sum().isfinite()):
+    if math.isfinite(weight.sum().item()):
         return True
     return bool(weight.isfinite().all())  # many large ones may have an infinite sum
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.weights import checking_finite
+from reflectune.core.weights import FiniteFiles, checking_finite
 from reflectune.models.processing.image_config import AS_IN_PROCESSOR, ImageSettings
 from reflectune.models.processing.image_fitting import fit_images, images_fingerprint, images_in_words
 from reflectune.models.rendering.renderer import Renderer
@@ -103,7 +103,7 @@ def load(
             network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), find_device(device))
         else:
             network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, find_device(device))
-            beside.enter_context(checking_finite(f"the model {source}", network))
+            beside.enter_context(_checking_finite(source, network))
             base = ""
             if tuned_scheme is None and wanted is not None and _is_released(network, processor, wanted):
                 tuned_scheme = wanted
@@ -172,11 +172,19 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 
 def is_stored_in(model: str, dtype: str) -> bool:
     """Whether a model's config says that its weights have this dtype."""
+    return stored_dtype(model) == as_dtype(dtype)
+
+
+def stored_dtype(model: str) -> Any:
+    """The dtype of a model's weights by its config; None if that doesn't say.
+
+    Raises:
+        UserError: There is no such model, or its config is damaged.
+    """
     try:
-        stored = AutoConfig.from_pretrained(resolve(model), trust_remote_code=False).dtype
+        return AutoConfig.from_pretrained(resolve(model), trust_remote_code=False).dtype
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the model {model}: {' '.join(str(error).split())[:400]}") from error
-    return stored == as_dtype(dtype)
 
 
 def shapes_file(model: str) -> Path:
@@ -274,7 +282,7 @@ def _load_adapter(
     network, _ = load_pretrained(
         str(base), as_dtype(quantization.dtype) if quantization else dtype, quantization, device
     )
-    with checking_finite(f"the model {base}", network):
+    with _checking_finite(base, network):
         processor = load_processor(folder, network.config.model_type)
         add_reflection_tokens(network, processor, scheme, seed=int(info["seed"]))
         if quantization:
@@ -283,10 +291,27 @@ def _load_adapter(
         return merged, processor, _weights_fingerprint(base, network)
 
 
+def _checking_finite(source: Path | str, network: PreTrainedModel) -> AbstractContextManager[None]:
+    """Look for NaN, beside what is done within, where `_weights_fingerprint` doesn't: it reads files of folders alone.
+
+    Half precision may not hold what the file does, so what was loaded is looked at there.
+    """
+    if isinstance(source, Path) and network.dtype != torch.float16:
+        return nullcontext()
+    return checking_finite(f"the model {source}", network)
+
+
 def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
-    """A hash of a folder's weights and configs, or the hub's commit and the name."""
+    """A hash of a folder's weights and configs, or the hub's commit and the name.
+
+    Raises:
+        UserError: A folder's weights hold NaN or infinite values.
+    """
     if isinstance(source, str):
         return fingerprint([source, getattr(network.config, "_commit_hash", None)])
     names = ("config.json", ADAPTER_FILE)
     files = [*sorted(source.glob("*.safetensors")), *(source / name for name in names if (source / name).is_file())]
-    return file_fingerprint(*files)
+    weights = FiniteFiles(f"the model {source}", set(source.glob("model*.safetensors")))
+    hashed = file_fingerprint(*files, read=weights.read)
+    weights.check()
+    return hashed

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +46,7 @@ def reading_record(processor: ProcessorMixin, scheme: Scheme) -> dict[str, Any]:
     texts = (*_PROBES, *scheme.descriptions.values(), *scheme.prompts.values())
     return {
         "token_ids": {role: tokenizer.convert_tokens_to_ids(token) for role, token in scheme.tokens.items()},
-        "vocabulary": fingerprint(sorted(tokenizer.get_vocab().items())),
+        "vocabulary": _hash_of(tokenizer.get_vocab()),
         "texts": fingerprint([tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]),
         "chat_template": fingerprint(getattr(processor, "chat_template", None)),
     }
@@ -94,3 +96,10 @@ def check_reading(folder: Path, processor: ProcessorMixin, scheme: Scheme) -> No
             f"{folder} is read otherwise than it was trained: {'; '.join(problems)}. Restore "
             f"{' and '.join(files)} as saved with the checkpoint, or train again with the new ones"
         )
+
+
+def _hash_of(vocabulary: Mapping[str, int]) -> str:
+    """A hash of tokens and ids; joined to one text first, which is many times as fast as JSON."""
+    ordered = sorted(vocabulary.items(), key=itemgetter(1))
+    text = "\0".join(token for token, _ in ordered) + "\0\0" + " ".join(str(number) for _, number in ordered)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -199,7 +199,8 @@ def _check_fit(projector: Mapping[str, Tensor] | None, parts: Parts) -> None:
     if projector is None:
         return
     seen, width = getattr(whole, "vision_config", whole).hidden_size, text.hidden_size
-    expected = {"linear_1.weight": (width, seen), "linear_2.weight": (width, width)}
+    expected: dict[str, tuple[int, ...]] = {"linear_1.weight": (width, seen), "linear_2.weight": (width, width)}
+    expected |= {"linear_1.bias": (width,), "linear_2.bias": (width,)}
     for name, shape in expected.items():
         if tuple(projector[name].shape) != shape:
             raise UserError(

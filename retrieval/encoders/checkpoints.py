@@ -122,13 +122,14 @@ def load_weights(
             f"the model {checkpoint.name} cannot be loaded from {checkpoint.folder}: {_short(error)}; check or replace "
             "its files"
         ) from error
-    parts = {name for name, _ in model.named_children()}
+    prefix = model.base_model_prefix
+    parts = {name for whole in (model, getattr(model, prefix, model)) for name, _ in whole.named_children()}
     fix = f"replace the files in {checkpoint.folder}"
     check_names(
         checkpoint.name,
         report,
         may_lack=(unused,) if unused else (),
-        may_have=lambda key: key.removeprefix(f"{model.base_model_prefix}.").partition(".")[0] not in parts,
+        may_have=lambda key: key.removeprefix(f"{prefix}.").partition(".")[0] not in parts,
         fix=fix,
     )
     check_finite(checkpoint.name, model, fix=fix)
