@@ -46,7 +46,8 @@ def load_language(folder: Path, *, checked: bool) -> None:
     """Load a language model by the steps that `load` takes of any model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _, report = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+    kind: Any = AutoModelForCausalLM
+    _, report = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
     if checked:
         check_names(str(folder), report)
     AutoTokenizer.from_pretrained(folder)

@@ -44,7 +44,8 @@ def load_pretrained(
         if getattr(config, "quantization_config", None) is not None:
             raise UserError(f"{source} is stored quantised; take the plain weights, and train them by `method: qlora`")
         with without_load_report():
-            network, report = AutoModelForImageTextToText.from_pretrained(
+            kind: Any = AutoModelForImageTextToText  # with its report it returns a pair, which its types don't say
+            network, report = kind.from_pretrained(
                 source,
                 config=config,
                 dtype=dtype,

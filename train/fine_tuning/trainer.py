@@ -269,8 +269,9 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None
     # from_pretrained, and not the raw file: the names on the disk are not the names in memory.
     dtypes = {parameter.dtype for parameter in model.parameters()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32  # a frozen part in half precision is cast exactly
+    kind: Any = type(model)  # with its report it returns a pair, which its types don't say
     try:
-        loaded, report = type(model).from_pretrained(
+        loaded, report = kind.from_pretrained(
             folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
