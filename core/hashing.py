@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,25 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def file_fingerprint(*paths: str | Path) -> str:
-    """A 16-digit hex hash over the names and bytes of files, in the order given."""
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, in pieces of 1 MiB."""
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            yield block
+
+
+def file_fingerprint(*paths: str | Path, read: Callable[[Path], Iterable[bytes | memoryview]] = read_blocks) -> str:
+    """A 16-digit hex hash over the names and bytes of files, in the order given.
+
+    Args:
+        paths: The files.
+        read: Gives the bytes of a file, all of them and in order; it may look at them on the way.
+    """
     digest = hashlib.sha256()
     for path in map(Path, paths):
         digest.update(path.name.encode() + b"\0")
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        for block in read(path):
+            digest.update(block)
     return digest.hexdigest()[:16]
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
+from reflectune.core.weights import check_finite, check_names
 
 if TYPE_CHECKING:
     import torch
@@ -127,8 +128,10 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
         device: Where it computes; in full precision everywhere.
 
     Raises:
-        UserError: There is no such checkpoint, it is not BEM, or it was never checked against the original.
+        UserError: There is no such checkpoint, it is not BEM, or it was never checked against the original; or tensors
+            of it are missing, of another shape, or not finite.
     """
+    from safetensors import SafetensorError
     from transformers import BertForSequenceClassification
     from transformers.utils.hub import cached_file
 
@@ -137,15 +140,20 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
             file: Path(str(cached_file(name, file)))
             for file in (RECORD, "config.json", "vocab.txt", "model.safetensors")
         }
-        model = BertForSequenceClassification.from_pretrained(name, use_safetensors=True)
-    except (OSError, ValueError) as error:
+        kind: Any = BertForSequenceClassification  # with its report it returns a pair, which its types don't say
+        model, report = kind.from_pretrained(
+            name, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"BEM can't be loaded from {name!r}: {error}. Expected a folder or hub id with config.json, "
             f"model.safetensors, vocab.txt and {RECORD}; `python -m reflectune.metrics.convert_bem --help` makes one"
         ) from error
+    check_names(f"BEM in {name!r}", report)
+    check_finite(f"BEM in {name!r}", model)
     record = json.loads(files[RECORD].read_text(encoding="utf-8"))
     return Bem(
-        model.to(device),  # type: ignore[arg-type]
+        model.to(device),
         load_tokenizer(files["vocab.txt"]),
         mask_padding=_checked(name, record, model.config),
         name=name,

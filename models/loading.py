@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.weights import FiniteFiles, checking_finite
 from reflectune.models.processing.image_config import AS_IN_PROCESSOR, ImageSettings
 from reflectune.models.processing.image_fitting import fit_images, images_fingerprint, images_in_words
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import SCHEME_FILE, Scheme
+from reflectune.models.schemes.reading import READ_WITH, check_reading, reading_record
 from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.schemes.tokens import add_reflection_tokens, known_tokens
 from reflectune.models.shipped import shipped_folder
@@ -80,7 +83,8 @@ def load(
         images: How the processor fits pictures. A checkpoint has what it was trained with, and takes nothing else.
 
     Raises:
-        UserError: There is no such model; it is a checkpoint without its scheme, or of another scheme, or trained on
+        UserError: There is no such model; tensors of it are missing, unknown, of another shape, or not finite; it is a
+            checkpoint without its scheme, of another scheme, or trained with another tokenizer or chat template, or on
             pictures that were fitted otherwise; a setting is not known; or four bits are asked for or needed, and
             bitsandbytes is not installed.
     """
@@ -90,23 +94,29 @@ def load(
     wanted = find_scheme(scheme) if scheme else None
     source = resolve(model)
     tuned_scheme = _own_scheme(source, wanted) if isinstance(source, Path) else None
-    if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():
-        if quantization is not None:
-            raise UserError(f"{source} is an adapter, and 4 bits are for a base model; merge it with train.merge first")
-        network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), find_device(device))
-    else:
-        network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, find_device(device))
-        base = ""
-        if tuned_scheme is None and wanted is not None and _is_released(network, processor, wanted):
-            tuned_scheme = wanted
-        elif tuned_scheme is None and wanted is not None:
-            _refuse_orphan(network, processor, wanted, source)
-            add_reflection_tokens(network, processor, wanted, seed=seed)
-    _fit_images(processor, network, images, model, is_tuned=tuned_scheme is not None)
-    used = tuned_scheme or wanted
-    renderer = Renderer(used, processor)
-    parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(as_dtype(dtype))]
-    parts.append(images_fingerprint(processor))
+    with ExitStack() as beside:  # weights are read in a thread while the rest is made ready
+        if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():
+            if quantization is not None:
+                raise UserError(
+                    f"{source} is an adapter, and 4 bits are for a base model; merge it with train.merge first"
+                )
+            network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), find_device(device))
+        else:
+            network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, find_device(device))
+            beside.enter_context(_checking_finite(source, network))
+            base = ""
+            if tuned_scheme is None and wanted is not None and _is_released(network, processor, wanted):
+                tuned_scheme = wanted
+            elif tuned_scheme is None and wanted is not None:
+                _refuse_orphan(network, processor, wanted, source)
+                add_reflection_tokens(network, processor, wanted, seed=seed)
+        _fit_images(processor, network, images, model, is_tuned=tuned_scheme is not None)
+        used = tuned_scheme or wanted
+        if isinstance(source, Path) and tuned_scheme is not None and (source / SCHEME_FILE).is_file():
+            check_reading(source, processor, tuned_scheme)
+        renderer = Renderer(used, processor)
+        parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(as_dtype(dtype))]
+        parts.append(images_fingerprint(processor))
     if used is not None and tuned_scheme is None:
         parts.append(str(seed))
     if quantization is None:
@@ -151,7 +161,7 @@ def save_checkpoint(
             state_dict = {name: value for name, value in state_dict.items() if name not in model.all_tied_weights_keys}
         model.save_pretrained(folder, state_dict=state_dict)
     processor.save_pretrained(folder)
-    scheme.save(folder)
+    scheme.save(folder, {READ_WITH: reading_record(processor, scheme)})
     write_json(folder / INFO_FILE, {"kind": "adapter" if is_adapter else "full", "scheme": scheme.name, **info})
 
 
@@ -162,11 +172,38 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 
 def is_stored_in(model: str, dtype: str) -> bool:
     """Whether a model's config says that its weights have this dtype."""
+    return stored_dtype(model) == as_dtype(dtype)
+
+
+def stored_dtype(model: str) -> Any:
+    """The dtype of a model's weights by its config; None if that doesn't say.
+
+    Raises:
+        UserError: There is no such model, or its config is damaged.
+    """
     try:
-        stored = AutoConfig.from_pretrained(resolve(model), trust_remote_code=False).dtype
+        return AutoConfig.from_pretrained(resolve(model), trust_remote_code=False).dtype
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the model {model}: {' '.join(str(error).split())[:400]}") from error
-    return stored == as_dtype(dtype)
+
+
+def shapes_file(model: str) -> Path:
+    """The `config.json` of a model, which says its shapes; an adapter's is its base model's. No weights are needed.
+
+    Raises:
+        UserError: There is no such model.
+    """
+    from transformers.utils.hub import cached_file
+
+    source = resolve(model)
+    if isinstance(source, Path):
+        if not (source / "config.json").is_file():  # an adapter
+            return shapes_file(str(read_info(source)["base_model"]))
+        return source / "config.json"
+    try:
+        return Path(str(cached_file(source, "config.json")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"no model {model}: {' '.join(str(error).split())[:400]}") from error
 
 
 def resolve(model: str) -> Path | str:
@@ -234,7 +271,7 @@ def _load_adapter(
     folder: Path, scheme: Scheme | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, ProcessorMixin, str]:
     """The base model with the scheme's tokens and the adapter merged into it, and the base weights' fingerprint."""
-    from peft import PeftModel  # slow to import
+    from reflectune.models.weights.adapters import load_adapter  # slow to import
 
     assert scheme is not None  # an adapter without a scheme is refused before
     info = read_info(folder)
@@ -245,18 +282,36 @@ def _load_adapter(
     network, _ = load_pretrained(
         str(base), as_dtype(quantization.dtype) if quantization else dtype, quantization, device
     )
-    processor = load_processor(folder, network.config.model_type)
-    add_reflection_tokens(network, processor, scheme, seed=int(info["seed"]))
-    if quantization:
-        network = dequantized(network, dtype)
-    merged = PeftModel.from_pretrained(network, folder).merge_and_unload()
-    return merged, processor, _weights_fingerprint(base, network)
+    with _checking_finite(base, network):
+        processor = load_processor(folder, network.config.model_type)
+        add_reflection_tokens(network, processor, scheme, seed=int(info["seed"]))
+        if quantization:
+            network = dequantized(network, dtype)
+        merged = load_adapter(network, folder).merge_and_unload()
+        return merged, processor, _weights_fingerprint(base, network)
+
+
+def _checking_finite(source: Path | str, network: PreTrainedModel) -> AbstractContextManager[None]:
+    """Look for NaN, beside what is done within, where `_weights_fingerprint` doesn't: it reads files of folders alone.
+
+    Half precision may not hold what the file does, so what was loaded is looked at there.
+    """
+    if isinstance(source, Path) and network.dtype != torch.float16:
+        return nullcontext()
+    return checking_finite(f"the model {source}", network)
 
 
 def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
-    """A hash of a folder's weights and configs, or the hub's commit and the name."""
+    """A hash of a folder's weights and configs, or the hub's commit and the name.
+
+    Raises:
+        UserError: A folder's weights hold NaN or infinite values.
+    """
     if isinstance(source, str):
         return fingerprint([source, getattr(network.config, "_commit_hash", None)])
     names = ("config.json", ADAPTER_FILE)
     files = [*sorted(source.glob("*.safetensors")), *(source / name for name in names if (source / name).is_file())]
-    return file_fingerprint(*files)
+    weights = FiniteFiles(f"the model {source}", set(source.glob("model*.safetensors")))
+    hashed = file_fingerprint(*files, read=weights.read)
+    weights.check()
+    return hashed

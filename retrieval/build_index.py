@@ -1,7 +1,8 @@
 """Index a knowledge base: `python -m reflectune.retrieval.build_index --knowledge DIR --output DIR [--dry_run]`.
 
 Encodes every entry's images and title. A run that was cut off goes on where it stopped when the same command is given
-again. Exit status: 0 if every image was good, 3 if some were left out (`on_error: skip`).
+again; with `--verify` a finished one is compared whole with its checksums. Exit status: 0 if every image was good, 3 if
+some were left out (`on_error: skip`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class IndexConfig:
     device: str = setting("auto", "cpu, cuda, cuda:1, or auto")
     on_error: Literal["stop", "skip"] = setting(
         "stop", "what to do about a bad image: stop, or leave it out, list and count it"
+    )
+    verify: bool = setting(
+        False, "compare a finished index's large files whole with their checksums, and add these if there are none"
     )
     dry_run: bool = setting(False, "check the encoder and every image's path, and stop")
 
@@ -81,6 +85,7 @@ def run(config: IndexConfig) -> int:
         batch_size=config.batch_size,
         shard_rows=config.shard_rows,
         on_error=config.on_error,
+        verify=config.verify,
         progress=sys.stderr.isatty(),
     )
     print(f"{config.output}: {len(index.title):,} titles and {len(index.image):,} images of {kb.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import shutil
@@ -33,6 +34,7 @@ from reflectune.core.rejected import (
     stop,
 )
 from reflectune.core.types import Entry
+from reflectune.retrieval.checksums import CHECKSUMS, check_files, checksums, say_unchecked
 from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors, title_dimensions
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 
@@ -40,6 +42,7 @@ MANIFEST = "manifest.json"
 KINDS = ("image", "title")
 
 _ROWS = "rows.json"
+_FILES = (_ROWS, *(f"{kind}.faiss" for kind in KINDS))
 _UNFINISHED = "unfinished"
 _SETTINGS = "settings.json"
 _PARTS = ("image", "title", "owner", "titled", "rejected")
@@ -75,6 +78,7 @@ def build_index(
     batch_size: int = 64,
     shard_rows: int = 4096,
     on_error: OnError = "stop",
+    verify: bool = False,
     progress: bool = False,
 ) -> Index:
     """Build an index, or go on with one that was cut off; a finished one is taken as it is.
@@ -88,6 +92,8 @@ def build_index(
         on_error: `stop` ends at the first bad image. `skip` leaves bad images out, and entries without a title, lists
             them in `rejected.jsonl` and counts them in the manifest; an entry whose images are all bad is found by its
             title, as one that never had any.
+        verify: Of a finished index, read large files whole when their checksums are compared; one that an earlier
+            version built without checksums gets them.
         progress: Show a progress bar.
 
     Raises:
@@ -100,7 +106,11 @@ def build_index(
             raise UserError(f"the knowledge base {kb.folder} has no entries: there is nothing to index")
         _encode_shards(kb, encoder, folder / _UNFINISHED, batch_size, shard_rows, on_error, progress)
         _assemble(kb, encoder, folder)
-    index = load_index(folder, kb, encoder)
+    index = load_index(folder, kb, encoder, verify=verify)
+    if verify and CHECKSUMS not in index.manifest:
+        manifest = {**index.manifest, CHECKSUMS: checksums(folder / name for name in _FILES)}
+        write_json(folder / MANIFEST, manifest)
+        index = dataclasses.replace(index, manifest=manifest)
     if on_error == "stop" and left_out(index):
         raise UserError(
             f"the index {folder} was built with `on_error: skip` and lacks {left_out(index):,} images or entries, "
@@ -115,16 +125,32 @@ def left_out(index: Index) -> int:
     return sum(index.manifest.get("left_out", {}).values())
 
 
-def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder) -> Index:
+def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder, *, verify: bool = False) -> Index:
     """Load an index for searching this knowledge base with this encoder.
 
+    Files of up to 64 MiB are compared with their checksums whole, larger ones by chunks spread over them.
+
+    Args:
+        folder: The index's.
+        kb: The knowledge base that it must be of.
+        encoder: The encoder that it must be built with.
+        verify: Read large files whole for their checksums too.
+
     Raises:
-        UserError: It was built from another knowledge base or with another encoder, or its files are damaged.
+        UserError: It was built from another knowledge base or with another encoder; or a file of it was swapped, cut or
+            changed.
     """
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST, "the index's manifest")
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("vectors"), dict):
+        raise UserError(f"{folder / MANIFEST} is no index's manifest; delete the folder and build the index again")
     _check_origin(folder, manifest, _origin(kb, encoder))
-    rows = read_json(folder / _ROWS, "the index's rows")
+    if CHECKSUMS in manifest:
+        check_files(folder, manifest[CHECKSUMS], _FILES, verify=verify)
+    elif not verify:
+        how = f"--knowledge {kb.folder} --encoder {encoder.name} --output {folder}"
+        say_unchecked(folder, f"`python -m reflectune.retrieval.build_index {how} --verify` adds them")
+    rows = _read_rows(folder)
     vectors = {kind: _read_vectors(folder, kind, manifest) for kind in KINDS}
     for kind in KINDS:
         if len(rows[kind]) != len(vectors[kind]):
@@ -135,6 +161,15 @@ def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder)
     places = {entry_id: place for place, entry_id in enumerate(rows["title"])}
     owner = np.array([places[entry_id] for entry_id in rows["image"]], dtype=np.int64)
     return Index(manifest, tuple(rows["title"]), vectors["image"], owner, vectors["title"])
+
+
+def _read_rows(folder: Path) -> dict[str, list[str]]:
+    """The entry of each vector: one id for each image, and one for each title."""
+    rows = read_json(folder / _ROWS, "the index's rows")
+    is_whole = isinstance(rows, dict) and all(isinstance(rows.get(kind), list) for kind in KINDS)
+    if not is_whole or not set(rows["image"]) <= set(rows["title"]):
+        raise UserError(f"{folder / _ROWS} is damaged; delete the folder and build the index again")
+    return rows
 
 
 def _origin(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
@@ -321,6 +356,7 @@ def _assemble(kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path) -> Non
         "dtype": "float32",
         "vectors": counts,
         "left_out": dict(rejected.reasons.most_common()),
+        CHECKSUMS: checksums(folder / name for name in _FILES),
     }
     write_json(folder / MANIFEST, manifest)
 

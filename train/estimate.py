@@ -3,13 +3,16 @@
     python -m reflectune.train.estimate --config configs/llava15_7b/mr2ag_full.yaml --processes 8 --sharding zero3 \
         --device_gib 80
 
-A model's shapes come from `architecture.json` beside the recipe, or, if `model` is a folder, from its `config.json`.
+A model's shapes come from its `config.json`, in its folder or from the Hub; those of the model that the recipe itself
+names also from `architecture.json` beside the recipe, so that nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+
+import yaml
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError, entry_point
@@ -26,24 +29,36 @@ def main() -> None:
 
 
 def shapes_file(config: EstimateConfig, arguments: list[str]) -> Path:
-    """The file with the model's shapes: the model's own, or the recipe's.
+    """The file with the model's shapes: the model's own, or the recipe's if the model is the recipe's too.
 
     Raises:
-        UserError: There is neither.
+        UserError: There is neither, or no such model.
     """
-    model_config = Path(config.model, "config.json")
-    beside = (
-        Path(arguments[arguments.index("--config") + 1]).with_name(ARCHITECTURE)
-        if "--config" in arguments
-        else model_config
-    )
-    for path in (model_config, beside):
-        if path.is_file():
-            return path
-    raise UserError(
-        f"the shapes of {config.model} are not known: `model` is no folder with a config.json, and there is no "
-        f"{beside}; estimate a recipe of configs/, or download the model"
-    )
+    own = Path(config.model, "config.json")
+    if own.is_file():
+        return own
+    recipe = Path(arguments[arguments.index("--config") + 1]) if "--config" in arguments else None
+    if recipe is not None and _model_of(recipe) == config.model:
+        beside = recipe.with_name(ARCHITECTURE)
+        if beside.is_file():
+            return beside
+    from reflectune.models import loading  # slow to import
+
+    try:
+        return loading.shapes_file(config.model)
+    except UserError as error:
+        is_recipes = recipe is not None and _model_of(recipe) == config.model
+        also = f", and there is no {recipe.with_name(ARCHITECTURE)}" if recipe is not None and is_recipes else ""
+        raise UserError(
+            f"the shapes of {config.model} are not known: {error}{also}; estimate a recipe of configs/ with its own "
+            "`model`, or download the model"
+        ) from error
+
+
+def _model_of(recipe: Path) -> str:
+    """The model that a recipe names; what stands beside the recipe is of no other."""
+    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    return str(values.get("model", "")) if isinstance(values, dict) else ""
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
-from reflectune.core.images import to_rgb
+from reflectune.core.images import BadImage, open_image, read_header
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.conversion.ids import Hashes, hash_ids, is_among
 from reflectune.data_builders.dataset import write_question_file
@@ -232,17 +231,10 @@ def _check_image(question: Question, place: Place, batch: QuestionBatch) -> str:
 @lru_cache(maxsize=100_000)
 def _image_problem(path: str, verify: Verify) -> str:
     """What is wrong with an image file; "" if nothing is. Many questions share an image, so the answer is kept."""
-    limit = 2 * (Image.MAX_IMAGE_PIXELS or 1 << 62)
     try:
-        with Image.open(path) as image:
-            if image.width * image.height > limit:
-                return f"{path} has {image.width:,} × {image.height:,} pixels: too large to decode safely"
-            if verify == "decode":
-                to_rgb(image)
-    except Image.DecompressionBombError as error:
-        return f"{path} is too large to decode safely ({error})"
-    except (OSError, SyntaxError, ValueError) as error:
-        return f"{path} is unreadable ({error})"
+        open_image(Path(path)) if verify == "decode" else read_header(Path(path))
+    except BadImage as error:
+        return error.problem
     return ""
 
 

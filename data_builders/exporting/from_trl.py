@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
-
 from reflectune.core.durable import read_json, write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
+from reflectune.core.images import read_header
 from reflectune.core.rows import schema_of, to_row
 from reflectune.core.types import AnswerStyle
 from reflectune.data_builders.exporting.config import ExportConfig
@@ -105,12 +103,7 @@ class _Images:
     def __call__(self, image: str | bytes) -> str:
         if isinstance(image, str):
             return self._placer(image)
-        try:
-            with Image.open(io.BytesIO(image)) as opened:
-                suffix = (opened.format or "png").lower()
-        except (UnidentifiedImageError, OSError) as error:
-            raise UserError(f"the bytes of its image can't be read: {error}") from error
-        name = f"{FOLDER}/{hashlib.sha256(image).hexdigest()[:16]}.{suffix}"
+        name = f"{FOLDER}/{hashlib.sha256(image).hexdigest()[:16]}.{read_header(image).format}"
         if self._write and name not in self._held:
             write_atomically(self._output / name, image)
         self._held.add(name)

@@ -9,9 +9,8 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from PIL import Image, UnidentifiedImageError
-
 from reflectune.core.errors import UserError
+from reflectune.core.images import BadImage, read_header
 from reflectune.core.partials import writing
 from reflectune.core.paths import Roots, resolve_below
 
@@ -73,12 +72,10 @@ def _check_picture(path: Path) -> None:
         UserError: It begins like no picture that Pillow knows.
     """
     try:
-        with Image.open(path):
-            return
-    except Image.DecompressionBombError as error:
-        raise UserError(f"image too large to decode safely: {path}: {error}; scale it down first") from error
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"{path} is no picture, and is not copied; mend the row's `image`, or leave it out") from error
+        read_header(path)
+    except BadImage as error:
+        fix = "mend the row's `image`, or leave it out"
+        raise UserError(f"{path} is no picture to read, and is not copied; {fix} ({error.problem})") from error
 
 
 def _inner_name(image: str) -> str:

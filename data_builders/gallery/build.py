@@ -16,7 +16,7 @@ from PIL import Image
 
 from reflectune.core.durable import write_atomically, write_json
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.images import save_jpeg
+from reflectune.core.images import open_image, save_jpeg
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
 from reflectune.data_builders.dataset import MANIFEST, built_manifest, write_questions
@@ -169,8 +169,7 @@ def read_pictures(folder: Path, pictures: Sequence[Picture], quiet: bool) -> tup
             left_out.append(picture.id)
             continue
         content = path.read_bytes()
-        with Image.open(path) as image:
-            small = image.convert("L").resize((16, 16), Image.Resampling.BOX).tobytes()
+        small = open_image(path).convert("L").resize((16, 16), Image.Resampling.BOX).tobytes()
         usable[picture.id] = Look(hashlib.sha256(content).hexdigest(), small)
     return usable, left_out
 
@@ -182,9 +181,9 @@ def _visuals(folder: Path, entity: Entity, seed: int) -> Iterator[Visual]:
     rng = random.Random(f"{seed}/looking/{entity.article.title}")
     by_attribute: dict[str, list[Visual]] = {}
     for picture in entity.asked:
-        with Image.open(folder / image_path(picture)) as image:
-            for visual in visuals(entity, picture, image.convert("RGB"), image_path(picture), rng):
-                by_attribute.setdefault(visual.attribute, []).append(visual)
+        image = open_image(folder / image_path(picture))
+        for visual in visuals(entity, picture, image, image_path(picture), rng):
+            by_attribute.setdefault(visual.attribute, []).append(visual)
     for same in by_attribute.values():
         yield rng.choice(same)
     if counted := count_question(entity, rng):

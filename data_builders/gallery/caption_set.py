@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from PIL import Image
-
 from reflectune.core.durable import write_json
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.images import save_jpeg
+from reflectune.core.images import open_image, save_jpeg
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import MANIFEST, Dataset, built_manifest, load_manifest, write_questions
 from reflectune.data_builders.gallery.build import Settings, make_linked_entities, read_pictures
@@ -169,9 +167,7 @@ class _Splits:
             return
         rng = random.Random(f"{self._seed}/looking/{caption.picture.id}")
         path = image_path(caption.picture)
-        with Image.open(self._gallery / path) as image:
-            seen = list(visuals(entity, caption.picture, image.convert("RGB"), path, rng))
-        for visual in seen:
+        for visual in list(visuals(entity, caption.picture, open_image(self._gallery / path), path, rng)):
             if visual.attribute != "name" or entity.category == "flag":
                 yield self._visual(caption, visual, rng)
         if counted := self._counted(entity, caption, rng):

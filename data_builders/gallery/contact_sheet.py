@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from reflectune.core.durable import write_atomically
+from reflectune.core.images import open_image
 from reflectune.core.types import Question
 
 FILE = "contact_sheet.png"
@@ -30,8 +31,8 @@ def write_contact_sheet(folder: Path, questions: Sequence[Question], seed: int) 
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
     for number, question in enumerate(shown):
         left, top = number % _COLUMNS * _SIDE, number // _COLUMNS * (_SIDE + _TEXT)
-        with Image.open(folder / question.image) as image:
-            sheet.paste(image.convert("RGB").resize((_SIDE - 8, _SIDE - 8)), (left + 4, top + 4))
+        picture = open_image(folder / question.image).resize((_SIDE - 8, _SIDE - 8))
+        sheet.paste(picture, (left + 4, top + 4))
         lines = textwrap.wrap(question.text, 36) + textwrap.wrap("= " + " / ".join(question.answers[:3]), 36)
         draw.multiline_text((left + 4, top + _SIDE), "\n".join(lines[:6]), fill="black", font=font)
     partial = folder / f".{FILE}"

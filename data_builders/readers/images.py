@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 from dataclasses import dataclass, field
@@ -11,10 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
+from reflectune.core.images import BadImage, read_header
 from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.rejected import MissingImage, UnreadableImage
 from reflectune.data_builders.readers.rows import Row
@@ -165,10 +163,9 @@ class Images:
     def _kept(self, row: Row, image_field: str, content: bytes) -> str:
         """Write the bytes under a name made of their hash, once; the path of it."""
         try:
-            with Image.open(io.BytesIO(content)) as image:
-                extension = f".{(image.format or 'img').lower()}"
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            problem = f"{len(content):,} bytes are no image that can be decoded safely ({error})"
+            extension = f".{read_header(content).format}"
+        except BadImage as error:
+            problem = f"{len(content):,} bytes are no image that can be decoded safely ({error.problem})"
             fix = "replace the image, or leave the row out"
             raise UnreadableImage(row.file, row.line, row.id, image_field, problem, fix) from error
         name = hashlib.sha256(content).hexdigest()[:24]

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_model
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
+from reflectune.core.errors import UserError
 from reflectune.models.miniature.batches import Batch, Lesson, LessonCollator, LessonEncoder
 
 
@@ -263,7 +265,7 @@ def resume_or_train(
     for number, stage in enumerate(stages):
         kept = folder / f"{number:02d}-{stage.name.replace(' ', '-')}.safetensors"
         if kept.exists():
-            trainer.model.load_state_dict(load_file(kept), strict=False)
+            _load_kept(trainer.model, kept)
             continue
         random.seed(number)
         torch.manual_seed(number)
@@ -273,3 +275,16 @@ def resume_or_train(
         else:
             trainer.train(stage, rng)
         save_model(trainer.model, str(kept))
+
+
+def _load_kept(model: nn.Module, kept: Path) -> None:
+    """Load the weights that a stage has left.
+
+    Raises:
+        UserError: The file is damaged, or of another model.
+    """
+    try:
+        load_model(model, kept)
+    except (SafetensorError, RuntimeError, OSError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise UserError(f"{kept} can't be gone on from ({problem}); delete it, and its stage is run again") from error

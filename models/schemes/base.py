@@ -117,9 +117,10 @@ class Scheme(ABC):
             raise UserError(f"this needs a model of {cls.form}, but the model's scheme is {name}")
         return renderer.scheme
 
-    def save(self, folder: str | Path) -> None:
-        """Write `scheme.json` into a checkpoint's folder."""
-        write_json(Path(folder) / SCHEME_FILE, {**dataclasses.asdict(self), "fingerprint": self.fingerprint})
+    def save(self, folder: str | Path, more: Mapping[str, Any] | None = None) -> None:
+        """Write `scheme.json` into a checkpoint's folder, with what `more` there is to keep in it."""
+        content = {**dataclasses.asdict(self), "fingerprint": self.fingerprint, **(more or {})}
+        write_json(Path(folder) / SCHEME_FILE, content)
 
     def strip(self, text: str) -> str:
         """A decoded answer without reflection tokens and without runs of spaces."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import AddedToken
 from torch import Tensor, nn
 from transformers import (
@@ -25,6 +26,7 @@ from transformers.image_utils import SizeDict
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from reflectune.core.errors import UserError
+from reflectune.core.weights import check_finite, check_names
 from reflectune.models.processing.image_config import ImageFit, ImageSettings
 from reflectune.models.processing.image_fitting import fit_images
 from reflectune.models.rendering.chat_template import LLAVA_15, extend_to_lists
@@ -165,15 +167,15 @@ def load_part(kind: Any, source: str, name: str, unused: Collection[str] = (), *
         settings: For `from_pretrained`.
 
     Raises:
-        UserError: It can't be loaded, or weights are missing, or there are others.
+        UserError: It can't be loaded, or weights are missing, of another shape or not finite, or there are others.
     """
     is_model = (isinstance(kind, type) and issubclass(kind, PreTrainedModel)) or kind is AutoModelForCausalLM
     if is_model:
-        settings["output_loading_info"] = True
+        settings.update(output_loading_info=True, ignore_mismatched_sizes=True)
     try:
         with without_load_report():
             loaded = kind.from_pretrained(source, trust_remote_code=False, **settings)
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         hint = ""
         if kind is AutoTokenizer:
             hint = "; a `tokenizer.model` alone needs `pip install sentencepiece protobuf`, or give `tokenizer`"
@@ -181,11 +183,8 @@ def load_part(kind: Any, source: str, name: str, unused: Collection[str] = (), *
     if not is_model:
         return loaded
     model, report = loaded
-    extra = [key for key in report["unexpected_keys"] if not key.startswith(tuple(unused)) and "rotary_emb" not in key]
-    for what, keys in (("lacks", report["missing_keys"]), ("has weights that its class doesn't know:", extra)):
-        if keys := sorted(keys):
-            shown = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
-            raise UserError(f"`{name}`: {source} {what} {shown}; check or replace its files")
+    check_names(f"`{name}`: {source}", report, may_have=lambda key: key.startswith(tuple(unused)))
+    check_finite(f"`{name}`: {source}", model)
     return model
 
 
@@ -200,7 +199,8 @@ def _check_fit(projector: Mapping[str, Tensor] | None, parts: Parts) -> None:
     if projector is None:
         return
     seen, width = getattr(whole, "vision_config", whole).hidden_size, text.hidden_size
-    expected = {"linear_1.weight": (width, seen), "linear_2.weight": (width, width)}
+    expected: dict[str, tuple[int, ...]] = {"linear_1.weight": (width, seen), "linear_2.weight": (width, width)}
+    expected |= {"linear_1.bias": (width,), "linear_2.bias": (width,)}
     for name, shape in expected.items():
         if tuple(projector[name].shape) != shape:
             raise UserError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -21,6 +22,7 @@ from transformers.utils import logging
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
+from reflectune.core.weights import check_names
 from reflectune.models.processing.image_fitting import use_pillow_padding
 from reflectune.models.weights.quantization import Quantization, check_quantized
 
@@ -34,23 +36,29 @@ def load_pretrained(
     """A model and its processor as transformers loads them: safetensors alone, no code of theirs, sdpa attention.
 
     Raises:
-        UserError: There is no such model, it is broken, or it is stored quantised.
+        UserError: There is no such model, it is broken or stored quantised, or tensors of it are missing, unknown or of
+            another shape.
     """
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         if getattr(config, "quantization_config", None) is not None:
             raise UserError(f"{source} is stored quantised; take the plain weights, and train them by `method: qlora`")
-        network = AutoModelForImageTextToText.from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            trust_remote_code=False,
-            **(quantization.arguments(device) if quantization else {}),
-        )
+        with without_load_report():
+            kind: Any = AutoModelForImageTextToText  # with its report it returns a pair, which its types don't say
+            network, report = kind.from_pretrained(
+                source,
+                config=config,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **(quantization.arguments(device) if quantization else {}),
+            )
+        check_names(f"the model {source}", report, fix="copy or download its files again")
         processor = load_processor(source, config.model_type)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load the model {source}: {' '.join(str(error).split())[:400]}") from error
     _agree_on_image_tokens(network, processor)
     _forget_unused_renamings(network)

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
+from reflectune.core.weights import check_finite, check_names
 from reflectune.models.shipped import shipped_folder
 from reflectune.models.weights.pretrained import without_load_report
 from reflectune.retrieval.encoders.catalogue import CATALOGUE
@@ -94,7 +95,9 @@ def load_weights(
         unused: The beginning of names of weights that nobody will use and that may therefore be missing.
 
     Raises:
-        UserError: The files are damaged, of another model, incomplete, or hold something other than tensors.
+        UserError: The files are damaged, of another model or incomplete, have weights of another shape, NaN or infinite
+            ones, or more of a part than its class knows (other parts, such as a head, may be there unused); or they
+            hold something other than tensors.
     """
     from safetensors import SafetensorError
 
@@ -107,6 +110,7 @@ def load_weights(
                 weights_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
     except pickle.UnpicklingError as error:
         raise UserError(
@@ -118,12 +122,17 @@ def load_weights(
             f"the model {checkpoint.name} cannot be loaded from {checkpoint.folder}: {_short(error)}; check or replace "
             "its files"
         ) from error
-    missing = sorted(key for key in report["missing_keys"] if not (unused and key.startswith(unused)))
-    if missing:  # transformers would leave them random and go on
-        raise UserError(
-            f"{checkpoint.name} lacks {len(missing)} of its weights, e.g. {missing[0]}; replace the files in "
-            f"{checkpoint.folder}"
-        )
+    prefix = model.base_model_prefix
+    parts = {name for whole in (model, getattr(model, prefix, model)) for name, _ in whole.named_children()}
+    fix = f"replace the files in {checkpoint.folder}"
+    check_names(
+        checkpoint.name,
+        report,
+        may_lack=(unused,) if unused else (),
+        may_have=lambda key: key.removeprefix(f"{prefix}.").partition(".")[0] not in parts,
+        fix=fix,
+    )
+    check_finite(checkpoint.name, model, fix=fix)
     return model.requires_grad_(False).eval().to(device)
 
 

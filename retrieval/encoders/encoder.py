@@ -14,6 +14,7 @@ from PIL import Image
 from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.images import to_rgb
 from reflectune.retrieval.encoders.checkpoints import (
     Checkpoint,
     find_checkpoint,
@@ -122,7 +123,7 @@ class _TransformersEncoder:
         """Vectors of length 1, shape (n, dimensions)."""
         if not images:
             return np.zeros((0, self.dimensions), dtype=np.float32)
-        inputs = self._image_processor(images=[image.convert("RGB") for image in images], return_tensors="pt")
+        inputs = self._image_processor(images=[to_rgb(image) for image in images], return_tensors="pt")
         with torch.inference_mode():
             return _unit(self._model.get_image_features(**inputs.to(self._model.device)))
 
@@ -187,7 +188,7 @@ class ImageTower:
         """Vectors of length 1, shape (n, dimensions)."""
         if not images:
             return np.zeros((0, self.dimensions), dtype=np.float32)
-        inputs = self._image_processor(images=[image.convert("RGB") for image in images], return_tensors="pt")
+        inputs = self._image_processor(images=[to_rgb(image) for image in images], return_tensors="pt")
         with torch.inference_mode():
             return _unit(self._model(**inputs.to(self._model.device)).image_embeds)
 

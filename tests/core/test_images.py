@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import random
+import re
+import struct
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.core.images import load_image
+from reflectune.core.images import BadImage, load_image, open_image, read_header, to_rgb
 
 
 def test_an_image_is_read_as_rgb_relative_to_its_root(tmp_path: Path) -> None:
@@ -47,3 +50,180 @@ def test_a_transparent_palette_gives_the_same_pixels_without_a_warning(tmp_path:
 
     assert after.mode == "RGB"
     assert after.tobytes() == before.tobytes()
+
+
+RAMP = np.arange(24).reshape(4, 6)
+
+
+def grey(image: Image.Image) -> list[int]:
+    """The grey values of an RGB image, row by row, none of which may have a colour."""
+    pixels = np.asarray(image).reshape(-1, 3)
+    assert (pixels == pixels[:, :1]).all()
+    return pixels[:, 0].tolist()
+
+
+def expected(values: np.ndarray) -> list[int]:
+    return np.rint(values).astype(int).ravel().tolist()
+
+
+DEEP = {
+    "16-bit PNG": ("png", RAMP.astype(np.uint16) * 2849, RAMP * 2849 / 257),
+    "dark 16-bit PNG": ("png", RAMP.astype(np.uint16) * 10, RAMP * 10 / 257),
+    "16-bit PGM": ("pgm", RAMP.astype(np.uint16) * 2849, RAMP * 2849 / 257),
+    "dark 16-bit PGM": ("pgm", RAMP.astype(np.uint16) * 10, RAMP * 10 / 257),
+    "16-bit TIFF": ("tif", RAMP.astype(np.uint16) * 2849, RAMP * 2849 / 257),
+    "16-bit TIFF, other end first": ("tif", (RAMP * 2849).astype(">u2"), RAMP * 2849 / 257),
+    "16-bit JPEG 2000": ("jp2", RAMP.astype(np.uint16) * 2849, RAMP * 2849 / 257),
+    "32-bit TIFF of 8 bits": ("tif", RAMP.astype(np.int32) * 10, RAMP * 10),
+    "32-bit TIFF of 16 bits": ("tif", RAMP.astype(np.int32) * 2849, RAMP * 2849 / 257),
+    "32-bit TIFF": ("tif", RAMP.astype(np.int32) * 90_000_000, RAMP * 255 / 23),
+    "32-bit TIFF below zero": ("tif", RAMP.astype(np.int32) * 1000 - 5000, RAMP * 255 / 23),
+    "float TIFF of 0..1": ("tif", (RAMP / 46).astype(np.float32), RAMP * 255 / 46),
+    "float TIFF of 8 bits": ("tif", (RAMP * 10).astype(np.float32), RAMP * 10),
+    "float TIFF of 16 bits": ("tif", (RAMP * 2849).astype(np.float32), RAMP * 2849 / 257),
+    "float TIFF": ("tif", (RAMP * 0.3 - 1).astype(np.float32), RAMP * 255 / 23),
+    "float TIFF of one value": ("tif", np.full((4, 6), 7.5, np.float32), RAMP * 0),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_grey_of_more_than_eight_bits_keeps_its_shades(tmp_path: Path, name: str) -> None:
+    ending, values, shades = DEEP[name]
+    Image.fromarray(values).save(path := tmp_path / f"deep.{ending}")
+    assert np.abs(np.subtract(grey(load_image(path)), expected(shades))).max() <= (ending == "jp2")
+
+
+def test_unsigned_32_bits_are_brighter_than_half_of_them(tmp_path: Path) -> None:
+    values = np.array([[0, 2**31 - 1, 2**32 - 1]], np.uint32)
+    image = Image.fromarray(values.view(np.int32))
+    image.save(path := tmp_path / "unsigned.tif")
+    signed, unsigned = (struct.pack("<HHIHH", 339, 3, 1, kind, 0) for kind in (2, 1))
+    assert path.read_bytes().count(signed) == 1
+    path.write_bytes(path.read_bytes().replace(signed, unsigned))
+    assert grey(load_image(tmp_path / "unsigned.tif")) == [0, 127, 255]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_picture_that_is_not_finite_is_refused(tmp_path: Path, value: float) -> None:
+    Image.fromarray(np.array([[0, value]], np.float32)).save(tmp_path / "bad.tif")
+    with pytest.raises(BadImage, match=r"unreadable: .*bad\.tif \(needed by q7\): it holds NaN or infinite values"):
+        load_image(tmp_path / "bad.tif", needed_by="q7")
+
+
+def test_each_mode_of_eight_bits_becomes_its_rgb(tmp_path: Path) -> None:
+    red, clear = (200, 30, 40), (200, 30, 40, 0)
+    palette = Image.new("P", (1, 1), 1)
+    palette.putpalette([0, 0, 0, *red])
+    made = {
+        "bits.png": (Image.new("1", (1, 1), 1), (255, 255, 255)),
+        "grey.png": (Image.new("L", (1, 1), 77), (77, 77, 77)),
+        "grey_clear.png": (Image.new("LA", (1, 1), (77, 0)), (77, 77, 77)),
+        "palette.png": (palette, red),
+        "palette.gif": (palette, red),
+        "colour.png": (Image.new("RGB", (1, 1), red), red),
+        "clear.png": (Image.new("RGBA", (1, 1), clear), red),
+        "clear.tif": (Image.new("RGBA", (1, 1), clear), red),
+        "print.tif": (Image.new("CMYK", (1, 1), (0, 255, 255, 51)), (204, 0, 0)),
+        "print.jpg": (Image.new("CMYK", (8, 8), (0, 0, 0, 255)), (0, 0, 0)),
+        "video.tif": (Image.new("YCbCr", (1, 1), (76, 85, 255)), (254, 0, 0)),
+        "lab.tif": (Image.new("LAB", (1, 1), (255, 128, 128)), (255, 255, 255)),
+    }
+    for name, (image, colour) in made.items():
+        image.save(tmp_path / name, **({"transparency": 1} if name == "palette.gif" else {}))
+        assert np.abs(np.subtract(load_image(tmp_path / name).getpixel((0, 0)), colour)).max() <= 1, name
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB"]
+)
+def test_every_mode_of_eight_bits_in_memory_becomes_rgb(mode: str) -> None:
+    image = Image.new(mode, (3, 2))
+    assert (to_rgb(image).mode, to_rgb(image).size) == ("RGB", (3, 2))
+
+
+@pytest.mark.parametrize("mode", ["HSV", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"])
+def test_every_other_mode_in_memory_becomes_rgb(mode: str) -> None:
+    assert to_rgb(Image.new(mode, (3, 2))).getpixel((2, 1)) == (0, 0, 0)
+
+
+def test_transparency_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
+    Image.new("RGBA", (1, 1), (1, 2, 3, 77)).save(tmp_path / "clear.png")
+    assert open_image(tmp_path / "clear.png", "RGBA").getpixel((0, 0)) == (1, 2, 3, 77)
+    assert open_image((tmp_path / "clear.png").read_bytes()).getpixel((0, 0)) == (1, 2, 3)
+
+
+TURNS = {1: [[0, 1], [2, 3]], 2: [[1, 0], [3, 2]], 3: [[3, 2], [1, 0]], 4: [[2, 3], [0, 1]]}
+TURNS |= {5: [[0, 2], [1, 3]], 6: [[2, 0], [3, 1]], 7: [[3, 1], [2, 0]], 8: [[1, 3], [0, 2]]}
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif"])
+@pytest.mark.parametrize("orientation", TURNS)
+def test_a_picture_stands_upright(tmp_path: Path, orientation: int, ending: str) -> None:
+    corners = np.kron(np.array([[0, 1], [2, 3]]) * 80, np.ones((16, 24))).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(corners).save(path := tmp_path / f"turned.{ending}", exif=exif)
+    image = load_image(path)
+    width, height = image.size
+    assert (width, height) == ((48, 32) if orientation < 5 else (32, 48))
+    seen = [[image.getpixel((x, y))[0] for x in (8, width - 8)] for y in (8, height - 8)]
+    assert np.abs(np.subtract(np.divide(seen, 80), TURNS[orientation])).max() < 0.1
+    assert to_rgb(image).tobytes() == image.tobytes(), "it would be turned again"
+    assert not image.info
+
+
+def test_a_turned_picture_of_16_bits_is_turned_and_scaled(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.array([[0, 65535]], np.uint16)).save(tmp_path / "deep.png", exif=exif)
+    image = load_image(tmp_path / "deep.png")
+    assert (image.size, grey(image)) == ((1, 2), [0, 255])
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize("orientation", [b"Exif\0\0II*", b"Exif\0\0MM\0*\0\0\0\xff\0\1", b"nonsense"])
+def test_damaged_exif_leaves_a_picture_as_it_is(tmp_path: Path, orientation: bytes) -> None:
+    image = Image.effect_noise((48, 32), 50)
+    image.save(tmp_path / "plain.png")
+    image.save(tmp_path / "damaged.png", exif=orientation)
+    assert load_image(tmp_path / "damaged.png").tobytes() == load_image(tmp_path / "plain.png").tobytes()
+
+
+def test_whatever_is_damaged_in_a_picture_is_a_bad_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100_000)
+    draw = random.Random(7)
+    files = []
+    for ending in ("jpg", "png", "gif", "tif", "webp", "avif", "dds", "bmp", "jp2", "tga", "ico", "qoi"):
+        Image.effect_noise((24, 20), 80).convert("RGB").save(path := tmp_path / f"whole.{ending}")
+        files.append(path.read_bytes())
+    refused = 0
+    for _ in range(600):
+        content = bytearray(draw.choice(files))
+        for _ in range(draw.randrange(1, 5)):
+            content[draw.randrange(min(len(content), 300))] = draw.randrange(256)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                assert open_image(bytes(content)).mode == "RGB"
+            except BadImage:
+                refused += 1
+    assert 100 < refused < 500
+
+
+def test_a_header_is_read_without_decoding(tmp_path: Path) -> None:
+    Image.effect_noise((64, 48), 50).save(path := tmp_path / "whole.jpg")
+    path.write_bytes(path.read_bytes()[:400])
+    header = read_header(path)
+    assert (header.format, header.width, header.height) == ("jpeg", 64, 48)
+    with pytest.raises(BadImage, match="5 bytes"):
+        read_header(b"hello")
+
+
+def test_pictures_are_opened_in_one_module() -> None:
+    """No exception: whoever calls Pillow's `open` elsewhere sees other pixels than the rest."""
+    root = Path(__file__).parents[2]
+    folders = ("core", "models", "metrics", "retrieval", "data_builders", "inference", "train", "benchmarks")
+    files = [path for folder in folders for path in (root / folder).rglob("*.py")]
+    assert len(files) > 400
+    opened = re.compile(r"\bImage\.open\(|\bImageFile\b|from PIL\.Image import|import PIL\b|exif_transpose|imread\(")
+    assert [path for path in files if opened.search(path.read_text())] == [root / "core/images.py"]

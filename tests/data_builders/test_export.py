@@ -217,7 +217,7 @@ def test_a_file_that_is_no_picture_is_not_copied(data: Callable[..., Path], tmp_
     folder = data(*GOOD, leaking("notes.png"))
     (folder / "images" / "notes.png").write_text("the user's own words")
 
-    with pytest.raises(UserError, match=r"leak: .*notes.png is no picture, and is not copied; mend the row"):
+    with pytest.raises(UserError, match=r"leak: .*notes.png is no picture to read, and is not copied; mend the row"):
         export(ExportConfig(data=str(folder), to="llava", output=str(tmp_path / "out"), images="copy"))
 
     assert not any(b"own words" in file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file())

@@ -10,6 +10,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry
+from reflectune.retrieval.checksums import check_files, checksums
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.index import build_index, left_out, load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
@@ -294,4 +295,118 @@ def test_a_damaged_index_is_refused(kb, encoder, tmp_path, name) -> None:
         load_index(tmp_path / "index", kb, encoder)
     path.unlink()
     with pytest.raises(UserError, match="is missing"):
+        load_index(tmp_path / "index", kb, encoder)
+
+
+@pytest.fixture
+def twins(entries, encoder, tmp_path) -> tuple[Path, KnowledgeBase]:
+    """An index, beside it another of the same shapes, and the first one's knowledge base."""
+    kb = write_knowledge_base(tmp_path / "owls/kb", entries, name="owls", image_root="../..")
+    other = [dataclasses.replace(entry, title=f"{entry.title} again") for entry in entries]
+    other_kb = write_knowledge_base(tmp_path / "again/kb", other, name="again", image_root="../..")
+    build_index(kb, encoder, tmp_path / "index")
+    build_index(other_kb, encoder, tmp_path / "other")
+    return tmp_path / "index", kb
+
+
+def change_byte(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+FILES = ("rows.json", "image.faiss", "title.faiss")
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("place", [60, -1])
+def test_a_changed_file_is_refused_by_its_name(kb, encoder, tmp_path, name, place, verify) -> None:
+    build_index(kb, encoder, tmp_path / "index")
+    change_byte(tmp_path / "index" / name, place)
+    with pytest.raises(UserError, match=rf"index/{name} was changed or swapped .* build the index again"):
+        load_index(tmp_path / "index", kb, encoder, verify=verify)
+
+
+def test_a_file_of_another_index_of_the_same_shape_is_refused(twins, encoder, tmp_path) -> None:
+    index, kb = twins
+    assert (index / "title.faiss").stat().st_size == (tmp_path / "other/title.faiss").stat().st_size
+    (index / "title.faiss").write_bytes((tmp_path / "other/title.faiss").read_bytes())
+    with pytest.raises(UserError, match=r"title\.faiss was changed or swapped"):
+        load_index(index, kb, encoder)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_was_cut_or_is_gone_is_refused_by_its_name(kb, encoder, tmp_path, name) -> None:
+    build_index(kb, encoder, tmp_path / "index")
+    path = tmp_path / "index" / name
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match=rf"{name} has \d+ bytes, its manifest says \d+: it was cut or replaced"):
+        load_index(tmp_path / "index", kb, encoder)
+    path.unlink()
+    with pytest.raises(UserError, match=rf"is missing: .*{name}"):
+        load_index(tmp_path / "index", kb, encoder)
+
+
+def test_of_a_large_file_chunks_are_read_and_with_verify_all(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("reflectune.retrieval.checksums.WHOLE", 1 << 20)
+    path = tmp_path / "large.faiss"
+    path.write_bytes(np.random.default_rng(0).bytes(16 << 20))
+    recorded = checksums([path])
+    for verify in (False, True):
+        check_files(tmp_path, recorded, [path.name], verify=verify)
+    distance = ((16 << 20) - (1 << 16)) // 63
+    change_byte(path, distance - 100)  # between two chunks
+    check_files(tmp_path, recorded, [path.name], verify=False)
+    with pytest.raises(UserError, match=r"large\.faiss was changed"):
+        check_files(tmp_path, recorded, [path.name], verify=True)
+    for place in (0, distance + 100, -1):
+        path.write_bytes(np.random.default_rng(0).bytes(16 << 20))
+        change_byte(path, place)
+        with pytest.raises(UserError, match=r"large\.faiss was changed"):
+            check_files(tmp_path, recorded, [path.name], verify=False)
+
+
+def test_an_index_without_checksums_loads_with_a_line_and_gets_them(kb, encoder, tmp_path, capsys) -> None:
+    build_index(kb, encoder, tmp_path / "index")
+    path = tmp_path / "index/manifest.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in whole.items() if name != "checksums"}))
+    capsys.readouterr()
+    load_index(tmp_path / "index", kb, encoder)
+    line = capsys.readouterr().err
+    assert "an earlier version built this index, without checksums" in line
+    assert f"--output {tmp_path / 'index'} --verify` adds them" in line
+    build_index(kb, encoder, tmp_path / "index", verify=True)
+    assert json.loads(path.read_text()) == whole
+    load_index(tmp_path / "index", kb, encoder)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["[]", "5", "{}", '{"vectors": 3}', "null", '{"vectors": {}, "checksums": []}'])
+def test_a_manifest_of_the_wrong_shape_is_refused(kb, encoder, tmp_path, content) -> None:
+    build_index(kb, encoder, tmp_path / "index")
+    (tmp_path / "index/manifest.json").write_text(content)
+    with pytest.raises(UserError, match="build the index"):
+        load_index(tmp_path / "index", kb, encoder)
+
+
+@pytest.mark.parametrize("checked", [{}, {"rows.json": 3}, [1]])
+def test_checksums_of_the_wrong_shape_are_refused(kb, encoder, tmp_path, checked) -> None:
+    build_index(kb, encoder, tmp_path / "index")
+    path = tmp_path / "index/manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "checksums": checked}))
+    with pytest.raises(UserError, match="`checksums` are damaged"):
+        load_index(tmp_path / "index", kb, encoder)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"image": 3, "title": []}', '{"image": ["x"], "title": ["y"]}'])
+def test_rows_of_the_wrong_shape_are_refused_in_an_index_without_checksums(kb, encoder, tmp_path, content) -> None:
+    build_index(kb, encoder, tmp_path / "index")
+    path = tmp_path / "index/manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["checksums"]
+    path.write_text(json.dumps(manifest))
+    (tmp_path / "index/rows.json").write_text(content)
+    with pytest.raises(UserError, match=r"rows\.json is damaged"):
         load_index(tmp_path / "index", kb, encoder)

@@ -235,7 +235,7 @@ def train(trainer: ReflectionTrainer, write_card: Callable[..., None]) -> None:
     output_dir, best_metric = Path(str(args.output_dir)), args.metric_for_best_model
     check_engaged(trainer, os.environ)
     wrap_layers(trainer)
-    checkpoint = last_whole_checkpoint(output_dir, settings)
+    checkpoint = last_whole_checkpoint(output_dir, settings, discard=args.should_save, say=lambda text: say(args, text))
     if checkpoint and has_stopped_early(checkpoint, best_metric or "", trainer.patience):
         trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
     else:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import load_file
+from peft import PeftModel, set_peft_model_state_dict
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 from transformers import (
@@ -27,7 +27,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.errors import UserError
 from reflectune.core.partials import partial_path
+from reflectune.core.weights import check_finite, check_names, first_few
 from reflectune.models.attention.tree import IGNORE, loss_terms
+from reflectune.models.weights.adapters import check_adapter, read_adapter
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.answers import AnswerReader
 from reflectune.train.fine_tuning.failures import Reading, naming, plain_worker_errors
@@ -35,7 +37,7 @@ from reflectune.train.fine_tuning.logs import LogFile, Progress
 from reflectune.train.fine_tuning.validation import GateReader, Sums, gate_metrics
 from reflectune.train.forecasting.memory import GIB
 from reflectune.train.saving.best import BEST, is_patience_exhausted, put_in_place
-from reflectune.train.saving.checkpoints import keep_newest, mark_whole, refuse_full_disk
+from reflectune.train.saving.checkpoints import keep_newest, mark_checkpoint_whole, refuse_full_disk
 from reflectune.train.settings.validation import ANSWERS
 from reflectune.train.setup.parameters import give_projector_a_rate, parameter_count
 
@@ -239,7 +241,7 @@ class ReflectionTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             step = self.state.global_step
-            mark_whole(self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}", self.settings, step)
+            mark_checkpoint_whole(self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}", self.settings, step)
             keep_newest(self._folder, self._checkpoints_to_keep)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -258,23 +260,31 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None
     """Load the weights that a checkpoint holds into a model of the same architecture, bit by bit.
 
     Raises:
-        UserError: The checkpoint lacks a weight, or has one too many.
+        UserError: The checkpoint's weights are damaged, or some are missing, unknown, of another shape or not finite.
     """
     if isinstance(model, PeftModel):
-        state, expected = load_file(Path(folder, "adapter_model.safetensors")), get_peft_model_state_dict(model)
-    else:
-        # from_pretrained, and not the raw file: the names on the disk are not the names in memory.
-        dtypes = {parameter.dtype for parameter in model.parameters()}
-        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32  # a frozen part in half precision is cast exactly
-        state, expected = type(model).from_pretrained(folder, dtype=dtype).state_dict(), model.state_dict()
-    shapes, wanted = ({(name, tensor.shape) for name, tensor in tensors.items()} for tensors in (state, expected))
-    if shapes != wanted:
-        differing = sorted({name for name, _ in shapes ^ wanted})
-        raise UserError(f"{folder} does not hold this model's weights; differing: {', '.join(differing[:5])}")
-    if isinstance(model, PeftModel):
+        state = read_adapter(Path(folder))
+        check_adapter(model, state, Path(folder))
         set_peft_model_state_dict(model, state)
-    else:
-        model.load_state_dict(state)
+        return
+    # from_pretrained, and not the raw file: the names on the disk are not the names in memory.
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32  # a frozen part in half precision is cast exactly
+    kind: Any = type(model)  # with its report it returns a pair, which its types don't say
+    try:
+        loaded, report = kind.from_pretrained(
+            folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"cannot load {folder}: {' '.join(str(error).split())[:400]}") from error
+    check_names(str(folder), report)
+    check_finite(str(folder), loaded)
+    state, expected = loaded.state_dict(), model.state_dict()
+    shapes, wanted = ({(name, tensor.shape) for name, tensor in tensors.items()} for tensors in (state, expected))
+    if shapes != wanted:  # its config is of another architecture
+        differing = {name for name, _ in shapes ^ wanted}
+        raise UserError(f"{folder} does not hold this model's weights; differing: {first_few(differing)}")
+    model.load_state_dict(state)
 
 
 def _checkpoint_bytes(model: nn.Module, *, deepspeed: bool) -> int:

@@ -22,7 +22,9 @@ from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.questions import select_questions
 from reflectune.models.loading import ADAPTER_FILE, Loaded, read_info
 from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
+from reflectune.models.schemes.reading import check_reading
 from reflectune.models.schemes.registry import load_scheme
+from reflectune.models.weights.adapters import load_adapter
 from reflectune.train.data.collator import Collator
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.data.order import TrainingOrder
@@ -172,7 +174,8 @@ def load_start(config: GateConfig, args: TrainingArguments) -> tuple[Loaded, Pef
     if (scheme := load_scheme(folder).name) != config.scheme:
         raise UserError(f"{folder} was trained with scheme {scheme}, and `scheme` is {config.scheme}")
     loaded = load_base(replace(config, model=str(info["base_model"]), seed=int(info["seed"])), args)
-    adapted = PeftModel.from_pretrained(loaded.model, folder, is_trainable=True)
+    check_reading(folder, loaded.processor, load_scheme(folder))
+    adapted = load_adapter(loaded.model, folder, is_trainable=True)
     keep_trained_weights_in_fp32(adapted)
     files = [folder / ADAPTER_FILE, *sorted(folder.glob("*.safetensors"))]
     return replace(loaded, fingerprint=fingerprint([loaded.fingerprint, file_fingerprint(*files)])), adapted.eval()

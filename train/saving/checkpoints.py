@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
+from reflectune.train.saving.damage import damage_of, file_sizes
 
 RECORD = "run.json"
 """The file that is written last into a folder: a folder without it was cut off while it was written."""
+_FILES = "files"
+"""In a checkpoint's record: the bytes of each file."""
 
 
 def mark_whole(folder: str | Path, settings: Mapping[str, Any], step: int) -> None:
@@ -21,16 +25,48 @@ def mark_whole(folder: str | Path, settings: Mapping[str, Any], step: int) -> No
     write_json(Path(folder, RECORD), {"step": step, "settings": dict(settings)})
 
 
-def last_whole_checkpoint(output_dir: str | Path, settings: Mapping[str, Any]) -> Path | None:
-    """The newest whole checkpoint of a run, or None if there is none yet.
+def mark_checkpoint_whole(folder: str | Path, settings: Mapping[str, Any], step: int) -> None:
+    """As `mark_whole`, with the size of each file, by which one that is cut or lost later is found."""
+    record = {"step": step, "settings": dict(settings), _FILES: file_sizes(Path(folder))}
+    write_json(Path(folder, RECORD), record)
+
+
+def last_whole_checkpoint(
+    output_dir: str | Path, settings: Mapping[str, Any], *, discard: bool = False, say: Callable[[str], None] = print
+) -> Path | None:
+    """The newest whole checkpoint of a run, or None if there is none yet; one with a damaged file is passed over.
+
+    Args:
+        output_dir: The run's.
+        settings: What determines the run.
+        discard: Take damaged ones for ones that were cut off while they were written, now and later. One process of a
+            launch does it.
+        say: Takes a line about those that are passed over.
 
     Raises:
-        UserError: It belongs to a run with other settings.
+        UserError: It belongs to a run with other settings; or there are whole ones, and all have damaged files.
     """
-    newest = _newest_whole(output_dir)
-    if newest is not None:
-        _check_settings(newest, settings)
-    return newest
+    problems = []
+    for folder in reversed(_whole_checkpoints(output_dir)):
+        if problem := _unreadable_record(folder):
+            problems.append(f"{folder}: {problem}")
+            continue
+        _check_settings(folder, settings)
+        record = read_json(folder / RECORD, "the record of the run")
+        problem = damage_of(folder, record.get(_FILES))
+        if not problem:
+            if problems:
+                say(f"{'; '.join(problems)}: going on from the checkpoint before, {folder}")
+            for damaged in _whole_checkpoints(output_dir)[-len(problems) :] if problems and discard else []:
+                (damaged / RECORD).unlink(missing_ok=True)
+            return folder
+        problems.append(f"{folder}: {problem}")
+    if problems:
+        raise UserError(
+            f"{'; '.join(problems)}; there is no whole checkpoint before it to go on from: restore the file, or delete "
+            f"{output_dir} to train from the beginning"
+        )
+    return None
 
 
 def recorded_settings(output_dir: str | Path) -> dict[str, Any] | None:
@@ -90,9 +126,24 @@ def checkpoint_folders(output_dir: str | Path) -> list[Path]:
     return [folder_by_step[step] for step in sorted(folder_by_step)]
 
 
+def _whole_checkpoints(output_dir: str | Path) -> list[Path]:
+    """Those that were written to their end, in order of step."""
+    return [folder for folder in checkpoint_folders(output_dir) if (folder / RECORD).is_file()]
+
+
 def _newest_whole(output_dir: str | Path) -> Path | None:
-    whole = [folder for folder in checkpoint_folders(output_dir) if (folder / RECORD).is_file()]
+    whole = [folder for folder in _whole_checkpoints(output_dir) if not _unreadable_record(folder)]
     return whole[-1] if whole else None
+
+
+def _unreadable_record(folder: Path) -> str:
+    """What is wrong with a checkpoint's record, in words; "" if it can be read."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{RECORD} is damaged ({error})"
+    is_whole = isinstance(record, dict) and isinstance(record.get("settings"), dict)
+    return "" if is_whole else f"{RECORD} has no settings"
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:

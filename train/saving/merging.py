@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from reflectune.core.partials import writing
-from reflectune.models.loading import load, read_info, resolve, save_checkpoint
+from reflectune.models.loading import load, read_info, save_checkpoint, stored_dtype
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.train.saving.checkpoints import refuse_full_disk
 
@@ -36,8 +34,7 @@ def plan(checkpoint: str | Path, dtype: str = "auto") -> Plan:
     info = read_info(checkpoint)
     base = str(info["base_model"])
     if dtype == "auto":
-        stored = AutoConfig.from_pretrained(resolve(base), trust_remote_code=False).dtype
-        dtype = str(stored or "float32").removeprefix("torch.")
+        dtype = str(stored_dtype(base) or "float32").removeprefix("torch.")
     return Plan(base, dtype, " (its 4-bit weights written out)" if info.get("quantization") else "")
 
 

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from PIL import Image, ImageDraw, ImageFont
 
 from reflectune.core.errors import UserError
+from reflectune.core.images import BadImage, open_image
 
 SIDE: Final = 336
 """Pixels: larger pictures are scaled down to this."""
@@ -72,8 +73,8 @@ def read_uncut(picture: Picture) -> Image.Image:
         As `read_picture`.
     """
     try:
-        image = _drawn(picture) if picture.glyph else _opened(picture.file)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        image = _drawn(picture) if picture.glyph else open_image(picture.file, "RGBA")
+    except (BadImage, OSError, ValueError) as error:
         raise UserError(f"picture {picture.id} is no readable image: {picture.file}: {error}") from error
     box = image.getchannel("A").getbbox()
     if box is None and picture.glyph:
@@ -87,11 +88,6 @@ def read_uncut(picture: Picture) -> Image.Image:
     white = Image.new("RGBA", image.size, "white")
     white.alpha_composite(image)
     return white.convert("RGB")
-
-
-def _opened(file: Path) -> Image.Image:
-    with Image.open(file) as image:
-        return image.convert("RGBA")
 
 
 def _drawn(picture: Picture) -> Image.Image:

@@ -177,7 +177,7 @@ BAD = [
     ({"id": "q3"}, "id came before", "id q3: field `id`: came before"),
     ({"question": ""}, "question is empty", "field `question`: is empty"),
     ({"image": "images/none.png"}, "image missing", "no image of `images/none.png`"),
-    ({"image": "images/cut.png"}, "image unreadable", "cut.png is unreadable"),
+    ({"image": "images/cut.png"}, "image unreadable", "images/cut.png: "),
     ({"image": "images/bomb.png"}, "image unreadable", "too large to decode safely"),
     ({"split": "../up"}, "split is …", "field `split`: is '../up'"),
 ]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file, save_model
 
+from reflectune.core.errors import UserError
 from reflectune.data_builders.world.drawing import draw
 from reflectune.data_builders.world.entities import make_entity, random_looks
 from reflectune.data_builders.world.lessons import Picture, Teacher, corpus
 from reflectune.models.miniature.architecture import FAMILIES, build_model, build_processor, train_tokenizer
 from reflectune.models.miniature.batches import Lesson, Turn
-from reflectune.models.miniature.pretraining import Pretrainer, Stage, VisionStage
+from reflectune.models.miniature.pretraining import Pretrainer, Stage, VisionStage, resume_or_train
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -126,3 +129,21 @@ def test_a_stage_ends_once_its_skill_is_learned(school: tuple[Pretrainer, Teache
     stage = Stage("test", 400, 2, 5e-3, [(1.0, lambda: lesson)], warmup=1, until=("visual", 0.9))
     trainer.train(stage, random.Random(0))
     assert int(lines[-1].split("step ")[1].split("/")[0]) < 200
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_a_kept_stage_that_is_damaged_is_one_error(
+    school: tuple[Pretrainer, Teacher, Any], tmp_path: Path, damage: str
+) -> None:
+    trainer, teacher, _ = school
+    stage = Stage("words", 1, 1, 1e-3, [(1.0, teacher.look)])
+    kept = tmp_path / "00-words.safetensors"
+    save_model(trainer.model, str(kept))
+    resume_or_train(trainer, tmp_path, [stage], random.Random(0))
+    if damage == "other":
+        save_file({"weight": torch.ones(2)}, kept)
+    else:
+        kept.write_bytes(kept.read_bytes()[:-100] if damage == "cut" else b"")
+    with pytest.raises(UserError, match=r"00-words\.safetensors can't be gone on from .*; delete it") as caught:
+        resume_or_train(trainer, tmp_path, [stage], random.Random(0))
+    assert "\n" not in str(caught.value)

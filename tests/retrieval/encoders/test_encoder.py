@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,6 +130,33 @@ def test_weights_that_are_missing_are_not_drawn_at_random(clip_folder, tmp_path)
     save_file(weights, tmp_path / "clip/model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"lacks 1 of its weights, e\.g\. visual_projection\.weight"):
         load_encoder(str(tmp_path / "clip"))
+
+
+def test_weights_that_are_more_of_another_shape_or_not_finite_are_named(clip_folder, tmp_path) -> None:
+    whole = load_file(Path(clip_folder, "model.safetensors"))
+    name = next(
+        name for name in whole if name.startswith("vision_model.encoder.layers.0.") and name.endswith("fc1.weight")
+    )
+    changes = {
+        r"has 1 weights that its class doesn't know, e\.g\. vision_model\.encoder\.layers\.7": {
+            name.replace("layers.0", "layers.7"): whole[name].clone()
+        },
+        r"has 1 weights of another shape .*fc1\.weight \(": {name: whole[name][:-1]},
+        r"NaN or infinite values in 1 of its weights, e\.g\. \S*fc1\.weight": {name: whole[name] / 0},
+    }
+    for number, (message, change) in enumerate(changes.items()):
+        shutil.copytree(clip_folder, tmp_path / str(number))
+        save_file({**whole, **change}, tmp_path / f"{number}/model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(UserError, match=message):
+            load_encoder(str(tmp_path / str(number)))
+    shutil.copytree(clip_folder, tmp_path / "head")
+    head = {"classifier.weight": whole[name], "vision_model.embeddings.position_ids": whole[name]}
+    save_file(
+        {**whole, **{k: v.clone() for k, v in head.items()}},
+        tmp_path / "head/model.safetensors",
+        metadata={"format": "pt"},
+    )
+    load_encoder(str(tmp_path / "head"))
 
 
 def test_a_model_that_reads_no_text_is_refused(tmp_path) -> None:

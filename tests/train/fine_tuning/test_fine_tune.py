@@ -44,6 +44,42 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     assert losses(config("straight").output_dir) == losses(config("resumed").output_dir)
 
 
+@pytest.mark.parametrize("name", ["optimizer.pt", "adapter_model.safetensors", "trainer_state.json"])
+def test_a_run_whose_last_checkpoint_was_cut_goes_on_from_the_one_before(
+    name: str,
+    config: Callable[..., SftConfig],
+    assert_equal_weights: Callable[..., None],
+    losses: Callable[..., list[float]],
+    interrupted: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    straight, resumed = (config(folder, method="lora", save_total_limit=2) for folder in ("straight", "resumed"))
+    fine_tune(straight)
+    interrupted(resumed, 7)
+    last = Path(resumed.output_dir, "checkpoint-6", name)
+    last.write_bytes(last.read_bytes()[:-50])
+    capsys.readouterr()
+
+    fine_tune(resumed)
+
+    printed = capsys.readouterr()
+    assert f"checkpoint-6: {name} has" in printed.out + printed.err
+    assert "going on from the checkpoint before" in printed.out + printed.err
+    assert_equal_weights(straight.output_dir, resumed.output_dir)
+    assert losses(straight.output_dir) == losses(resumed.output_dir)
+
+
+def test_a_run_whose_only_checkpoint_was_cut_is_refused(
+    config: Callable[..., SftConfig], interrupted: Callable[..., None]
+) -> None:
+    run = config("resumed", method="lora")
+    interrupted(run, 5)
+    path = Path(run.output_dir, "checkpoint-3", "optimizer.pt")
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(UserError, match=r"checkpoint-3: optimizer\.pt has .* there is no whole checkpoint before it"):
+        fine_tune(run)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_goes_on_exactly_with_recomputed_activations(
     config: Callable[..., SftConfig],

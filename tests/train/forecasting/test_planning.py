@@ -61,6 +61,36 @@ def test_without_shapes_or_with_wrong_values_it_says_so(
         assert message in capsys.readouterr().err
 
 
+def test_the_recipes_shapes_are_those_of_its_own_model_alone(
+    base_model: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for model in (
+        "nobody/has-this-model",
+        "checkpoints/another",
+        str(tmp_path / "none"),
+        "miniature/none",
+        "pocket/none",
+    ):
+        monkeypatch.setattr(sys, "argv", ["estimate", "--config", str(RECIPE), "--model", model])
+        with pytest.raises(SystemExit):
+            estimate.main()
+        captured = capsys.readouterr()
+        assert f"the shapes of {model} are not known: " in captured.err
+        assert captured.err.count("\n") == 1
+        assert not captured.out
+
+
+def test_a_shipped_model_and_an_adapters_base_are_estimated_by_their_own_shapes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "reflectune.json").write_text('{"base_model": "miniature/llava"}')
+    miniature = said(capsys, monkeypatch, "--model", "miniature/llava").split(", full: ")[1]
+    adapter = said(capsys, monkeypatch, "--model", str(tmp_path)).split(", full: ")[1]
+    assert miniature == adapter
+    assert "7,063,427,072" not in miniature
+
+
 def test_a_large_picture_of_each_family() -> None:
     tokens = {}
     for folder in ("llava15_7b", "llava_next_7b", "qwen2_vl_7b", "qwen3_vl_4b"):

@@ -1,6 +1,10 @@
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from reflectune.core.errors import UserError
 from reflectune.train.saving.checkpoints import (
@@ -9,7 +13,9 @@ from reflectune.train.saving.checkpoints import (
     is_finished,
     keep_newest,
     last_whole_checkpoint,
+    mark_checkpoint_whole,
     mark_whole,
+    recorded_settings,
     refuse_occupied,
 )
 
@@ -19,9 +25,11 @@ SETTINGS = {"learning_rate": 1e-4, "seed": 0, "report": ["a"]}
 def checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
     folder = run / f"checkpoint-{step}"
     folder.mkdir()
-    (folder / "model.safetensors").touch()
+    save_file({"weight": torch.arange(500.0)}, folder / "model.safetensors")
     if whole:
-        mark_whole(folder, SETTINGS, step)
+        torch.save({"step": step, "moments": torch.arange(500.0)}, folder / "optimizer.pt")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": []}))
+        mark_checkpoint_whole(folder, SETTINGS, step)
     return folder
 
 
@@ -84,3 +92,80 @@ def test_without_resume_an_occupied_folder_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="checkpoint-3 holds a run already"):
         refuse_occupied(tmp_path)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def zero(path: Path) -> None:
+    """As a crash of the machine may leave a file: as long as it was, and empty."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    f"{name} {how.__name__}": (name, how)
+    for name in ("model.safetensors", "optimizer.pt", "trainer_state.json", RECORD)
+    for how in (cut, zero)
+}
+DAMAGES |= {f"{name} gone": (name, Path.unlink) for name in ("model.safetensors", "optimizer.pt", "trainer_state.json")}
+
+
+@pytest.mark.parametrize("earlier_version", [False, True])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_with_one_line(tmp_path: Path, damage: str, earlier_version: bool) -> None:
+    name, how = DAMAGES[damage]
+    if earlier_version and damage.endswith("gone"):
+        pytest.skip("it wrote no list of its files")
+    for step in (5, 9, 10):
+        folder = checkpoint(tmp_path, step)
+        if earlier_version:
+            mark_whole(folder, SETTINGS, step)
+    how(tmp_path / "checkpoint-10" / name)
+    for _ in range(2):
+        said: list[str] = []
+        assert last_whole_checkpoint(tmp_path, SETTINGS, say=said.append) == tmp_path / "checkpoint-9"
+        (line,) = said
+        assert line.startswith(f"{tmp_path}/checkpoint-10: {name} ")
+        assert line.endswith(f": going on from the checkpoint before, {tmp_path}/checkpoint-9")
+        assert "\n" not in line
+
+    how(tmp_path / "checkpoint-9" / name)
+    how(tmp_path / "checkpoint-5" / name)
+    with pytest.raises(UserError, match=rf"checkpoint-5: {name} .*; there is no whole checkpoint before it") as caught:
+        last_whole_checkpoint(tmp_path, SETTINGS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_checkpoint_is_discarded_by_the_process_that_saves(tmp_path: Path) -> None:
+    for step in (5, 9, 10):
+        checkpoint(tmp_path, step)
+    cut(tmp_path / "checkpoint-10/optimizer.pt")
+    said: list[str] = []
+
+    assert last_whole_checkpoint(tmp_path, SETTINGS, discard=True, say=said.append) == tmp_path / "checkpoint-9"
+    assert len(said) == 1
+    assert not (tmp_path / "checkpoint-10" / RECORD).exists()
+    assert last_whole_checkpoint(tmp_path, SETTINGS, say=said.append) == tmp_path / "checkpoint-9"
+    assert len(said) == 1
+
+    mark_whole(checkpoint(tmp_path, 11), SETTINGS, 11)
+    keep_newest(tmp_path, 2)
+    assert [folder.name for folder in checkpoint_folders(tmp_path)] == [f"checkpoint-{n}" for n in (9, 10, 11)]
+
+
+def test_a_changed_byte_of_an_archive_is_found(tmp_path: Path) -> None:
+    for step in (5, 9):
+        checkpoint(tmp_path, step)
+    path = tmp_path / "checkpoint-9/optimizer.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+    assert last_whole_checkpoint(tmp_path, SETTINGS, say=lambda line: None) == tmp_path / "checkpoint-5"
+
+
+def test_a_damaged_record_is_passed_over_for_the_settings_too(tmp_path: Path) -> None:
+    for step in (5, 9):
+        checkpoint(tmp_path, step)
+    cut(tmp_path / "checkpoint-9" / RECORD)
+    assert recorded_settings(tmp_path) == SETTINGS

@@ -1,0 +1,171 @@
+"""What is wrong with weights that were loaded: tensors that are missing, unknown, of another shape, or not finite."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import read_blocks
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_SHOWN: Final = 5
+_COMPUTED: Final = ("position_ids", "inv_freq")
+"""Ends of the names of buffers that older checkpoints hold and that a model computes."""
+_FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""safetensors' names of torch's dtypes that can hold NaN and are stored."""
+_PIECE: Final = 1 << 20
+_FIX: Final = "check or replace its files"
+
+
+def check_names(
+    name: str,
+    report: Mapping[str, Collection[Any]],
+    *,
+    may_lack: Sequence[str] = (),
+    may_have: Callable[[str], bool] = lambda key: False,
+    fix: str = _FIX,
+) -> None:
+    """Refuse a model of which some tensors were not loaded: transformers leaves these random and goes on.
+
+    Args:
+        name: Of the model, for the message.
+        report: What `from_pretrained` returns for `output_loading_info`; call it with `ignore_mismatched_sizes`.
+        may_lack: Beginnings of the names of tensors that nobody will use and that may be missing.
+        may_have: Says of a name whether the file may hold it although the model's class doesn't know it.
+        fix: What to do.
+
+    Raises:
+        UserError: Names the first of them, and says how many there are.
+    """
+    missing = [key for key in report["missing_keys"] if not key.startswith(tuple(may_lack))]
+    unknown = [key for key in report["unexpected_keys"] if not key.endswith(_COMPUTED) and not may_have(key)]
+    shapes = [
+        f"{key} ({_shape(held)}, not {_shape(wanted)})" for key, held, wanted in report.get("mismatched_keys", ())
+    ]
+    wrong_shapes = {key for key, *_ in report.get("mismatched_keys", ())}
+    told: list[tuple[str, list[str]]] = [
+        ("lacks {} of its weights", [key for key in missing if key not in wrong_shapes]),
+        ("has {} weights that its class doesn't know", unknown),
+        ("has {} weights of another shape than its config says", shapes),
+    ]
+    problems = [f"{what.format(len(keys))}, e.g. {first_few(keys)}" for what, keys in told if keys]
+    if problems:
+        raise UserError(f"{name} {'; it '.join(problems)}; {fix}")
+
+
+def check_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> None:
+    """Refuse a model with NaN or infinite weights; each is read once.
+
+    Raises:
+        UserError: Names the first of them, and says how many there are.
+    """
+    _check_weights(name, list(_weights(model)), fix)
+
+
+def _check_weights(name: str, weights: Sequence[tuple[str, Tensor]], fix: str) -> None:
+    bad = {key for key, weight in weights if not _is_finite(weight)}
+    if bad:
+        raise UserError(_not_finite(name, bad, fix))
+
+
+def _not_finite(name: str, bad: Collection[str], fix: str) -> str:
+    return f"{name} has NaN or infinite values in {len(bad)} of its weights, e.g. {first_few(bad)}; {fix}"
+
+
+@contextmanager
+def checking_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> Iterator[None]:
+    """As `check_finite`, beside what is done within: the weights are read in a thread, and the error comes at the end.
+
+    Raises:
+        UserError: As `check_finite`.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        # listed here, since what is done within may put other layers in the place of some
+        found = pool.submit(_check_weights, name, list(_weights(model)), fix)
+        yield
+        found.result()
+
+
+class FiniteFiles:
+    """Looks for NaN and infinite values in safetensors while their bytes are read for another purpose.
+
+    A piece that was just read is in the processor's cache: this costs some percent of its hash, a pass over the loaded
+    model many times that.
+
+    Args:
+        name: Of the model, for the message.
+        files: Those that the model is loaded from; others are read and not looked at.
+    """
+
+    def __init__(self, name: str, files: Collection[Path]) -> None:
+        self._name, self._files = name, files
+        self._bad: set[str] = set()
+
+    def read(self, path: Path) -> Iterator[bytes | memoryview]:
+        """The bytes of a file, in order; each piece is overwritten by the next."""
+        return self._look(path) if path in self._files else read_blocks(path)
+
+    def check(self, *, fix: str = _FIX) -> None:
+        """Say what was found.
+
+        Raises:
+            UserError: Names the first tensors with NaN or infinite values, and says how many there are.
+        """
+        if self._bad:
+            raise UserError(_not_finite(self._name, self._bad, fix))
+
+    def _look(self, path: Path) -> Iterator[bytes | memoryview]:
+        import torch  # slow to import
+
+        buffer = memoryview(bytearray(_PIECE))
+        with path.open("rb") as file:
+            size = file.read(8)
+            header = file.read(int.from_bytes(size, "little"))
+            yield size + header
+            tensors = {name: one for name, one in json.loads(header).items() if name != "__metadata__"}
+            for name, one in sorted(tensors.items(), key=lambda item: tuple(item[1]["data_offsets"])):
+                begin, end = one["data_offsets"]
+                dtype = getattr(torch, _FLOATS.get(one["dtype"], ""), None)
+                for start in range(begin, end, _PIECE):
+                    piece = buffer[: min(_PIECE, end - start)]
+                    file.readinto(piece)
+                    if dtype is not None and not _is_finite(torch.frombuffer(piece, dtype=dtype)):
+                        self._bad.add(name)
+                    yield piece
+            while block := file.read(_PIECE):
+                yield block
+
+
+def first_few(names: Iterable[str]) -> str:
+    """The first names in order."""
+    return ", ".join(sorted(names)[:_SHOWN])
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A model's tensors of floating point: of what ZeRO-3 divided a process's part, of 4-bit weights their scales."""
+    for key, weight in model.named_parameters():
+        state = getattr(weight, "quant_state", None)
+        if state is not None:
+            scales = (state.absmax, state.offset, getattr(state.state2, "absmax", None))
+            yield from ((key, scale) for scale in scales if scale is not None and scale.is_floating_point())
+        elif weight.is_floating_point():
+            yield key, getattr(weight, "ds_tensor", weight).detach()
+
+
+def _is_finite(weight: Tensor) -> bool:
+    """Whether all values are finite: their sum is not if one isn't, and is read four times as fast as each of them."""
+    if math.isfinite(weight.sum().item()):
+        return True
+    return bool(weight.isfinite().all())  # many large ones may have an infinite sum
+
+
+def _shape(shape: Any) -> str:
+    return " × ".join(map(str, shape)) or "a number"

@@ -1,0 +1,85 @@
+"""Checksums of an index's files: of small ones whole, of large ones of chunks unless all is to be verified."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from reflectune.core.errors import UserError
+
+CHECKSUMS: Final = "checksums"
+"""The manifest's key: by file name its `bytes`, `sha256`, and `sampled`, the SHA-256 of the chunks."""
+WHOLE: Final = 1 << 26
+"""Bytes, 64 MiB: files up to this size are always read whole."""
+_CHUNKS: Final = 64
+_CHUNK: Final = 1 << 16
+_ADVICE: Final = "restore the file, or delete the folder and build the index again"
+
+
+def checksums(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """The checksums of files, by their names."""
+    return {
+        path.name: {"bytes": path.stat().st_size, "sha256": _whole(path), "sampled": _sampled(path)} for path in paths
+    }
+
+
+def check_files(folder: Path, recorded: Any, names: Collection[str], *, verify: bool) -> None:
+    """Refuse an index of which a file was swapped, cut or changed since it was built.
+
+    A change within a large file that keeps its size is found for certain only with `verify`; the 64 chunks of 64 KiB
+    that are read otherwise begin at its first and end at its last byte, so that another index's file is found.
+
+    Args:
+        folder: The index's.
+        recorded: What its manifest says, as `checksums` gives it.
+        names: Of the files that it must say something of.
+        verify: Read large files whole too.
+
+    Raises:
+        UserError: Names the file, and says what differs.
+    """
+    known = recorded if isinstance(recorded, Mapping) else {}
+    if not all(isinstance(known.get(name), Mapping) for name in names):
+        raise UserError(f"{folder}: the manifest's `{CHECKSUMS}` are damaged; {_ADVICE}")
+    for name in names:
+        path, expected = folder / name, known[name]
+        if not path.is_file():
+            raise UserError(f"a part of the index is missing: {path}; {_ADVICE}")
+        size = path.stat().st_size
+        if size != expected.get("bytes"):
+            was = expected.get("bytes")
+            raise UserError(f"{path} has {size} bytes, its manifest says {was}: it was cut or replaced; {_ADVICE}")
+        key, digest = ("sha256", _whole) if verify or size <= WHOLE else ("sampled", _sampled)
+        if digest(path) != expected.get(key):
+            raise UserError(f"{path} was changed or swapped after it was built: its checksum differs; {_ADVICE}")
+
+
+def say_unchecked(folder: Path, remedy: str) -> None:
+    """Say that an index is taken as it is: an earlier version built it, without checksums."""
+    print(
+        f"{folder}: an earlier version built this index, without checksums; {remedy}, after which runs that used it "
+        "begin anew",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _whole(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sampled(path: Path) -> str:
+    """Of chunks at even distances; of a file that is no larger than they are together, of all of it."""
+    size = path.stat().st_size
+    if size <= _CHUNKS * _CHUNK:
+        return _whole(path)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for number in range(_CHUNKS):
+            file.seek((size - _CHUNK) * number // (_CHUNKS - 1))
+            digest.update(file.read(_CHUNK))
+    return digest.hexdigest()

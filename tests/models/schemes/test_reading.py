@@ -1,0 +1,128 @@
+"""A checkpoint is read as it was trained: with its token ids, its tokenizer and its chat template."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import load, save_checkpoint
+from reflectune.models.schemes.base import SCHEME_FILE
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+
+YES, NO = MR2AG.tokens["retrieve"], MR2AG.tokens["no_retrieve"]
+
+
+@pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
+def tuned(request, make, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("reading") / request.param
+    make.model(request.param).save_pretrained(folder / "base")
+    make.processor(request.param).save_pretrained(folder / "base")
+    loaded = load(str(folder / "base"), scheme="mr2ag", seed=3)
+    save_checkpoint(folder / "tuned", loaded.model, loaded.processor, MR2AG, {"base_model": "x", "seed": 3})
+    return folder / "tuned"
+
+
+def change_json(name: str, change: Callable[[Any], None]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        change(content)
+        (folder / name).write_text(json.dumps(content))
+
+    return changed
+
+
+def swap_gates(tokenizer: dict[str, Any]) -> None:
+    added = {token["content"]: token for token in tokenizer["added_tokens"]}
+    added[YES]["content"], added[NO]["content"] = NO, YES
+
+
+def swap_words(tokenizer: dict[str, Any]) -> None:
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+
+
+def lower_case(tokenizer: dict[str, Any]) -> None:
+    steps = [tokenizer["normalizer"]] if tokenizer["normalizer"] else []
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [*steps, {"type": "Lowercase"}]}
+
+
+def say_more(folder: Path) -> None:
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "{# one more #}")
+
+
+CHANGES = {
+    "gates": (
+        change_json("tokenizer.json", swap_gates),
+        r"its tokenizer has \[\S+ ?\S*\] as id \d+, not \d+; .*Restore tokenizer\.json",
+    ),
+    "words": (
+        change_json("tokenizer.json", swap_words),
+        r"its tokenizer's vocabulary differs.* Restore tokenizer\.json",
+    ),
+    "template": (say_more, r"its chat template differs\. Restore chat_template\.jinja as saved"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changed_since_the_training_is_named(tuned: Path, tmp_path: Path, name: str) -> None:
+    change, message = CHANGES[name]
+    shutil.copytree(tuned, tmp_path / "copy")
+    change(tmp_path / "copy")
+    with pytest.raises(UserError, match=message) as caught:
+        load(str(tmp_path / "copy"))
+    assert "or train again" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_splits_texts_otherwise_is_named(tuned: Path, tmp_path: Path) -> None:
+    shutil.copytree(tuned, tmp_path / "copy")
+    change_json("tokenizer.json", lower_case)(tmp_path / "copy")
+    if (
+        load(str(tuned)).processor.tokenizer("ABC")["input_ids"]
+        == load_tokenizer(tmp_path / "copy")("ABC")["input_ids"]
+    ):
+        pytest.skip("transformers gives this class a normalizer of its own")
+    with pytest.raises(UserError, match="its tokenizer splits texts otherwise"):
+        load(str(tmp_path / "copy"))
+
+
+def load_tokenizer(folder: Path) -> Any:
+    from reflectune.models.weights.pretrained import load_processor
+
+    return load_processor(folder, json.loads((folder / "config.json").read_text())["model_type"]).tokenizer
+
+
+def test_an_unchanged_or_saved_again_checkpoint_loads_in_silence(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load(str(tuned), scheme="mr2ag")
+    save_checkpoint(tmp_path / "again", loaded.model, loaded.processor, MR2AG, {"base_model": "x", "seed": 3})
+    assert load(str(tmp_path / "again")).is_tuned
+    assert "hashes" not in capsys.readouterr().err
+    assert json.loads((tuned / SCHEME_FILE).read_text()) == json.loads((tmp_path / "again" / SCHEME_FILE).read_text())
+
+
+def test_a_checkpoint_of_an_earlier_version_loads_with_a_line(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tuned, tmp_path / "copy")
+    MR2AG.save(tmp_path / "copy")
+    say_more(tmp_path / "copy")
+    assert load(str(tmp_path / "copy")).is_tuned
+    assert f"{tmp_path / 'copy'}: its scheme.json has no hashes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damaged", [[], "x", {}, {"token_ids": 5}])
+def test_a_damaged_record_is_refused(tuned: Path, tmp_path: Path, damaged: object) -> None:
+    shutil.copytree(tuned, tmp_path / "copy")
+    change_json(SCHEME_FILE, lambda scheme: scheme.update(read_with=damaged))(tmp_path / "copy")
+    with pytest.raises(UserError, match="`read_with` is damaged"):
+        load(str(tmp_path / "copy"))

@@ -1,0 +1,220 @@
+"""What is missing from a checkpoint, too much in it, or no number is one error that names it, for every loader."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from reflectune.core.errors import UserError
+from reflectune.models.loading import load, save_checkpoint
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+
+Weights = dict[str, Tensor]
+FAMILIES = ("llava", "qwen2_vl")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def base(request, make, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / request.param
+    make.model(request.param).save_pretrained(folder)
+    make.processor(request.param).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(make, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("adapter")
+    make.model("llava").save_pretrained(root / "base")
+    make.processor("llava").save_pretrained(root / "base")
+    loaded = load(str(root / "base"), scheme="mr2ag", seed=3)
+    ids = sorted(loaded.renderer.token_ids.values())
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], trainable_token_indices={"embed_tokens": ids})
+    adapted = get_peft_model(loaded.model, config)
+    save_checkpoint(root / "tuned", adapted, loaded.processor, MR2AG, {"base_model": str(root / "base"), "seed": 3})
+    return root / "tuned"
+
+
+def changed(folder: Path, target: Path, change: Callable[[Weights], None], file: str = "model.safetensors") -> str:
+    """A copy of a checkpoint whose tensors are changed."""
+    shutil.copytree(folder, target)
+    weights = load_file(folder / file)
+    change(weights)
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, target / file, metadata={"format": "pt"})
+    return str(target)
+
+
+def drop(pattern: str) -> Callable[[Weights], None]:
+    def change(weights: Weights) -> None:
+        for name in [name for name in weights if pattern in name]:
+            del weights[name]
+
+    return change
+
+
+def last_of(weights: Weights, ending: str) -> str:
+    return max(name for name in weights if name.endswith(ending))
+
+
+def put(weights: Weights, ending: str, value: float) -> None:
+    weights[last_of(weights, ending)].view(-1)[5] = value
+
+
+def narrow(weights: Weights) -> None:
+    name = (
+        last_of(weights, "q_proj.weight")
+        if any("vision_tower" in n for n in weights)
+        else last_of(weights, "down_proj.weight")
+    )
+    weights[name] = weights[name][:-1]
+
+
+def drop_language_layer(weights: Weights) -> None:
+    for name in [name for name in weights if ".layers.0." in name and "vision" not in name and "visual" not in name]:
+        del weights[name]
+
+
+def test_all_tensors_of_a_layer_are_missing(base: Path, tmp_path: Path) -> None:
+    count = sum("layers.0." in name and "language_model" in name for name in load(str(base)).model.state_dict())
+    copy = changed(base, tmp_path / "copy", drop_language_layer)
+    with pytest.raises(UserError, match=rf"^the model {copy} lacks {count} of its weights, e\.g\. \S*layers\.0\.\S+, "):
+        load(copy)
+
+
+CHANGES = {
+    "one tensor is missing": (drop("model.norm.weight"), r"lacks 1 of its weights, e\.g\. \S*norm\.weight;"),
+    "a tensor is unknown": (
+        lambda weights: weights.update({"model.odd": torch.ones(2), "odd": torch.ones(2)}),
+        r"has 2 weights that its class doesn't know, e\.g\. model\.\S*odd, odd;",
+    ),
+    "a tensor has another shape": (
+        narrow,
+        r"has 1 weights of another shape than its config says, e\.g\. \S+ \(\d+ × \d+, not ",
+    ),
+    "NaN": (
+        lambda weights: put(weights, "down_proj.weight", torch.nan),
+        r"NaN or infinite values in 1 of its weights, e\.g\. \S*layers\.\d+\.mlp\.down_proj\.weight;",
+    ),
+    "infinite": (
+        lambda weights: put(weights, "norm.weight", -torch.inf),
+        r"NaN or infinite values in 1 of its weights",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_checkpoint_with_other_tensors_is_refused(base: Path, tmp_path: Path, name: str) -> None:
+    change, message = CHANGES[name]
+    copy = changed(base, tmp_path / "copy", change)
+    with pytest.raises(UserError, match=message) as caught:
+        load(copy)
+    assert copy in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_many_large_weights_whose_sum_is_infinite_are_finite(base: Path, tmp_path: Path) -> None:
+    copy = changed(base, tmp_path / "copy", lambda weights: weights[last_of(weights, "down_proj.weight")].fill_(3e38))
+    load(copy)
+
+
+def test_weights_that_half_precision_cannot_hold_are_found(base: Path, tmp_path: Path) -> None:
+    copy = changed(base, tmp_path / "copy", lambda weights: put(weights, "down_proj.weight", 1e6))
+    load(copy)
+    load(copy, dtype="bfloat16")
+    with pytest.raises(UserError, match=r"NaN or infinite values in 1 of its weights"):
+        load(copy, dtype="float16")
+
+
+def test_buffers_that_older_checkpoints_hold_are_ignored(base: Path, tmp_path: Path) -> None:
+    def add(weights: Weights) -> None:
+        weights["model.language_model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+        weights["model.vision_tower.vision_model.embeddings.position_ids"] = torch.arange(5)
+
+    load(changed(base, tmp_path / "copy", add))
+
+
+def damages(content: bytes) -> dict[str, bytes]:
+    """The bytes of a safetensors file, damaged in each way."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    name = next(name for name in header if name != "__metadata__")
+
+    def written(head: object) -> bytes:
+        text = json.dumps(head).encode()
+        return len(text).to_bytes(8, "little") + text + content[8 + size :]
+
+    return {
+        "empty": b"",
+        "cut in its length": content[:5],
+        "cut in its header": content[: 8 + size // 2],
+        "cut in its data": content[:-100],
+        "too long": content + bytes(8),
+        "of a length beyond its end": (2**62).to_bytes(8, "little") + content[8:],
+        "no JSON": content[:8] + b"x" * size + content[8 + size :],
+        "a list": written([1]),
+        "an unknown dtype": written({**header, name: {**header[name], "dtype": "X9"}}),
+        "another shape": written({**header, name: {**header[name], "shape": [3, 5]}}),
+        "offsets beyond its end": written({**header, name: {**header[name], "data_offsets": [0, 1 << 50]}}),
+        "another file": b"PK\3\4" + bytes(500),
+    }
+
+
+TINY = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+DAMAGES = list(damages(len(TINY).to_bytes(8, "little") + TINY + bytes(4)))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_safetensors_are_one_error(base: Path, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(base, tmp_path / "copy")
+    file = tmp_path / "copy/model.safetensors"
+    file.write_bytes(damages(file.read_bytes())[damage])
+    with pytest.raises(UserError, match=rf"the model {tmp_path}/copy") as caught:
+        load(str(tmp_path / "copy"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_adapter_is_one_error(adapter: Path, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(adapter, tmp_path / "copy")
+    file = tmp_path / "copy/adapter_model.safetensors"
+    file.write_bytes(damages(file.read_bytes())[damage])
+    with pytest.raises(UserError, match=rf"{tmp_path}/copy") as caught:
+        load(str(tmp_path / "copy"))
+    assert "\n" not in str(caught.value)
+
+
+ADAPTER_CHANGES = {
+    "lacks": (drop("layers.1.self_attn.q_proj"), r"the adapter \S+ lacks 4 of its weights, e\.g\. \S*lora_A"),
+    "lacks the new rows": (drop("trainable_tokens"), r"the adapter \S+ lacks \S*embed_tokens\S*;"),
+    "more": (
+        lambda weights: weights.update({"base_model.model.odd.lora_A.weight": torch.ones(2, 2)}),
+        r"has 1 weights that its class doesn't know, e\.g\. base_model\.model\.odd",
+    ),
+    "shape": (
+        lambda weights: weights.update(
+            {n: t[:, :-1] for n, t in weights.items() if "layers.1.self_attn.q_proj.lora_A" in n}
+        ),
+        r"has 2 weights of another shape",
+    ),
+    "NaN": (lambda weights: put(weights, "lora_B.weight", torch.nan), r"NaN or infinite values in 1 of its weights"),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTER_CHANGES)
+def test_an_adapter_with_other_tensors_is_refused(adapter: Path, tmp_path: Path, name: str) -> None:
+    change, message = ADAPTER_CHANGES[name]
+    copy = changed(adapter, tmp_path / "copy", change, "adapter_model.safetensors")
+    with pytest.raises(UserError, match=message):
+        load(copy)
+
+
+def test_whole_checkpoints_load(base: Path, adapter: Path) -> None:
+    load(str(base))
+    assert load(str(adapter)).is_tuned
