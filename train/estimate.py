@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import parse_config, split_config
 from reflectune.core.errors import UserError, entry_point
 from reflectune.train.forecasting.config import ARCHITECTURE, EstimateConfig
 
@@ -32,11 +32,8 @@ def shapes_file(config: EstimateConfig, arguments: list[str]) -> Path:
         UserError: There is neither.
     """
     model_config = Path(config.model, "config.json")
-    beside = (
-        Path(arguments[arguments.index("--config") + 1]).with_name(ARCHITECTURE)
-        if "--config" in arguments
-        else model_config
-    )
+    recipe, _, _ = split_config(arguments)
+    beside = recipe.with_name(ARCHITECTURE) if recipe else model_config
     for path in (model_config, beside):
         if path.is_file():
             return path

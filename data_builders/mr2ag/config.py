@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.annotators.choice import NAMES
 from reflectune.data_builders.mr2ag.examples import Recipe, StringFilter
-from reflectune.models.remote.address import shown_url
+from reflectune.core.addresses import shown_url
 from reflectune.models.remote.endpoint import RemoteConfig
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
-from reflectune.models.remote.address import is_address, secrets_in, shown_url
+from reflectune.core.addresses import is_address, secrets_in, shown_url
 
 
 @dataclass(frozen=True)

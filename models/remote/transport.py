@@ -20,7 +20,7 @@ import tenacity
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.models.remote.address import secrets_in, shown_url
+from reflectune.core.addresses import secrets_in, shown_url
 from reflectune.models.remote.endpoint import Endpoint
 
 Parsed = TypeVar("Parsed")

@@ -1,6 +1,6 @@
 import pytest
 
-from reflectune.models.remote.address import is_address, secrets_in, shown_url
+from reflectune.core.addresses import is_address, secrets_in, shown_url
 
 
 @pytest.mark.parametrize(

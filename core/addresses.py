@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-from urllib.parse import unquote, urlsplit
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlsplit
 
 _FIELD = re.compile(r"[^&;]+")
 _SECRET_NAME = re.compile(r"key|token|secret|pass|pwd|auth|cred|sig", re.IGNORECASE)
@@ -16,9 +17,17 @@ def is_address(url: str) -> bool:
     """Whether this is an address of the form `http(s)://HOST`, with or without a port and more."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not _is_cut(parts)
     except ValueError:  # the port is no number, or a bracket is not closed
         return False
+
+
+def _is_cut(parts: SplitResult) -> bool:
+    """Whether what stands as host may be a user with the begin of a password that has a `/`, `?` or `#` in it."""
+    rest = f"{parts.path}?{parts.query}#{parts.fragment}"
+    if "@" not in rest or "@" in parts.netloc:
+        return False
+    return ":" in parts.netloc or re.search(r"[^/]@", rest) is not None
 
 
 def shown_url(url: str) -> str:
@@ -46,6 +55,52 @@ def secrets_in(url: str) -> list[str]:
     header = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode() if mark else ""
     written = [password or user, *map(_secret, _FIELD.findall(parts.query))]
     return [secret for secret in dict.fromkeys([header, *written, *map(unquote, written)]) if secret]
+
+
+def conceal(*secrets: str) -> None:
+    """Let `redacted` hide these wherever they stand. Those of fewer than four characters would be found in any text."""
+    _CONCEALED.update(secret for secret in secrets if len(secret) > 3)
+
+
+def conceal_address(url: str) -> None:
+    """Let `redacted` hide what an address holds that is not to be shown, also if it is malformed."""
+    userinfo = url.partition("://")[2].rpartition("@")[0] or url.rpartition("@")[0]
+    conceal(userinfo, userinfo.partition(":")[2], unquote(userinfo.partition(":")[2]))
+    if is_address(url):
+        conceal(*secrets_in(url))
+
+
+def redacted(text: str) -> str:
+    """A text for an error or a log, with `***` for the passwords and keys in it.
+
+    What is hidden: the secrets that this run was given (`conceal`), and of every address the userinfo and each value of
+    its query that looks like a secret.
+
+    Example:
+        >>> redacted("GET http://me:pass@host/v1?key=abc failed")
+        'GET http://***@host/v1?key=*** failed'
+    """
+    for secret in sorted(_CONCEALED, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _ADDRESS.sub(_without_secrets, text)
+
+
+def _without_secrets(found: re.Match[str]) -> str:
+    """An address in a text. What follows its last `@` is shown, so that one learns which server it was."""
+    scheme, rest = found["scheme"], found["rest"]
+    userinfo, mark, shown = rest.rpartition("@")
+    if mark and ("/" not in userinfo or not userinfo.endswith("/")):
+        rest = f"***@{shown}"
+    address, question, query = rest.partition("?")
+    return scheme + address + question + _FIELD.sub(_shown_query, query)
+
+
+def _shown_query(field: re.Match[str]) -> str:
+    return _shown_field(field) if "=" in field[0] else field[0]
+
+
+_ADDRESS: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<rest>[^\s'\"`<>]+)")
+_CONCEALED: Final[set[str]] = set()
 
 
 def _shown_field(field: re.Match[str]) -> str:

@@ -1,0 +1,94 @@
+"""What a config's value must be like, beyond its type: checks that a field names and the reader of configs applies.
+
+Each takes a value and returns what is wrong with it, to be read after the field's name; "" if nothing is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from reflectune.core.addresses import redacted
+
+Check = Callable[[Any], str]
+
+MOST_SEED: Final = 2**32 - 1
+"""As large as NumPy's seeds may be."""
+
+MOST: Final = 2**53
+"""The largest number that a field without a bound of its own may hold: above it numbers aren't exact in JSON."""
+
+LONGEST_NAME: Final = 100
+"""Characters of a split's name: it becomes part of file names, which hold 255 bytes."""
+
+_DEVICE: Final = re.compile(r"auto|cpu|(cuda|xpu|mps|npu)(:\d{1,3})?")
+
+
+def device(value: str) -> str:
+    """Whether this can be a device's name; whether there is one is seen when it is used."""
+    return "" if _DEVICE.fullmatch(value) else f"must be auto, cpu, cuda or cuda:0 …, found `{short(value)}`"
+
+
+def split_name(value: str) -> str:
+    """Whether files can be called by this name of a split."""
+    if not value:
+        return ""
+    if len(value) > LONGEST_NAME or len(value.encode()) > 2 * LONGEST_NAME:
+        return f"must be at most {LONGEST_NAME} characters long, found {len(value)}"
+    if value in (".", "..") or not value.isprintable() or set(value) & set('/\\:*?"<>|') or value != value.strip():
+        return f"must be a name that a file can have, without slashes, found {short(value)!r}"
+    return ""
+
+
+def file(value: str) -> str:
+    """Whether there is such a file, if one is named."""
+    if not value or Path(value).is_file():
+        return ""
+    return f"{short(value)} is a folder; name a file" if Path(value).is_dir() else f"there is no file {short(value)}"
+
+
+def folder(value: str) -> str:
+    """Whether there is such a folder, if one is named."""
+    if not value or Path(value).is_dir():
+        return ""
+    return f"{short(value)} is a file; name a folder" if Path(value).is_file() else f"there is no folder {short(value)}"
+
+
+def output_folder(value: str) -> str:
+    """Whether a folder can be here, if one is named: no file is in its way."""
+    if not value:
+        return ""
+    for place in (Path(value), *Path(value).parents):
+        if place.is_dir():
+            return ""
+        if place.exists():
+            return f"{short(value)} can't be written: {place} is a file; name a folder"
+    return ""
+
+
+def output_file(value: str) -> str:
+    """Whether a file can be here, if one is named: no folder is in its way."""
+    if value and (Path(value).is_dir() or value.endswith("/")):
+        return f"{short(value)} is a folder; name a file to write, e.g. {Path(value, 'scores.json')}"
+    return output_folder(str(Path(value).parent)) if value else ""
+
+
+def number(value: Any) -> str:
+    """Whether a number is one that can be counted with."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return ""
+    try:
+        if not math.isfinite(value):
+            return f"must be a finite number, found {value}"
+    except OverflowError:
+        return f"must be at most {MOST:,}, found a number of {value.bit_length():,} bits"
+    return "" if abs(value) <= MOST else f"must be between -{MOST:,} and {MOST:,}, found {value:g}"
+
+
+def short(value: Any) -> str:
+    """A value as an error shows it: cut, and without the secrets of an address."""
+    text = redacted(value if isinstance(value, str) else repr(value))
+    return text if len(text) <= 200 else f"{text[:200]}…"
