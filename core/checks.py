@@ -88,6 +88,11 @@ def number(value: Any) -> str:
     return "" if abs(value) <= MOST else f"must be between -{MOST:,} and {MOST:,}, found {value:g}"
 
 
+def one_line(text: str) -> str:
+    """A text in which line breaks and other characters that don't print are written as Python does: `\\n`."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def short(value: Any) -> str:
     """A value as an error shows it: cut, and without the secrets of an address."""
     text = redacted(value if isinstance(value, str) else repr(value))

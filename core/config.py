@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
-from reflectune.core.checks import Check, number, short
+from reflectune.core.checks import Check, number, one_line, short
 from reflectune.core.errors import UserError
 from reflectune.core.strict_yaml import parse_value, read_yaml, storable
 
@@ -164,7 +164,7 @@ def split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str], list
 
 def _report(issues: Sequence[str]) -> None:
     if issues:
-        raise UserError("\n  ".join(["the config has problems:", *dict.fromkeys(issues)]))
+        raise UserError("\n  ".join(["the config has problems:", *dict.fromkeys(map(one_line, issues))]))
 
 
 def _config_problems(config: Any) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from reflectune.core.checks import short
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, FollowUp, Question
@@ -208,6 +209,18 @@ def splits(folder: str | Path) -> Sequence[str]:
     """The splits that a data set folder has."""
     questions = Path(folder, "questions")
     return sorted({path.stem for path in questions.glob("*.parquet")} | {p.parent.name for p in questions.glob(_PARTS)})
+
+
+def split_issues(key: str, folder: str | Path, names: Iterable[str]) -> list[str]:
+    """Which of the splits that a config's key names a data set hasn't, one sentence each.
+
+    A folder that is no data set, and one without questions, are spoken of elsewhere.
+    """
+    if not folder or not Path(folder, MANIFEST).is_file():
+        return []
+    known = splits(folder)
+    missing = [name for name in names if name and known and name not in known]
+    return [f"`{key}`: {folder} has no split {short(name)}; it has {', '.join(known)}" for name in missing]
 
 
 _PARTS = "*/part-*.parquet"

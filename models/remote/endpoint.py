@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from reflectune.core import checks
+from reflectune.core.addresses import is_address, secrets_in, shown_url
 from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
-from reflectune.core.addresses import is_address, secrets_in, shown_url
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,19 @@ def url_problem(url: str) -> str:
     return "" if is_address(url) else f"`llm_url` must look like https://HOST/v1, found `{shown_url(url)}`"
 
 
+def api_root(url: str) -> str:
+    """As `url_problem`, to be read after the key's name; an unset one is none."""
+    return "" if not url or is_address(url) else f"must look like https://HOST/v1, found `{shown_url(url)}`"
+
+
 @dataclass
 class RemoteConfig:
     """The keys of a YAML that name a remote model; a config that needs one inherits them."""
 
     # the end of the help keeps argparse from printing what `--config` says: it may hold a password
-    llm_url: str = setting("", "OpenAI-compatible server, e.g. http://localhost:8000/v1%(default).0s", repr=False)
+    llm_url: str = setting(
+        "", "OpenAI-compatible server, e.g. http://localhost:8000/v1%(default).0s", repr=False, check=api_root
+    )
     llm_model: str = setting("", "name of the model on that server")
     llm_key_variable: str = setting(
         "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself", repr=False
@@ -109,9 +117,9 @@ class RemoteConfig:
     llm_options: str = setting(
         "", 'JSON merged into every request, e.g. {"seed": 0}; null takes a field out', repr=False
     )
-    llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost")
-    llm_output_price: float = setting(0.0, "price of a million tokens received")
-    llm_cache: str = setting("", "file that keeps every reply; default: in the output folder")
+    llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost", low=0)
+    llm_output_price: float = setting(0.0, "price of a million tokens received", low=0)
+    llm_cache: str = setting("", "file that keeps every reply; default: in the output folder", check=checks.output_file)
 
     def llm_problems(self) -> list[str]:
         """What is wrong with the values, one sentence each, for a run that asks a remote model."""
