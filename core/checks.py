@@ -6,6 +6,7 @@ Each takes a value and returns what is wrong with it, to be read after the field
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,9 @@ MOST: Final = 2**53
 
 LONGEST_NAME: Final = 100
 """Characters of a split's name: it becomes part of file names, which hold 255 bytes."""
+
+_LONGEST_PART: Final = 255
+"""Bytes of a file's name."""
 
 _DEVICE: Final = re.compile(r"auto|cpu|(cuda|xpu|mps|npu)(:\d{1,3})?")
 
@@ -45,34 +49,40 @@ def split_name(value: str) -> str:
 
 def file(value: str) -> str:
     """Whether there is such a file, if one is named."""
-    if not value or Path(value).is_file():
+    if not value or os.path.isfile(value):
         return ""
-    return f"{short(value)} is a folder; name a file" if Path(value).is_dir() else f"there is no file {short(value)}"
+    return f"{short(value)} is a folder; name a file" if os.path.isdir(value) else f"there is no file {short(value)}"
 
 
 def folder(value: str) -> str:
     """Whether there is such a folder, if one is named."""
-    if not value or Path(value).is_dir():
+    if not value or os.path.isdir(value):
         return ""
-    return f"{short(value)} is a file; name a folder" if Path(value).is_file() else f"there is no folder {short(value)}"
+    return f"{short(value)} is a file; name a folder" if os.path.isfile(value) else f"there is no folder {short(value)}"
 
 
 def output_folder(value: str) -> str:
-    """Whether a folder can be here, if one is named: no file is in its way."""
+    """Whether a folder can be written here, if one is named: no file is in its way, and nothing forbids it."""
     if not value:
         return ""
-    for place in (Path(value), *Path(value).parents):
-        if place.is_dir():
-            return ""
-        if place.exists():
-            return f"{short(value)} can't be written: {place} is a file; name a folder"
+    path = Path(value)
+    if any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
+        return f"{short(value)} has a name that is too long for a file; choose a shorter one"
+    for place in (path, *path.parents):
+        if os.path.isdir(place):
+            allowed = os.access(place, os.W_OK | os.X_OK)
+            return "" if allowed else f"{short(value)} can't be written: {place} is read-only; name another folder"
+        if os.path.lexists(place):
+            return f"{short(value)} can't be written: {place} is no folder; name another one"
     return ""
 
 
 def output_file(value: str) -> str:
-    """Whether a file can be here, if one is named: no folder is in its way."""
-    if value and (Path(value).is_dir() or value.endswith("/")):
+    """Whether a file can be written here, if one is named: no folder is in its way, and nothing forbids it."""
+    if value and (os.path.isdir(value) or value.endswith("/")):
         return f"{short(value)} is a folder; name a file to write, e.g. {Path(value, 'scores.json')}"
+    if value and len(os.fsencode(Path(value).name)) > _LONGEST_PART - 50:  # beside it lies a file with a longer name
+        return f"{short(value)} has a name that is too long for a file; choose a shorter one"
     return output_folder(str(Path(value).parent)) if value else ""
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from reflectune.core.checks import short
@@ -25,8 +25,8 @@ def model_name(value: str) -> str:
 def encoder_name(value: str) -> str:
     """As `model_name`, of a model that retrieves: no adapter, perhaps a hub id's commit, or a title map's file."""
     if value.endswith(".safetensors"):
-        return "" if Path(value).is_file() else f"there is no file {short(value)}"
-    if value == "pocket/clip" or Path(value).is_dir():
+        return "" if os.path.isfile(value) else f"there is no file {short(value)}"
+    if value == "pocket/clip" or os.path.isdir(value):
         return _named(value, ("config.json",))
     return _named(value.partition("@")[0], ("config.json",)) if value else ""
 
@@ -49,12 +49,11 @@ def _named(value: str, files: Sequence[str]) -> str:
             return ""
     except UserError as error:
         return str(error)
-    path = Path(value)
-    if path.is_dir():
-        if any((path / name).is_file() for name in files):
+    if os.path.isdir(value):
+        if any(os.path.isfile(os.path.join(value, name)) for name in files):
             return ""
         return f"{short(value)} holds no model: it has no {' and no '.join(files)}"
-    if path.exists():
+    if os.path.exists(value):
         return f"{short(value)} is not a folder, but a file; name the folder of a model"
     if _HUB_ID.fullmatch(value):
         return ""
