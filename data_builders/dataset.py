@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from reflectune.core.checks import short
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
+from reflectune.core.paths import listed_file, resolve_below
 from reflectune.core.types import Evidence, FollowUp, Question
 from reflectune.data_builders.readers.registry import METRIC_OF
 from reflectune.metrics.registry import METRICS, Metric, find_metric_name
@@ -230,10 +231,13 @@ def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Pat
     """The files of a split, in order, and how many rows each has where the manifest says so."""
     whole = folder / "questions" / f"{split}.parquet"
     if whole.is_file():
+        resolve_below(whole.absolute(), folder)
         return [(whole, None)]
     listed = manifest.get("parts", {}).get(split)
     if listed is not None:
-        listed_parts = [(folder / "questions" / split / part["file"], part["rows"]) for part in listed]
+        listed_parts = [
+            (listed_file(folder, f"questions/{split}/{part['file']}", MANIFEST), part["rows"]) for part in listed
+        ]
         missing = [path for path, _ in listed_parts if not path.is_file()]
         if missing:
             raise UserError(f"a part of the data set is missing: {missing[0]}; copy or build the data set again")
@@ -241,6 +245,8 @@ def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Pat
     parts = sorted(whole.with_suffix("").glob("part-*.parquet"))
     if not parts:
         raise UserError(f"{whole} not found; the data set has the splits {', '.join(splits(folder)) or '(none)'}")
+    for path in parts:
+        resolve_below(path.absolute(), folder)
     return [(path, None) for path in parts]
 
 

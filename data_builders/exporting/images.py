@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Final, Literal
 
 from PIL import Image, UnidentifiedImageError
 
@@ -77,12 +77,16 @@ def _check_picture(path: Path) -> None:
         UserError: It begins like no picture that Pillow knows.
     """
     try:
-        with Image.open(path):
+        with Image.open(path, formats=_PICTURES):
             return
     except Image.DecompressionBombError as error:
         raise UserError(f"image too large to decode safely: {path}: {error}; scale it down first") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         raise UserError(f"{path} is no picture, and is not copied; mend the row's `image`, or leave it out") from error
+
+
+_PICTURES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What is copied, as Pillow calls it. It also takes HDF5, GRIB, PostScript and Office files for pictures."""
 
 
 def _inner_name(image: str) -> str:
