@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
+import os
 import re
-from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 _FIELD = re.compile(r"[^&;]+")
 _SECRET_NAME = re.compile(r"key|token|secret|pass|pwd|auth|cred|sig", re.IGNORECASE)
@@ -81,8 +84,46 @@ def redacted(text: str) -> str:
         'GET http://***@host/v1?key=*** failed'
     """
     for secret in sorted(_CONCEALED, key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return _ADDRESS.sub(_without_secrets, text)
+        for written in dict.fromkeys((secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1])):
+            text = text.replace(written, "***")
+    return _KEY.sub("***", _ADDRESS.sub(_without_secrets, text))
+
+
+def conceal_environment(environment: Mapping[str, str]) -> None:
+    """Let `redacted` hide the keys, tokens and passwords that an environment holds, by the names of its variables."""
+    for name, value in environment.items():
+        if name.lower().endswith("_proxy"):
+            conceal_address(value)
+        elif _SECRET_VARIABLE.search(name) and len(value) >= 8 and not os.path.exists(value):
+            conceal(value.strip())
+
+
+def shown_options(options: str) -> str:
+    """A JSON object as files may hold it: `***` for each value whose name says that it is a secret.
+
+    One without secrets stays as it is written.
+
+    Example:
+        >>> shown_options('{"seed": 0, "api_key": "abc"}')
+        '{"seed": 0, "api_key": "***"}'
+    """
+    try:
+        values = json.loads(options)
+    except ValueError:
+        return options
+    without = _without_secret_values(values)
+    return options if without == values else json.dumps(without, ensure_ascii=False)
+
+
+def _without_secret_values(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_secret_values(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: "***" if isinstance(item, str) and _SECRET_OPTION.search(name) else _without_secret_values(item)
+        for name, item in value.items()
+    }
 
 
 def _without_secrets(found: re.Match[str]) -> str:
@@ -100,6 +141,11 @@ def _shown_query(field: re.Match[str]) -> str:
 
 
 _ADDRESS: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<rest>[^\s'\"`<>]+)")
+_KEY: Final = re.compile(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{16,}|(?<=Bearer )[^\s'\"]{8,})")
+"""Keys of the Hub and of OpenAI-compatible servers, by their form."""
+
+_SECRET_VARIABLE: Final = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD)$")
+_SECRET_OPTION: Final = re.compile(r"(api|access|secret)_?-?key|pass(word|wd)|secret|authorization|_token$", re.I)
 _CONCEALED: Final[set[str]] = set()
 
 

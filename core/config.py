@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
+from reflectune.core.addresses import conceal_address
 from reflectune.core.checks import Check, number, one_line, short
 from reflectune.core.errors import UserError
 from reflectune.core.strict_yaml import parse_value, read_yaml, storable
@@ -137,6 +138,9 @@ def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, .
     given, arguments, flag_issues = _take_structured(arguments, hints)
     _report(issues + yaml_issues + flag_issues + _check_flags(arguments, hints))
     parsed = _parse(kinds, {**values, **given}, arguments, hidden)
+    for config in parsed:
+        for name in hidden & vars(config).keys():
+            conceal_address(str(getattr(config, name)))
     _report([issue for config in parsed for issue in _config_problems(config)])
     return parsed
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, TracebackType
 from typing import Final
 
-from reflectune.core.addresses import redacted
+from reflectune.core.addresses import conceal_environment, redacted
 from reflectune.core.progress import quiet_libraries
 
 
@@ -38,6 +38,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     def run() -> None:
         quiet_libraries()
         sys.excepthook = _show_traceback
+        conceal_environment(os.environ)
         try:
             main()
             _destroy_process_group()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reflectune.core import checks
+from reflectune.core.addresses import shown_options
 from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
 from reflectune.data_builders.mmkb.mct import Mixing, Noise
@@ -101,4 +102,5 @@ class DeriveConfig(RemoteConfig):
         elsewhere = {"probes", "dataset", "output", "rel_scores", "proofread", "bem", "device"}
         remote = {item.name for item in dataclasses.fields(RemoteConfig)}
         elsewhere |= (remote - {"llm_model", "llm_options"}) if self.metric == "judge" else {*remote, "judge"}
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in elsewhere}
+        settings = {name: value for name, value in dataclasses.asdict(self).items() if name not in elsewhere}
+        return {name: shown_options(value) if name == "llm_options" else value for name, value in settings.items()}

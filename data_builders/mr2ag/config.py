@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from reflectune.core import checks
-from reflectune.core.addresses import shown_url
+from reflectune.core.addresses import shown_options, shown_url
 from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.annotators.choice import NAMES
 from reflectune.data_builders.dataset import split_issues
@@ -102,7 +102,7 @@ class BuildConfig(RemoteConfig):
         """The settings that decide what is built; the data sets and the index are hashed apart."""
         llm_settings = _LLM_DECIDES if self.annotator == "llm" else frozenset[str]()
         return {
-            name: shown_url(value) if name == "llm_url" else value
+            name: _SHOWN[name](value) if name in _SHOWN else value
             for name, value in dataclasses.asdict(self).items()
             if (name in llm_settings if name.startswith("llm_") else name not in _ELSEWHERE)
             and not (name in _LATER and value == _LATER[name])
@@ -116,6 +116,9 @@ _ELSEWHERE: Final = frozenset(
 
 _LLM_DECIDES: Final = frozenset(("llm_url", "llm_model", "llm_max_tokens", "llm_options"))
 """Of the `llm_…` settings: those that decide what is answered, not how fast or at what price."""
+
+_SHOWN: Final[Mapping[str, Callable[[str], str]]] = {"llm_url": shown_url, "llm_options": shown_options}
+"""What takes the secrets out of a setting."""
 
 _LATER: Final[Mapping[str, Any]] = {
     "string_filter": "strict",

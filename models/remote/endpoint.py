@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from reflectune.core import checks
-from reflectune.core.addresses import is_address, secrets_in, shown_url
+from reflectune.core.addresses import conceal, conceal_address, is_address, secrets_in, shown_url
 from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
 
@@ -53,6 +53,8 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key.strip())
+        conceal(self.key)
+        conceal_address(self.url)
         if problem := url_problem(self.url):
             raise UserError(problem)
         if problem := key_problem(self.key):
