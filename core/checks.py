@@ -28,6 +28,18 @@ LONGEST_NAME: Final = 100
 _LONGEST_PART: Final = 255
 """Bytes of a file's name."""
 
+_HOLDS: Final = {
+    "dataset.json": "a data set",
+    "kb.json": "a knowledge base",
+    "manifest.json": "an index",
+    "probes.json": "probes",
+    "reflection.json": "reflection data",
+    "scheme.json": "a checkpoint",
+    "adapter_config.json": "an adapter",
+    "config.json": "a model",
+}
+"""What a folder is, by the file that only it has."""
+
 _DEVICE: Final = re.compile(r"auto|cpu|(cuda|xpu|mps|npu)(:\d{1,3})?")
 
 
@@ -75,6 +87,20 @@ def output_folder(value: str) -> str:
         if os.path.lexists(place):
             return f"{short(value)} can't be written: {place} is no folder; name another one"
     return ""
+
+
+def output_of(*own: str) -> Check:
+    """As `output_folder`, for what is known by these files: a folder that holds something else is refused."""
+
+    def check(value: str) -> str:
+        if told := output_folder(value):
+            return told
+        if not value or any(os.path.exists(os.path.join(value, name)) for name in own):
+            return ""
+        held = [what for name, what in _HOLDS.items() if os.path.exists(os.path.join(value, name))]
+        return f"{short(value)} holds {held[0]} already; choose another folder" if held else ""
+
+    return check
 
 
 def output_file(value: str) -> str:

@@ -16,11 +16,11 @@ from reflectune.data_builders.gallery.sources.packages import SOURCES
 class GalleryConfig:
     """Settings of a gallery."""
 
-    output: str = setting("", "data set folder to write", check=checks.output_folder)
+    output: str = setting("", "data set folder to write", check=checks.output_of("dataset.json"))
     captions: str = setting(
         "",
         "data set folder for what stage 1 learns from: captions and visual questions; empty: none",
-        check=checks.output_folder,
+        check=checks.output_of("dataset.json"),
     )
     cache: str = setting(
         "", "folder that the packages are unpacked in; empty: the user's cache", check=checks.output_folder

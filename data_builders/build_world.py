@@ -15,7 +15,7 @@ from reflectune.core.errors import entry_point
 class WorldConfig:
     """Settings of a world."""
 
-    output: str = setting("", "data set folder to write", check=checks.output_folder)
+    output: str = setting("", "data set folder to write", check=checks.output_of("dataset.json"))
     size: Literal["tiny", "default", "large"] = setting(
         "default", "tiny (tests), default (quick start) or large (about 20,000 entities)"
     )

@@ -23,7 +23,7 @@ class IndexConfig:
     """What to index, with what, and where to."""
 
     knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge")
-    output: str = setting("", "folder for the index", check=checks.output_folder)
+    output: str = setting("", "folder for the index", check=checks.output_of("manifest.json"))
     encoder: str = setting(
         "miniature/clip",
         "miniature/clip, pocket/clip, a folder, a hub id, owner/name[@COMMIT], or a title map",

@@ -18,7 +18,7 @@ class CompareConfig(RemoteConfig):
     """Compare annotators on one split."""
 
     dataset: str = setting("", "data set folder")
-    output: str = setting("", "folder for agreement.md, labels.jsonl and the LLM's replies", check=checks.output_folder)
+    output: str = setting("", "folder for agreement.md, labels.jsonl and the LLM's replies", check=checks.output_of())
     split: str = setting("train", "whose questions", check=checks.split_name)
     annotators: list[str] = setting(["string", "gold"], f"which to compare: {', '.join(NAMES)}")
     truth: Literal["gold", "none"] = setting(

@@ -16,7 +16,7 @@ from reflectune.metrics.registry import MetricChoice
 class ConvertConfig:
     """Settings of a conversion. At least one of `questions` and `knowledge` is set."""
 
-    output: str = setting("", "data set folder to write", check=checks.output_folder)
+    output: str = setting("", "data set folder to write", check=checks.output_of("dataset.json", "kb.json"))
     name: str = setting("", "name of the data set; that of the output folder if unset")
     root: str = setting("", "folder that the paths below start from")
     questions: str = setting("", "reader of the questions, e.g. infoseek, evqa, own")

@@ -17,7 +17,7 @@ class ExportConfig:
     """Write reflection data in another tool's layout (`--to`), or read TRL's chat data as ours (`--from`)."""
 
     data: str = setting("", "with `to`: reflection data; with `from`: chat data; folder or file")
-    output: str = setting("", "folder to write into", check=checks.output_folder)
+    output: str = setting("", "folder to write into", check=checks.output_of("reflection.json"))
     to: Literal["", "trl", "llamafactory", "ms-swift", "llava"] = setting("", "whose layout to write")
     from_format: Literal["", "trl"] = setting("", "whose layout to read; written as `--from`")
     split: str = setting("train", "which split; it names the files", check=checks.split_name)

@@ -25,7 +25,7 @@ class DeriveConfig(RemoteConfig):
 
     probes: str = setting("", "folder that probe.py wrote")
     dataset: str = setting("", "data set folder that was probed")
-    output: str = setting("", "folder for the reflection data", check=checks.output_folder)
+    output: str = setting("", "folder for the reflection data", check=checks.output_of("reflection.json"))
     labeller: Literal["probes", "string"] = setting(
         "probes", "who labels documents: the model's own answers, or whether one states an accepted answer"
     )

@@ -23,7 +23,7 @@ class BuildConfig(RemoteConfig):
     """Build one split of reflection data. The `llm_…` keys say whom the annotator `llm` asks."""
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
-    output: str = setting("", "folder for the reflection data", check=checks.output_folder)
+    output: str = setting("", "folder for the reflection data", check=checks.output_of("reflection.json"))
     split: str = setting("train", "whose questions", check=checks.split_name)
     index: str = setting("", "index folder, for hard negatives")
     encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)

@@ -25,7 +25,7 @@ class PlainConfig(RerankerConfig):
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
     reflection: str = setting("", "mR²AG-IT folder: its questions, and no others, are taken")
-    output: str = setting("", "folder for the data", check=checks.output_folder)
+    output: str = setting("", "folder for the data", check=checks.output_of("reflection.json"))
     split: str = setting("train", "whose questions", check=checks.split_name)
     index: str = setting("", "index folder")
     encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)

@@ -27,7 +27,7 @@ class ProbeConfig(MetricConfig, ImageKeys):
     index: str = setting("", "index folder over the data set's knowledge base")
     encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
     model: str = setting("", "the target model: base, checkpoint or adapter of mmkb_rag", check=model_name)
-    output: str = setting("", "folder for the probes", check=checks.output_folder)
+    output: str = setting("", "folder for the probes", check=checks.output_of("probes.json"))
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
     documents: int = setting(10, "passages to ask with, those that share most words with it", low=1)
     lead: Lead = setting("first_sentence", "what stands before each passage: nothing, or what the entry is")

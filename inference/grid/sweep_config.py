@@ -45,7 +45,7 @@ class SweepConfig(MetricConfig, ReadingConfig):
     splits: list[str] = setting(
         ["val_unseen_question", "val_unseen_entity"], "splits to answer", check=checks.split_name
     )
-    output: str = setting("", "folder for sweep.json, sweep.html and the plots", check=checks.output_folder)
+    output: str = setting("", "folder for sweep.json, sweep.html and the plots", check=checks.output_of())
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
     batch_questions: int = setting(8, "questions kept in memory together", low=1)
     on_error: Literal["stop", "skip"] = setting(

@@ -30,7 +30,7 @@ class TablesConfig(MetricConfig, RerankerConfig):
     epochs: float | None = setting(None, "of training; those of the recipe if unset", above=0)
     seeds: list[int] = setting([0, 1, 2], "one training of each setting per seed", low=0, high=checks.MOST_SEED)
     output: str = setting(
-        "", "folder for everything that is built, tables.json and tables.md", check=checks.output_folder
+        "", "folder for everything that is built, tables.json and tables.md", check=checks.output_of()
     )
     runs: list[str] = setting(
         [],

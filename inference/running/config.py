@@ -23,7 +23,7 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
         ["val_unseen_question", "val_unseen_entity"], "splits to answer", check=checks.split_name
     )
     pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
-    output: str = setting("", "folder for traces/, metrics.json and report.html", check=checks.output_folder)
+    output: str = setting("", "folder for traces/, metrics.json and report.html", check=checks.output_of())
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
     batch_questions: int = setting(8, "questions answered together", low=1)
     report_questions: int = setting(1000, "questions to list in the report", low=0)

@@ -53,7 +53,7 @@ class PretrainConfig:
     """Settings of a pre-training run."""
 
     output: str = setting(
-        "", "Folder for the weights, the tokenizer, the processor and the log.", check=checks.output_folder
+        "", "Folder for the weights, the tokenizer, the processor and the log.", check=checks.output_of("config.json")
     )
     family: Literal["llava", "qwen2_vl", "clip", "text"] = setting("llava", "Which miniature.")
     seed: int = setting(11, "Of everything that is drawn at random.", low=0, high=checks.MOST_SEED)

@@ -131,9 +131,9 @@ class RemoteConfig:
             issues.append("`llm_model` is needed: the name of the model on the server")
         if not self.llm_url:
             issues.append("`llm_url` is needed, e.g. http://localhost:8000/v1")
-        elif problem := url_problem(self.llm_url):
-            issues.append(problem)
-        elif not (self._is_local() or key_issues or self._key() or secrets_in(self.llm_url)):
+        elif is_address(self.llm_url) and not (
+            self._is_local() or key_issues or self._key() or secrets_in(self.llm_url)
+        ):
             issues.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
         issues += bound_problems(self, RemoteConfig)
         try:

@@ -60,6 +60,16 @@ def test_outputs_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "too long" in checks.output_file("a" * 250)
 
 
+def test_a_folder_that_holds_something_else_is_no_output(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    own, other = checks.output_of("manifest.json"), checks.output_of("dataset.json", "kb.json")
+
+    assert own(str(tmp_path)) == ""
+    assert other(str(tmp_path)) == f"{tmp_path} holds an index already; choose another folder"
+    assert [other(str(tmp_path / "new")), other("")] == ["", ""]
+    assert other(str(tmp_path / "manifest.json")).endswith("is no folder; name another one")
+
+
 def test_a_folder_that_can_only_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda place, mode: False)  # root may write everywhere
 
