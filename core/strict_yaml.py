@@ -84,15 +84,25 @@ def parse_value(text: str) -> Any:
         ValueError: It is neither, has a key twice or is too deep.
     """
     try:
-        return storable(json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant))
+        return parse_json(text)
     except json.JSONDecodeError:
         pass
-    except RecursionError:
-        raise ValueError(f"more than {DEEPEST} levels deep") from None
     try:
         return parse_yaml(storable(text).encode(), "it")
     except UserError as error:
         raise ValueError(str(error)) from None
+
+
+def parse_json(text: str) -> Any:
+    """The value that a JSON text stands for.
+
+    Raises:
+        ValueError: It is no JSON, has a key twice, NaN or infinity, half of a surrogate pair, or is too deep.
+    """
+    try:
+        return storable(json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant))
+    except RecursionError:
+        raise ValueError(f"more than {DEEPEST} levels deep") from None
 
 
 def storable(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final, Literal
 
 from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
+from reflectune.core.strict_yaml import parse_json
 from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ModelRole, ReadingConfig
@@ -32,7 +32,7 @@ class Grid(dict[str, Any]):
 
     def __init__(self, values: Any = ()) -> None:
         """Read a mapping, or JSON."""
-        super().__init__(json.loads(values) if isinstance(values, str) else values)
+        super().__init__(parse_json(values) if isinstance(values, str) else values)
 
 
 @dataclass

@@ -38,8 +38,8 @@ class TablesConfig(MetricConfig, RerankerConfig):
         "and so is a plain_checkpoint that one lacks",
     )
     world: str = setting("", "mmkb_rag: a finished world; made if unset", check=checks.folder)
-    index: str = setting("", "mmkb_rag: its finished index; made if unset", check=checks.folder)
-    probes: str = setting("", "mmkb_rag: finished probes of the base model; made if unset", check=checks.folder)
+    index: str = setting("", "mmkb_rag: its finished index; made if unset")
+    probes: str = setting("", "mmkb_rag: finished probes of the base model; made if unset")
     probe_limit: int | None = setting(None, "mmkb_rag: training questions to probe", low=1)
     rule: Literal["paper", "margin"] = setting("paper", "mmkb_rag: the rule of the own labels")
     srt_balance: float | None = setting(3.0, "mmkb_rag: most [NoRel] per [Rel]", above=0)
@@ -94,6 +94,9 @@ class TablesConfig(MetricConfig, RerankerConfig):
         issues += self._split_problems()
         if bool(self.index or self.probes) and not self.world:
             issues.append("`world` is needed beside `index` and `probes`: they belong to it")
+        elif self.world:
+            named = {"index": checks.folder(self.index), "probes": checks.folder(self.probes)}
+            issues += [f"`{name}`: {told}" for name, told in named.items() if told]
         issues += self.metric_issues(self.world)
         if self.paper == "mmkb_rag":
             issues += self._mmkb_problems()

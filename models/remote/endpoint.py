@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from reflectune.core import checks
 from reflectune.core.addresses import conceal, conceal_address, is_address, secrets_in, shown_url
 from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
+from reflectune.core.strict_yaml import parse_json
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,9 @@ class RemoteConfig:
 
     def _options(self) -> dict[str, Any]:
         try:
-            options = json.loads(self.llm_options or "{}")
-        except json.JSONDecodeError as error:
-            raise UserError(f"`llm_options` is not valid JSON: {error}") from error
+            options = parse_json(self.llm_options or "{}")
+        except ValueError as error:
+            raise UserError(f"`llm_options` is not valid JSON: {error}") from None
         if not isinstance(options, dict):
             raise UserError(f'`llm_options` must be a JSON object, e.g. {{"seed": 0}}; found {type(options).__name__}')
         return options

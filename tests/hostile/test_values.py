@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import importlib.util
+import functools
+import importlib
 import math
+import re
 import sys
+import types
+import typing
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +20,58 @@ import pytest
 
 from reflectune.core.checks import MOST_SEED
 
-_SPEC = importlib.util.spec_from_file_location("hostile_commands", Path(__file__).with_name("commands.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-_COMMANDS = importlib.util.module_from_spec(_SPEC)
-sys.modules["hostile_commands"] = _COMMANDS
-_SPEC.loader.exec_module(_COMMANDS)
-COMMANDS = _COMMANDS.commands()
+ROOT = Path(__file__).parents[2]
+_FLOORS = ("models", "metrics", "retrieval", "data_builders", "inference", "train")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A script, as its module is called below `reflectune`, and the config class that it reads."""
+
+    module: str
+    config: str
+
+    @functools.cached_property
+    def script(self) -> Any:
+        return importlib.import_module(f"reflectune.{self.module}")
+
+    @property
+    def kind(self) -> Any:
+        return getattr(self.script, self.config)
+
+    @functools.cached_property
+    def hints(self) -> dict[str, Any]:
+        return typing.get_type_hints(self.kind)
+
+    def __str__(self) -> str:
+        return self.module
+
+
+def _config_class(text: str) -> str:
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    (name,) = [call.args[0].id for call in calls if getattr(call.func, "id", "") == "parse_config"]  # type: ignore[attr-defined]
+    return name
+
+
+def commands() -> list[Command]:
+    """In the order of the floors."""
+    paths = [path for floor in _FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
+    return [
+        Command(path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."), _config_class(text))
+        for path, text in texts.items()
+        if re.search(r"\bparse_config\(", text)
+    ]
+
+
+def leaf_type(hint: Any) -> Any:
+    """The type of one value: `int` of `int | None` and of `list[int]`."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return leaf_type(next(option for option in typing.get_args(hint) if option is not type(None)))
+    return leaf_type(typing.get_args(hint)[0]) if typing.get_origin(hint) is list else hint
+
+
+COMMANDS = commands()
 
 INPUTS = frozenset(
     "dataset index knowledge pictures image predictions against data eval_data train_data reflection probes world runs "
@@ -53,7 +104,6 @@ ELSEWHERE = {
 BESIDE = {
     ("SftConfig", "image_root"): ["--train_data=."],
     ("ConvertConfig", "knowledge_source"): ["--knowledge=own"],
-    ("BuildConfig", "llm_cache"): [],
 }
 """What else has to be given for a key to be looked at."""
 
@@ -65,7 +115,7 @@ MALFORMED = (
 )
 
 
-def kind_of(command: Any, name: str) -> frozenset[str] | None:
+def kind_of(command: Command, name: str) -> frozenset[str] | None:
     """Which of the lists above a key is in; None for one that is none of them."""
     own = ELSEWHERE.get(command.config, {})
     if name in own:
@@ -80,24 +130,24 @@ def bounds(field: dataclasses.Field) -> tuple[float, float]:
     return low, found.high if found.high is not None else math.inf
 
 
-def numbers(command: Any) -> Iterator[dataclasses.Field]:
+def numbers(command: Command) -> Iterator[dataclasses.Field]:
     """The keys that take numbers."""
     for field in dataclasses.fields(command.kind):
-        leaf = _COMMANDS.leaf(command.hints[field.name])
+        leaf = leaf_type(command.hints[field.name])
         if isinstance(leaf, type) and issubclass(leaf, (int, float)) and leaf is not bool:
             yield field
 
 
-def texts(command: Any) -> Iterator[dataclasses.Field]:
+def texts(command: Command) -> Iterator[dataclasses.Field]:
     """The keys that take a text, a list of them or a mapping."""
     taken = {field.name for field in numbers(command)}
     for field in dataclasses.fields(command.kind):
-        leaf = _COMMANDS.leaf(command.hints[field.name])
+        leaf = leaf_type(command.hints[field.name])
         if field.name not in taken and isinstance(leaf, type) and leaf is not bool:
             yield field
 
 
-def bad_numbers(command: Any) -> Iterator[tuple[str, str]]:
+def bad_numbers(command: Command) -> Iterator[tuple[str, str]]:
     for field in numbers(command):
         low, high = bounds(field)
         for value in ("nan", "inf", "-inf", "1e999", "9" * 400, "-" + "9" * 400, "x", ""):
@@ -108,7 +158,7 @@ def bad_numbers(command: Any) -> Iterator[tuple[str, str]]:
             yield field.name, str(math.floor(high) + 1)
 
 
-def bad_texts(command: Any, folder: Path) -> Iterator[tuple[str, str]]:
+def bad_texts(command: Command, folder: Path) -> Iterator[tuple[str, str]]:
     (folder / "file.txt").write_text("a file")
     missing, below_a_file = str(folder / "no" / "such" / "thing"), str(folder / "file.txt" / "output")
     values = {
@@ -123,7 +173,7 @@ def bad_texts(command: Any, folder: Path) -> Iterator[tuple[str, str]]:
             yield field.name, value
 
 
-def run(command: Any, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+def run(command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit status of a command; whatever it raises beside SystemExit is raised, as a user sees a traceback."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", [f"{command.module}.py", *arguments])
@@ -133,7 +183,7 @@ def run(command: Any, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_every_number_has_a_least_value_and_every_text_is_of_a_kind(command: Any) -> None:
+def test_every_number_has_a_least_value_and_every_text_is_of_a_kind(command: Command) -> None:
     """So that the test below leaves no key out."""
     unbounded = [field.name for field in numbers(command) if field.name != "k" and bounds(field)[0] == -math.inf]
     seeds = [field for field in numbers(command) if field.name in ("seed", "seeds")]
@@ -145,7 +195,7 @@ def test_every_number_has_a_least_value_and_every_text_is_of_a_kind(command: Any
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_a_value_that_a_key_can_not_have_is_one_error(
-    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     wrong: list[str] = []
