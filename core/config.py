@@ -8,13 +8,14 @@ import difflib
 import sys
 import types
 import typing
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
-import yaml
-
+from reflectune.core.addresses import conceal_address
+from reflectune.core.checks import Check, number, one_line, short
 from reflectune.core.errors import UserError
+from reflectune.core.strict_yaml import parse_value, read_yaml, storable
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 """Precisions that a model is loaded in."""
@@ -29,9 +30,12 @@ def setting(
     above: float | None = None,
     choices: Sequence[str] = (),
     says: str = "",
+    check: Check | None = None,
     repr: bool = True,
 ) -> Any:
-    """A field of a config class, with the help that `--help` prints and the bounds that `bound_problems` checks.
+    """A field of a config class, with the help that `--help` prints and the bounds that `parse_config` checks.
+
+    Of a list each item must be within the bounds. A number must be finite, whatever they are.
 
     Args:
         default: The value if none is given. Of a list or mapping each instance gets its own copy.
@@ -41,6 +45,7 @@ def setting(
         above: The value must be greater than this.
         choices: The names that are valid, in the order that an error lists them.
         says: What an error says of a wrong value before it shows it; by the bounds if unset.
+        check: Of `reflectune.core.checks` or like those: what is wrong with a value, "" if nothing is.
         repr: Whether the value is shown, in errors too; False for one that may hold a secret.
 
     Example:
@@ -50,27 +55,30 @@ def setting(
         >>> bound_problems(Settings(steps=0), Settings)
         ['`steps` must be at least 1, found 0']
     """
-    metadata = {"help": text, "bounds": _Bounds(low, high, above, tuple(choices), says)}
+    metadata = {"help": text, "bounds": _Bounds(low, high, above, tuple(choices), says, check)}
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata, repr=repr)
     return dataclasses.field(default=default, metadata=metadata, repr=repr)
 
 
-def bound_problems(config: Any, kind: type) -> list[str]:
+def bound_problems(config: Any, kind: type | None = None) -> list[str]:
     """The values of a config that are out of bounds, one sentence each. A key that is unset by None may be None.
 
     Args:
         config: An instance of `kind`, or of a class that inherits it.
-        kind: A config class. Fields that it declares itself are checked, those that it inherits are not.
+        kind: A config class. Fields that it declares itself are checked, those that it inherits are not; all are if
+            it is None.
     """
-    declared_fields = vars(kind).get("__annotations__", {})
+    declared_fields = config.__dataclass_fields__ if kind is None else vars(kind).get("__annotations__", {})
     problems = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         is_unset = value is None and field.default is None
-        if field.name in declared_fields and "bounds" in field.metadata and not is_unset:
-            shown = str(value) if field.repr else "another value"
-            problems.append(field.metadata["bounds"].problem(field.name, value, shown))
+        if field.name in declared_fields and not is_unset:
+            bounds = field.metadata.get("bounds", _NO_BOUNDS)
+            for item in value if isinstance(value, list) else [value]:
+                shown = short(str(item)) if field.repr else "another value"
+                problems.append(bounds.problem(field.name, item, shown))
     return [problem for problem in problems if problem]
 
 
@@ -81,6 +89,7 @@ class _Bounds:
     above: float | None
     choices: tuple[str, ...]
     says: str
+    check: Check | None
 
     def problem(self, name: str, value: Any, shown: str) -> str:
         """What is wrong with a value, which is written as `shown`; "" if it is within the bounds."""
@@ -90,6 +99,8 @@ class _Bounds:
         is_high = self.high is not None and not value <= self.high
         if is_low or is_high or (self.above is not None and not value > self.above):
             return f"`{name}` {self.says or self._in_words()}, found {shown}"
+        if told := number(value) or (self.check(value) if self.check else ""):
+            return f"`{name}` {told}"
         return ""
 
     def _in_words(self) -> str:
@@ -102,11 +113,15 @@ class _Bounds:
         )
 
 
+_NO_BOUNDS: Final = _Bounds(None, None, None, (), "", None)
+
+
 def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Read `--config FILE.yaml` and `--key value` overrides into one instance of each dataclass.
 
-    A config class may have a method `problems() -> list[str]`, which says what is wrong with its values. Unknown keys
-    (with the nearest valid one), wrong types and those problems are collected and reported in one error.
+    A list or mapping may be given as JSON: `--splits '{"train": "train.json"}'`. A config class may have a method
+    `problems() -> list[str]`, which says what is wrong with its values. Unknown keys (with the nearest valid one),
+    wrong types, values out of their fields' bounds and those problems are collected and reported in one error.
 
     Args:
         kinds: Dataclasses whose fields together are the valid keys.
@@ -118,10 +133,57 @@ def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, .
     arguments = list(sys.argv[1:] if argv is None else argv)
     hints = {name: hint for kind in kinds for name, hint in _field_types(kind).items()}
     hidden = {field.name for kind in kinds for field in dataclasses.fields(kind) if not field.repr}
-    issues = _check_yaml(arguments, hints, hidden) + _check_flags(arguments, hints)
-    if issues:
-        raise UserError("\n  ".join(["the config has problems:", *issues]))
+    path, arguments, issues = split_config(arguments)
+    values, yaml_issues = _read_file(path, hints, hidden) if path is not None else ({}, [])
+    given, arguments, flag_issues = _take_structured(arguments, hints)
+    _report(issues + yaml_issues + flag_issues + _check_flags(arguments, hints))
+    parsed = _parse(kinds, {**values, **given}, arguments, hidden)
+    for config in parsed:
+        for name in hidden & vars(config).keys():
+            conceal_address(str(getattr(config, name)))
+    _report([issue for config in parsed for issue in _config_problems(config)])
+    return parsed
 
+
+def split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str], list[str]]:
+    """The file that `--config FILE` or `--config=FILE` names, the other arguments, and what is wrong with it."""
+    paths: list[str] = []
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word.startswith("--config="):
+            paths.append(word.removeprefix("--config="))
+        elif word == "--config":
+            paths.append(next(words, ""))
+        else:
+            rest.append(word)
+    if len(paths) > 1:
+        return None, rest, [f"`--config` is given {len(paths)} times, with {' and '.join(paths)}; give one file"]
+    if not paths:
+        return None, rest, []
+    if not paths[0] or paths[0].startswith("--"):
+        return None, rest, ["--config needs the path of a YAML file"]
+    return Path(paths[0]), rest, []
+
+
+def _report(issues: Sequence[str]) -> None:
+    if issues:
+        raise UserError("\n  ".join(["the config has problems:", *dict.fromkeys(map(one_line, issues))]))
+
+
+def _config_problems(config: Any) -> list[str]:
+    """What is wrong with a config's values; files are only looked at if the fields are right by themselves."""
+    issues = bound_problems(config)
+    try:
+        return issues + (config.problems() if hasattr(config, "problems") else [])
+    except (TypeError, ValueError, OverflowError):
+        if issues:  # a value that is out of bounds may be one that nothing can be computed with
+            return issues
+        raise
+
+
+def _parse(kinds: Sequence[Any], values: Mapping[str, Any], arguments: list[str], hidden: Set[str]) -> tuple[Any, ...]:
+    """Instances of the classes, from what a file says and what the command line says instead."""
     from trl import TrlParser  # slow to import, so only once the config's keys are known to be right
 
     class Parser(TrlParser):
@@ -133,13 +195,23 @@ def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, .
             TrlParser._parse_dataclass_field(parser, told)
 
         def error(self, message: str) -> NoReturn:  # argparse would print the usage of every key around it
-            raise UserError(f"the config has problems:\n  command line: {message}; --help lists the keys")
+            _report([f"command line: {short(message)}; --help lists the keys"])
+            raise AssertionError  # reported above
 
-    parsed = Parser(list(kinds), allow_abbrev=False).parse_args_and_config(arguments)
-    issues = [issue for config in parsed if hasattr(config, "problems") for issue in config.problems()]
-    if issues:
-        raise UserError("\n  ".join(["the config has problems:", *issues]))
+    parser = Parser(list(kinds), allow_abbrev=False)
+    parser.set_defaults_with_config(**values)
+    *parsed, left = parser.parse_args_into_dataclasses(
+        arguments, return_remaining_strings=True, look_for_args_file=False
+    )
+    _report([_stray(word, arguments, hidden) for word in left])
     return tuple(parsed)
+
+
+def _stray(word: str, arguments: Sequence[str], hidden: Set[str]) -> str:
+    before = [argument[2:] for argument in arguments[: arguments.index(word)] if argument.startswith("--")]
+    if before and before[-1].split("=")[0].replace("-", "_") in hidden:
+        return f"command line: `--{before[-1].split('=')[0]}` takes one word; put quotes around it"
+    return f"command line: stray word `{word[:100]}`; a key is given as --key value, the file as --config FILE"
 
 
 def _field_types(kind: type) -> dict[str, Any]:
@@ -147,36 +219,75 @@ def _field_types(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
 
-def _check_yaml(arguments: list[str], hints: dict[str, Any], hidden: Set[str]) -> list[str]:
-    if "--config" not in arguments:
-        return []
-    position = arguments.index("--config") + 1
-    if position == len(arguments):
-        return ["--config needs the path of a YAML file"]
-    path = Path(arguments[position])
-    if not path.is_file():
-        return [f"config file not found: {path}"]
+def _read_file(path: Path, hints: dict[str, Any], hidden: Set[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values of a YAML file, and what is wrong with them."""
     try:
-        with path.open("rb") as file:  # of a text, an error would quote the line, which may hold a password
-            values = yaml.safe_load(file)
-    except yaml.YAMLError as error:
-        return [f"{path} is not valid YAML: {' '.join(str(error).split())}"]
+        values = read_yaml(path)
+    except UserError as error:
+        return {}, [str(error)]
     if not isinstance(values, dict):
-        return [f"{path} must hold `key: value` lines, found {type(values).__name__}"]
+        return {}, [f"{path} must hold `key: value` lines, found {type(values).__name__}"]
     issues = []
     for key, value in values.items():
         if key not in hints:
             issues.append(f"{path}: {_unknown(str(key), hints)}")
         elif not _fits(value, hints[key]):
-            shown = f"a value of type {type(value).__name__}" if key in hidden else repr(value)
+            shown = f"a value of type {type(value).__name__}" if key in hidden else short(repr(value))
             issues.append(f"{path}: `{key}` should be {_describe(hints[key])}, found {shown}")
-    return issues
+    return {} if issues else {key: _as_numbers(value, hints[key]) for key, value in values.items()}, issues
+
+
+def _take_structured(arguments: Sequence[str], hints: dict[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The lists and mappings that a command line gives as JSON, the other arguments, and what is wrong with them."""
+    values: dict[str, Any] = {}
+    rest: list[str] = []
+    issues: list[str] = []
+    position = 0
+    while position < len(arguments):
+        word, position = arguments[position], position + 1
+        flag, equals, text = word.partition("=")
+        name = flag[2:].replace("-", "_")
+        if not equals and position < len(arguments):
+            text = arguments[position]
+        alone = bool(equals) or position + 1 >= len(arguments) or arguments[position + 1].startswith("--")
+        if not (word.startswith("--") and name in hints and alone and _is_structured(text, hints[name])):
+            rest.append(word)
+            continue
+        position += 0 if equals else 1
+        try:
+            value = parse_value(text)
+        except ValueError as error:
+            issues.append(f"command line: `{name}` should be {_describe(hints[name])}: {error}")
+            continue
+        if _fits(value, hints[name]):
+            values[name] = _as_numbers(value, hints[name])
+        else:
+            issues.append(f"command line: `{name}` should be {_describe(hints[name])}, found {short(repr(value))}")
+    return values, rest, issues
+
+
+def _is_structured(text: str, hint: Any) -> bool:
+    """Whether an argument is to be read as JSON or YAML: by its field's type, and by how it begins."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    kinds = [typing.get_origin(option) or option for option in options]
+    if dict in kinds:
+        return bool(text) and not text.startswith("--")
+    begins = text.lstrip()[:1]
+    if any(isinstance(kind, type) and issubclass(kind, dict) for kind in kinds):
+        return begins == "{"
+    return list in kinds and begins == "[" and text.rstrip().endswith("]")
 
 
 def _check_flags(arguments: list[str], hints: dict[str, Any]) -> list[str]:
     names = [argument[2:].split("=")[0] for argument in arguments if argument.startswith("--")]
-    known = {*hints, *(f"no_{name}" for name in hints), "config", "help"}
-    return [f"command line: {_unknown(name, hints)}" for name in names if name.replace("-", "_") not in known]
+    known = {*hints, *(f"no_{name}" for name in hints), "help"}
+    issues = [f"command line: {_unknown(name, hints)}" for name in names if name.replace("-", "_") not in known]
+    for argument in arguments:
+        try:
+            storable(argument)
+        except ValueError as error:
+            issues.append(f"command line: a word {error}; write it as UTF-8")
+    return issues
 
 
 def _unknown(key: str, hints: dict[str, Any]) -> str:
@@ -197,7 +308,7 @@ def _fits(value: Any, hint: Any) -> bool:
         item = inner[0] if inner else Any
         return isinstance(value, list) and all(_fits(element, item) for element in value)
     if origin is dict or hint is dict:
-        return isinstance(value, dict)
+        return isinstance(value, dict) and (not inner or all(_fits(key, inner[0]) for key in value))
     if hint is type(None):
         return value is None
     if hint is bool:
@@ -206,7 +317,9 @@ def _fits(value: Any, hint: Any) -> bool:
         return _is_number(value, hint)
     if isinstance(hint, type) and issubclass(hint, str):
         return isinstance(value, str)
-    return True
+    if isinstance(hint, type) and issubclass(hint, dict):  # a text too: it reads one
+        return isinstance(value, str) or (isinstance(value, dict) and all(isinstance(key, str) for key in value))
+    return not (isinstance(hint, type) and issubclass(hint, int)) or type(value) not in (bool, list, dict, type(None))
 
 
 def _is_number(value: Any, kind: type) -> bool:
@@ -221,6 +334,17 @@ def _is_number(value: Any, kind: type) -> bool:
     return True
 
 
+def _as_numbers(value: Any, hint: Any) -> Any:
+    """A value of a file in which a number that YAML reads as a text, such as `2e-5`, is one."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        fitting = [option for option in inner if _fits(value, option)]
+        return _as_numbers(value, fitting[0])
+    if origin is list and inner:
+        return [_as_numbers(item, inner[0]) for item in value]
+    return float(value) if hint is float and isinstance(value, str) else value
+
+
 def _describe(hint: Any) -> str:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
@@ -229,5 +353,7 @@ def _describe(hint: Any) -> str:
         return " or ".join(_describe(option) for option in inner if option is not type(None))
     if origin in (list, tuple):
         return f"a list of {_describe(inner[0])}" if inner else "a list"
+    if origin is dict:
+        return "a mapping"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))

@@ -26,6 +26,8 @@ def find_device(name: str) -> torch.device:
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("it holds no values")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

@@ -5,10 +5,15 @@ from __future__ import annotations
 import errno
 import functools
 import gc
+import os
+import re
 import sys
-from collections.abc import Callable
-from types import FunctionType
+import traceback
+from collections.abc import Callable, Mapping
+from types import FunctionType, TracebackType
+from typing import Final
 
+from reflectune.core.addresses import conceal_environment, redacted
 from reflectune.core.progress import quiet_libraries
 
 
@@ -20,14 +25,14 @@ class UserError(Exception):
 
 
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap an entry script's `main` so that a user's mistake, a full disk or Ctrl-C ends in one clear line.
+    """Wrap an entry script's `main` so that a user's mistake, a file that can't be used or Ctrl-C ends in a clear line.
 
     After a `main` that ends well the process group of its launch is destroyed, if there is one, and its threads have
     ended before the interpreter does. In a log the libraries' progress bars are hidden. What `main` holds of
     `core.outputs` is released in any case.
 
-    Exit status: 2 for a `UserError`, 28 for a full disk, 130 for Ctrl-C. Anything else is our own bug and keeps its
-    traceback.
+    Exit status: 2 for a `UserError` and for a path that can't be read or written, 28 for a full disk, 130 for Ctrl-C.
+    Anything else is our own bug and keeps its traceback. Passwords and keys are taken out of both.
     """
 
     @functools.wraps(main)
@@ -35,6 +40,8 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
         from reflectune.core.outputs import release_outputs  # it imports this module
 
         quiet_libraries()
+        sys.excepthook = _show_traceback
+        conceal_environment(os.environ)
         try:
             main()
             _destroy_process_group()
@@ -43,17 +50,63 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
         except KeyboardInterrupt:
             sys.exit(_say("stopped: what was finished is kept; run the same command again to go on", 130))
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if (told := told_of(error)) is None:
                 raise
-            where = error.filename or "the output folder"
-            message = (
-                f"error: no space left on the disk while writing {where}; free some and run the same command again"
-            )
-            sys.exit(_say(f"{message}: what was finished is kept", errno.ENOSPC))
+            is_full = error.errno in _FULL
+            sys.exit(_say(f"error: {told}", errno.ENOSPC if is_full else 2))
         finally:
             release_outputs()
 
     return run
+
+
+def told_of(error: OSError) -> str | None:
+    """What a user reads of an error of the file system: what is wrong, with which path, and what to do.
+
+    None if it isn't the file system's, or names no path: then it is our own bug.
+    """
+    if error.errno in _FULL:
+        where = _shown_path(error) or "the output folder"
+        return (
+            f"no space left on the disk while writing {where}; free some and run the same command again: what was "
+            "finished is kept"
+        )
+    path = _shown_path(error)
+    if path is None or error.errno is None:
+        return None
+    problem, fix = _PROBLEMS.get(error.errno, ((error.strerror or "it can't be used").lower(), "check the path"))
+    return f"{path}: {problem}; {fix}"
+
+
+def _shown_path(error: OSError) -> str | None:
+    """The path that an error is about; pyarrow and others put it into the message, in quotes."""
+    if isinstance(error.filename, (str, bytes)):
+        return os.fsdecode(error.filename2 or error.filename)
+    quoted = re.search(r"'([^']*/[^']*)'", str(error.strerror or ""))
+    return quoted[1] if quoted else None
+
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_ELSEWHERE: Final = "name another place in the config or on the command line"
+_PERMISSION: Final = ("there is no permission to use it", f"change that (`ls -ld` shows whose it is), or {_ELSEWHERE}")
+_PROBLEMS: Final[Mapping[int, tuple[str, str]]] = {
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: ("its file system can only be read", _ELSEWHERE),
+    errno.ENOENT: ("there is no such file or folder", f"put it there, or {_ELSEWHERE}"),
+    errno.ENOTDIR: ("a file is where a folder is needed", f"move the file, or {_ELSEWHERE}"),
+    errno.EISDIR: ("a folder is where a file is needed", f"move the folder, or {_ELSEWHERE}"),
+    errno.EEXIST: ("something else is there", f"move it, or {_ELSEWHERE}"),
+    errno.ENOTEMPTY: ("something else is in the folder", f"move it, or {_ELSEWHERE}"),
+    errno.ENAMETOOLONG: ("the name is too long for the file system", "choose a shorter one"),
+    errno.ELOOP: ("its links lead in a circle", _ELSEWHERE),
+    errno.EFBIG: ("the file is too large for the file system or `ulimit -f`", _ELSEWHERE),
+    errno.EMFILE: ("too many files are open", "raise the limit: `ulimit -n 65536`"),
+    errno.ENFILE: ("too many files are open on this machine", "close some programs"),
+    errno.EIO: ("the disk can't be read or written", "check it, or copy the folder to another one"),
+    errno.EXDEV: ("it is on another file system than what is renamed to it", _ELSEWHERE),
+}
+"""What is wrong and what to do, by the number of an error that names a path."""
 
 
 def _destroy_process_group() -> None:
@@ -83,5 +136,10 @@ def _drop_from_defaults(group: object) -> None:
 
 
 def _say(message: str, status: int) -> int:
-    print(message, file=sys.stderr, flush=True)
+    print(redacted(message), file=sys.stderr, flush=True)
     return status
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As Python shows an error that nobody caught, without the secrets in it."""
+    print(redacted("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="", flush=True)

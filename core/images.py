@@ -27,6 +27,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.partials import writing
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 
+_PICTURES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+"""What is read, as Pillow calls it. It also takes HDF5, GRIB and PostScript files for pictures, these by a program."""
 _ORIENTATION: Final = 0x0112
 _SAMPLE_FORMAT: Final = 339
 _UPRIGHT: Final = {
@@ -149,7 +151,7 @@ def _opened(source: Path | bytes, asker: str = "", *, whole: bool = True) -> Ite
     with ExitStack() as stack:
         try:
             stream = io.BytesIO(source) if isinstance(source, bytes) else stack.enter_context(source.open("rb"))
-            image = stack.enter_context(Image.open(stream))
+            image = stack.enter_context(Image.open(stream, formats=_PICTURES))
             if whole:
                 image.load()
         except Image.DecompressionBombError as error:

@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from reflectune.core.errors import UserError
 
@@ -50,6 +51,22 @@ def resolve_below(path: str | Path, roots: Roots) -> Path:
         raise OutsideRoot(f"`{path}` is or passes a link that leads out of {shown}, to {resolved}; {fix}")
     fix = "give a path below it, or name the folder that the files are in as `image_root`"
     raise OutsideRoot(f"`{path}` leads out of {shown}, to {resolved}; {fix}")
+
+
+def listed_file(folder: str | Path, name: Any, manifest: str) -> Path:
+    """A file of a folder that the folder's manifest lists, which may come from anybody. It need not exist.
+
+    Raises:
+        OutsideRoot: It lies elsewhere, links followed, or its name is no text.
+    """
+    where = Path(folder, manifest)
+    if not isinstance(name, str) or not name:
+        raise OutsideRoot(f"{where} lists {name!r} as a file; copy the folder again, or build it again")
+    try:
+        resolve_below(name, folder)
+    except OutsideRoot as error:
+        raise OutsideRoot(f"{where} lists `{name}`, which leads out of its folder; build it again") from error
+    return Path(folder, name)
 
 
 @functools.lru_cache(maxsize=256)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
@@ -16,13 +17,17 @@ from reflectune.data_builders.gallery.sources.packages import SOURCES
 class GalleryConfig:
     """Settings of a gallery."""
 
-    output: str = setting("", "data set folder to write")
+    output: str = setting("", "data set folder to write", check=checks.output_of("dataset.json"))
     captions: str = setting(
-        "", "data set folder for what stage 1 learns from: captions and visual questions; empty: none"
+        "",
+        "data set folder for what stage 1 learns from: captions and visual questions; empty: none",
+        check=checks.output_of("dataset.json"),
     )
-    cache: str = setting("", "folder that the packages are unpacked in; empty: the user's cache")
+    cache: str = setting(
+        "", "folder that the packages are unpacked in; empty: the user's cache", check=checks.output_folder
+    )
     sources: list[str] = setting(list(SOURCES), f"packages to build from, of {', '.join(SOURCES)}")
-    seed: int = setting(0, "seed of every draw")
+    seed: int = setting(0, "seed of every draw", low=0, high=checks.MOST_SEED)
     facts: int = setting(12, "most facts of an entity that are asked about", low=1)
     repeats: int = setting(4, "how often training asks for the same fact; for a country's, once", low=1)
     visual: int = setting(3, "questions that looking answers, of each entity of training", low=0)

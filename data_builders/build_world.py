@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
@@ -15,11 +16,11 @@ from reflectune.core.outputs import hold
 class WorldConfig:
     """Settings of a world."""
 
-    output: str = setting("", "data set folder to write")
+    output: str = setting("", "data set folder to write", check=checks.output_of("dataset.json"))
     size: Literal["tiny", "default", "large"] = setting(
         "default", "tiny (tests), default (quick start) or large (about 20,000 entities)"
     )
-    seed: int = setting(0, "seed of everything in the world but the famous entities")
+    seed: int = setting(0, "seed of everything in the world but the famous entities", low=0, high=checks.MOST_SEED)
     traffic: int = setting(
         0, "questions of a further split, traffic, two in five about famous entities; 0: none", low=0
     )

@@ -16,9 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from reflectune.core.checks import short
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.partials import writing
+from reflectune.core.paths import listed_file, resolve_below
 from reflectune.core.types import Evidence, FollowUp, Question
 from reflectune.data_builders.readers.registry import METRIC_OF
 from reflectune.metrics.registry import METRICS, Metric, find_metric_name
@@ -209,6 +211,18 @@ def splits(folder: str | Path) -> Sequence[str]:
     return sorted({path.stem for path in questions.glob("*.parquet")} | {p.parent.name for p in questions.glob(_PARTS)})
 
 
+def split_issues(key: str, folder: str | Path, names: Iterable[str]) -> list[str]:
+    """Which of the splits that a config's key names a data set hasn't, one sentence each.
+
+    A folder that is no data set, and one without questions, are spoken of elsewhere.
+    """
+    if not folder or not Path(folder, MANIFEST).is_file():
+        return []
+    known = splits(folder)
+    missing = [name for name in names if name and known and name not in known]
+    return [f"`{key}`: {folder} has no split {short(name)}; it has {', '.join(known)}" for name in missing]
+
+
 _PARTS = "*/part-*.parquet"
 
 
@@ -216,10 +230,13 @@ def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Pat
     """The files of a split, in order, and how many rows each has where the manifest says so."""
     whole = folder / "questions" / f"{split}.parquet"
     if whole.is_file():
+        resolve_below(whole.absolute(), folder)
         return [(whole, None)]
     listed = manifest.get("parts", {}).get(split)
     if listed is not None:
-        listed_parts = [(folder / "questions" / split / part["file"], part["rows"]) for part in listed]
+        listed_parts = [
+            (listed_file(folder, f"questions/{split}/{part['file']}", MANIFEST), part["rows"]) for part in listed
+        ]
         missing = [path for path, _ in listed_parts if not path.is_file()]
         if missing:
             raise UserError(f"a part of the data set is missing: {missing[0]}; copy or build the data set again")
@@ -227,6 +244,8 @@ def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Pat
     parts = sorted(whole.with_suffix("").glob("part-*.parquet"))
     if not parts:
         raise UserError(f"{whole} not found; the data set has the splits {', '.join(splits(folder)) or '(none)'}")
+    for path in parts:
+        resolve_below(path.absolute(), folder)
     return [(path, None) for path in parts]
 
 

@@ -10,6 +10,7 @@ from reflectune.core.errors import UserError
 from reflectune.data_builders.dataset import MANIFEST, load_manifest, metric_of
 from reflectune.metrics.bem import Bem, load_bem
 from reflectune.metrics.registry import METRICS, Metric, find_metric_name, metric_problems
+from reflectune.models.names import bem_name
 
 
 @dataclass
@@ -21,7 +22,7 @@ class MetricConfig:
         "what an answer is worth; the data set's own (dataset.json) if unset. evqa needs `bem`; evqa_exact "
         "is the part of it without a model. One of " + ", ".join(METRICS),
     )
-    bem: str = setting("", "folder or hub id of a converted BEM, for `metric: evqa`")
+    bem: str = setting("", "folder or hub id of a converted BEM, for `metric: evqa`", check=bem_name)
 
     def scored_by(self, dataset: str) -> Metric:
         """The metric: the config's, else the one that the data set in this folder says; UserError if neither does."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core import checks
 from reflectune.core.config import DTYPES, bound_problems, setting
 from reflectune.inference.selection.document_choice import Mct
+from reflectune.models.names import encoder_name, model_name
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.models.schemes.registry import reflecting_schemes
 from reflectune.retrieval.passages import Lead
@@ -45,10 +47,14 @@ class PipelineConfig(RerankerConfig, ImageKeys):
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
     index: str = setting("", "index folder; needed by what retrieves")
-    encoder: str = setting("miniature/clip", "the encoder that the index was built with")
-    model: str = setting("", "checkpoint that was fine-tuned to reflect")
-    base_model: str = setting("", "plain model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer")
-    plain_model: str = setting("", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)")
+    encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
+    model: str = setting("", "checkpoint that was fine-tuned to reflect", check=model_name)
+    base_model: str = setting(
+        "", "plain model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer", check=model_name
+    )
+    plain_model: str = setting(
+        "", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)", check=model_name
+    )
     scheme: str = setting("", "the scheme that the checkpoint must have been tuned with")
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
     passages: int = setting(5, "naive_rag: how many the reranker picks", low=1)
@@ -75,9 +81,11 @@ class PipelineConfig(RerankerConfig, ImageKeys):
     token_budget: int | None = setting(
         None, "most tokens in one forward pass; splits work, not text; what the memory has room for if unset", low=1
     )
-    keep_images: int = setting(0, "pictures whose reading is kept for later questions about them, those used last")
+    keep_images: int = setting(
+        0, "pictures whose reading is kept for later questions about them, those used last", low=0
+    )
     dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
-    device: str = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own")
+    device: str = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own", check=checks.device)
     dry_run: bool = setting(False, "say what would be done, and stop")
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from reflectune.core import checks
 from reflectune.core.config import parse_config, setting
 from reflectune.core.durable import read_json
 from reflectune.core.errors import entry_point
@@ -21,7 +22,7 @@ class ConvertBemConfig:
     variables: str = setting("", ".npz of the TensorFlow module's variables")
     vocabulary: str = setting("", "vocab.txt of BERT base uncased")
     examples: str = setting("", "JSON list of triples with the original's logits")
-    output: str = setting("", "checkpoint folder to write")
+    output: str = setting("", "checkpoint folder to write", check=checks.output_folder)
     names: str = setting("", "JSON mapping of TensorFlow names to PyTorch names, where they are not known")
     dry_run: bool = setting(False, "say what would be converted, and stop")
 
@@ -29,8 +30,8 @@ class ConvertBemConfig:
         """What is wrong with the values."""
         needed = {"variables": self.variables, "vocabulary": self.vocabulary, "examples": self.examples}
         missing = [f"`{key}` is needed" for key, value in {**needed, "output": self.output}.items() if not value]
-        files = [path for path in (*needed.values(), self.names) if path]
-        return missing + [f"file not found: {path}" for path in files if not Path(path).is_file()]
+        files = {key: path for key, path in {**needed, "names": self.names}.items() if path}
+        return missing + [f"`{key}`: file not found: {path}" for key, path in files.items() if not Path(path).is_file()]
 
 
 @entry_point

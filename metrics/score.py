@@ -11,11 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core import checks
 from reflectune.core.config import parse_config, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
 from reflectune.metrics.registry import Metric, MetricChoice, metric_problems
+from reflectune.models.names import bem_name
 from reflectune.models.remote.endpoint import RemoteConfig
 
 
@@ -32,22 +34,23 @@ class ScoreConfig(RemoteConfig):
     mode: Literal["official", "strict"] = setting(
         "official", "strict: a missing answer is wrong, a doubled one an error"
     )
-    splits: list[str] = setting([], "splits to score; if none, those with predictions")
-    bem: str = setting("", "folder or hub id of a converted BEM, for `evqa`")
-    device: str = setting("cpu", "where BEM computes")
+    splits: list[str] = setting([], "splits to score; if none, those with predictions", check=checks.split_name)
+    bem: str = setting("", "folder or hub id of a converted BEM, for `evqa`", check=bem_name)
+    device: str = setting("cpu", "where BEM computes", check=checks.device)
     judge: Literal["", "pmsr", "mrag"] = setting(
         "", "also ask a judge by this paper's protocol; needs `llm_model` and `llm_url`"
     )
-    seed: int = setting(0, "seed of the intervals and the paired test")
-    output: str = setting("", "JSON file to write the scores to")
+    seed: int = setting(0, "seed of the intervals and the paired test", low=0, high=checks.MOST_SEED)
+    output: str = setting("", "JSON file to write the scores to", check=checks.output_file)
     dry_run: bool = setting(False, "say what would be scored, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         needed = {"predictions": self.predictions, "dataset": self.dataset}
         issues = [f"`{key}` is needed" for key, value in needed.items() if not value]
-        paths = [path for path in (*needed.values(), self.against) if path]
-        issues += [f"not found: {path}" for path in paths if not Path(path).exists()]
+        paths = {key: path for key, path in {**needed, "against": self.against}.items() if path}
+        issues += [f"`{key}`: not found: {path}" for key, path in paths.items() if not Path(path).exists()]
+        issues += self.dataset_issues()
         issues += self.metric_issues()
         issues += self.llm_problems() if self.judge else []
         if self.judge and not self.judge_cache:
@@ -55,6 +58,14 @@ class ScoreConfig(RemoteConfig):
         if self.judge and "temperature" in self.llm_options:
             issues.append("`llm_options` can't set the temperature of a judge: it is 0")
         return issues
+
+    def dataset_issues(self) -> list[str]:
+        """What is wrong with the data set, a folder that is not there apart."""
+        from reflectune.data_builders.dataset import MANIFEST, split_issues  # slow to import, and above this floor
+
+        if self.dataset and Path(self.dataset).exists() and not Path(self.dataset, MANIFEST).is_file():
+            return [f"`dataset`: {self.dataset} has no {MANIFEST}; build_world and convert write one"]
+        return split_issues("splits", self.dataset, self.splits)
 
     def metric_issues(self) -> list[str]:
         """What is wrong with the metric, or lacks for it; a missing data set is said elsewhere."""
@@ -85,7 +96,8 @@ def main() -> None:
     if config.dry_run:
         print(f"would score {config.predictions} by {config.scored_by()} ({config.mode}) on {config.dataset}")
         return
-    from reflectune.data_builders import dataset  # slow to import: after the config is right
+    from reflectune.core.devices import find_device  # slow to import, as those below: after the config is right
+    from reflectune.data_builders import dataset
     from reflectune.metrics.bem import load_bem
     from reflectune.metrics.judges import PROTOCOLS, Judging
     from reflectune.metrics.score_report import lines, score_files
@@ -93,7 +105,7 @@ def main() -> None:
 
     splits = config.splits or [split for split in dataset.splits(config.dataset) if split != "train"]
     questions = [question for split in splits for question in dataset.read_questions(config.dataset, split)]
-    bem = load_bem(config.bem, device=config.device) if config.bem else None
+    bem = load_bem(config.bem, device=str(find_device(config.device))) if config.bem else None
     files = [Path(path) for path in (config.predictions, config.against) if path]
     with ExitStack() as stack:
         judging = None

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
 from reflectune.core.rejected import REJECTED, ROWS_LEFT_OUT
+from reflectune.models.names import encoder_name
 
 
 @dataclass
@@ -23,13 +25,15 @@ class IndexConfig:
     """What to index, with what, and where to."""
 
     knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge")
-    output: str = setting("", "folder for the index")
+    output: str = setting("", "folder for the index", check=checks.output_of("manifest.json"))
     encoder: str = setting(
-        "miniature/clip", "miniature/clip, pocket/clip, a folder, a hub id, owner/name[@COMMIT], or a title map"
+        "miniature/clip",
+        "miniature/clip, pocket/clip, a folder, a hub id, owner/name[@COMMIT], or a title map",
+        check=encoder_name,
     )
     batch_size: int = setting(64, "entries encoded together", low=1)
     shard_rows: int = setting(4096, "entries put on the disk together; what a crash costs at most", low=1)
-    device: str = setting("auto", "cpu, cuda, cuda:1, or auto")
+    device: str = setting("auto", "cpu, cuda, cuda:1, or auto", check=checks.device)
     on_error: Literal["stop", "skip"] = setting(
         "stop", "what to do about a bad image: stop, or leave it out, list and count it"
     )

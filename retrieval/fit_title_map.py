@@ -10,28 +10,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
+from reflectune.models.names import encoder_name
 
 
 @dataclass
 class TitleMapConfig:
     """Which pictures and models, and where to."""
 
-    pictures: str = setting("", "JSON lines with image, entity and use, e.g. DATASET/pictures.jsonl")
-    knowledge: str = setting("", "knowledge base folder with the entities' titles, e.g. DATASET/knowledge")
-    output: str = setting("", "the map to write, FILE.safetensors")
-    vision: str = setting("pocket/vision", "an image tower with a projection: pocket/vision, a folder, or a hub id")
-    text: str = setting("pocket/text", "a text model that declares its pooling: pocket/text, a folder, or a hub id")
+    pictures: str = setting("", "JSON lines with image, entity and use, e.g. DATASET/pictures.jsonl", check=checks.file)
+    knowledge: str = setting(
+        "", "knowledge base folder with the entities' titles, e.g. DATASET/knowledge", check=checks.folder
+    )
+    output: str = setting("", "the map to write, FILE.safetensors", check=checks.output_file)
+    vision: str = setting(
+        "pocket/vision", "an image tower with a projection: pocket/vision, a folder, or a hub id", check=encoder_name
+    )
+    text: str = setting(
+        "pocket/text", "a text model that declares its pooling: pocket/text, a folder, or a hub id", check=encoder_name
+    )
     batch_size: int = setting(16, "pictures encoded together", low=1)
-    device: str = setting("auto", "cpu, cuda, cuda:1, or auto")
+    device: str = setting("auto", "cpu, cuda, cuda:1, or auto", check=checks.device)
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = [f"`{name}` is needed" for name in ("pictures", "knowledge", "output") if not getattr(self, name)]
         if self.output and not self.output.endswith(".safetensors"):
             issues.append(f"`output` must end in .safetensors, found {self.output}")
+        if Path(self.knowledge).is_dir() and self.knowledge and not Path(self.knowledge, "kb.json").is_file():
+            issues.append(f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder")
         return issues + bound_problems(self, TitleMapConfig)
 
 

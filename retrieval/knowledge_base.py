@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.paths import listed_file
 from reflectune.core.types import Entry, Section
 
 MANIFEST = "kb.json"
@@ -210,7 +211,7 @@ class KnowledgeBase:
         """The shard of the entry at a position (from 0), in the knowledge base's order, and its record (from 1)."""
         for shard in self.manifest["shards"]:
             if position < shard["entries"]:
-                return self.folder / shard["file"], position + 1
+                return listed_file(self.folder, shard["file"], MANIFEST), position + 1
             position -= shard["entries"]
         raise IndexError(f"{self.folder} has {len(self):,} entries")
 
@@ -232,7 +233,7 @@ class KnowledgeBase:
 
     @property
     def _shards(self) -> list[Path]:
-        return [self.folder / shard["file"] for shard in self.manifest["shards"]]
+        return [listed_file(self.folder, shard["file"], MANIFEST) for shard in self.manifest["shards"]]
 
     @functools.cached_property
     def _places(self) -> dict[str, tuple[int, int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from reflectune.core import checks
 from reflectune.core.config import setting
 from reflectune.models.features.config import FeatureKeys
 from reflectune.train.data.mixture import Mixture, Part
@@ -21,7 +22,7 @@ class DataConfig:
         "reflection data: a folder, one Parquet file, or several of them, each with how often an epoch reads its "
         "examples (0.5: half of them)",
     )
-    train_split: str = setting("train", "split to train on, of a folder that names no other")
+    train_split: str = setting("train", "split to train on, of a folder that names no other", check=checks.split_name)
     image_root: str = setting("", "folder of the images; the one in the data's manifest if unset")
     tree: bool = setting(True, "read a question's prefix once for all its passages, or once per passage")
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import yaml
-
-from reflectune.core.config import parse_config
+from reflectune.core.config import parse_config, split_config
 from reflectune.core.errors import UserError, entry_point
+from reflectune.core.strict_yaml import read_yaml
 from reflectune.train.forecasting.config import ARCHITECTURE, EstimateConfig
 
 
@@ -37,7 +36,7 @@ def shapes_file(config: EstimateConfig, arguments: list[str]) -> Path:
     own = Path(config.model, "config.json")
     if own.is_file():
         return own
-    recipe = Path(arguments[arguments.index("--config") + 1]) if "--config" in arguments else None
+    recipe, _, _ = split_config(arguments)
     if recipe is not None and _model_of(recipe) == config.model:
         beside = recipe.with_name(ARCHITECTURE)
         if beside.is_file():
@@ -57,7 +56,7 @@ def shapes_file(config: EstimateConfig, arguments: list[str]) -> Path:
 
 def _model_of(recipe: Path) -> str:
     """The model that a recipe names; what stands beside the recipe is of no other."""
-    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    values = read_yaml(recipe)
     return str(values.get("model", "")) if isinstance(values, dict) else ""
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
+from reflectune.data_builders.dataset import split_issues
 from reflectune.inference.config import PipelineConfig
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.train.refining.config import GateConfig
@@ -29,6 +30,7 @@ class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = [*GateConfig.problems(self), *PipelineConfig.problems(self), *self.metric_issues(self.dataset)]
+        issues += split_issues("split", self.dataset, [self.split])
         if not self.index:
             issues.append("`index` is needed: rewards are measured with retrieval")
         if self.scheme not in reflecting():
@@ -65,10 +67,13 @@ def run(config: GrpoConfig) -> None:
     # slow to import: after the config is right
     from reflectune.core.hashing import file_fingerprint, fingerprint
     from reflectune.data_builders.dataset import Dataset
+    from reflectune.inference.reading.collaborators import require_models
     from reflectune.inference.running.rollout import GateRewardRollout
     from reflectune.metrics.registry import find_metric
     from reflectune.train.refining.refine import refine
 
+    recipe = find_recipe(config.scheme)
+    require_models([config.model, config.base_model if recipe.answered_by_base(config) else ""])
     config.metric = config.scored_by(config.dataset)
     bem = config.open_bem(config.device)
     measuring = functools.partial(

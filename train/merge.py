@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core import checks
 from reflectune.core.config import parse_config, setting
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
@@ -21,7 +22,7 @@ class MergeConfig:
     """What is merged, and where to."""
 
     checkpoint: str = setting("", "folder of an adapter, as train/sft.py wrote it")
-    output: str = setting("", "folder to write, new or empty")
+    output: str = setting("", "folder to write, new or empty", check=checks.output_folder)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", "precision of the weights that are written; auto is the base model's own"
     )

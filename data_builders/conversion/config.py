@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from reflectune.core.config import setting
+from reflectune.core import checks
+from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.readers.registry import KNOWLEDGE, METRIC_OF, QUESTIONS, option_problems
 from reflectune.metrics.registry import MetricChoice
 
@@ -15,7 +16,7 @@ from reflectune.metrics.registry import MetricChoice
 class ConvertConfig:
     """Settings of a conversion. At least one of `questions` and `knowledge` is set."""
 
-    output: str = setting("", "data set folder to write")
+    output: str = setting("", "data set folder to write", check=checks.output_of("dataset.json", "kb.json"))
     name: str = setting("", "name of the data set; that of the output folder if unset")
     root: str = setting("", "folder that the paths below start from")
     questions: str = setting("", "reader of the questions, e.g. infoseek, evqa, own")
@@ -26,18 +27,24 @@ class ConvertConfig:
     knowledge: str = setting("", "reader of the knowledge base, e.g. wiki6m, evqa, own")
     knowledge_source: str = setting("", "the knowledge base's file or folder")
     knowledge_images: str = setting("", "folder of the knowledge base's images")
-    split: list[str] = setting([], "convert these of `splits` only")
-    limit: int = setting(0, "read that many rows of each source only; 0: all")
-    sample: int = setting(0, "keep that many questions of each of `splits`, drawn by seed; 0: all")
-    sample_knowledge: int = setting(-1, "keep the questions' own articles and that many others, drawn by seed; -1: all")
-    seed: int = setting(0, "seed of what is drawn")
+    split: list[str] = setting([], "convert these of `splits` only", check=checks.split_name)
+    limit: int = setting(0, "read that many rows of each source only; 0: all", low=0, says="can't be negative")
+    sample: int = setting(
+        0, "keep that many questions of each of `splits`, drawn by seed; 0: all", low=0, says="can't be negative"
+    )
+    sample_knowledge: int = setting(
+        -1, "keep the questions' own articles and that many others, drawn by seed; -1: all", low=-1
+    )
+    seed: int = setting(0, "seed of what is drawn", low=0, high=checks.MOST_SEED)
     on_error: Literal["stop", "skip"] = setting(
         "stop", "stop at a bad row, or leave it out, list it in rejected.jsonl and exit with 3"
     )
     verify_images: Literal["none", "header", "decode"] = setting(
         "header", "trust the files, read their headers, or decode them whole"
     )
-    workers: int = setting(0, "processes; 0: one for each core")
+    workers: int = setting(
+        0, "processes; 0: one for each core", low=0, high=4096, says="can't be negative, nor above 4096"
+    )
     check: bool = setting(False, "read and validate everything, write nothing")
     dry_run: bool = setting(False, "say what would be read and written, and stop")
 
@@ -46,15 +53,18 @@ class ConvertConfig:
         issues = [] if self.output else ["`output` is needed: the data set folder to write"]
         if not (self.questions or self.knowledge):
             issues.append("one of `questions` and `knowledge` is needed: the name of a reader")
-        if min(self.limit, self.sample, self.workers) < 0 or self.sample_knowledge < -1:
-            issues.append("`limit`, `sample` and `workers` can't be negative, `sample_knowledge` not below -1")
+        issues += [f"`splits`: the name {told}" for name in self.splits if (told := checks.split_name(name))]
+        if "" in self.splits:
+            issues.append("`splits`: a split needs a name")
         if self.sample and not self.questions:
             issues.append("`sample` is of questions; a knowledge base alone is sampled by `sample_knowledge`")
+        if self.root and not self.path("").is_dir():
+            issues.append(f"`root`: {self.path('')} is not a folder")
         if self.images and not self.path(self.images).is_dir():
             issues.append(f"`images`: {self.path(self.images)} is not a folder")
         if self.knowledge_images and not self.path(self.knowledge_images).is_dir():
             issues.append(f"`knowledge_images`: {self.path(self.knowledge_images)} is not a folder")
-        return issues + self._question_problems() + self._knowledge_problems()
+        return issues + bound_problems(self, ConvertConfig) + self._question_problems() + self._knowledge_problems()
 
     def path(self, value: str) -> Path:
         """A path of the config, with `root` before it unless it is absolute; `~` is the home folder."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core import checks
 from reflectune.core.config import setting
 from reflectune.data_builders.reflection_data import MANIFEST
 from reflectune.models.schemes.registry import all_schemes
@@ -16,10 +17,10 @@ class ExportConfig:
     """Write reflection data in another tool's layout (`--to`), or read TRL's chat data as ours (`--from`)."""
 
     data: str = setting("", "with `to`: reflection data; with `from`: chat data; folder or file")
-    output: str = setting("", "folder to write into")
+    output: str = setting("", "folder to write into", check=checks.output_of("reflection.json"))
     to: Literal["", "trl", "llamafactory", "ms-swift", "llava"] = setting("", "whose layout to write")
     from_format: Literal["", "trl"] = setting("", "whose layout to read; written as `--from`")
-    split: str = setting("train", "which split; it names the files")
+    split: str = setting("train", "which split; it names the files", check=checks.split_name)
     scheme: str = setting("", "a scheme's name; the one in the data's manifest if unset, and mr2ag with `from`")
     image_root: str = setting("", "folder of the images; the manifest's, or the data's own folder, if unset")
     images: Literal["absolute", "copy"] = setting(

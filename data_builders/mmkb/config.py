@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from reflectune.core import checks
+from reflectune.core.addresses import shown_options
 from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
 from reflectune.data_builders.mmkb.mct import Mixing, Noise
 from reflectune.data_builders.mmkb.sampling import Choice
 from reflectune.data_builders.probing.labels import Rule, RuleName
 from reflectune.metrics.registry import MetricChoice, metric_problems
+from reflectune.models.names import bem_name
 from reflectune.models.remote.endpoint import RemoteConfig
 
 
@@ -22,30 +25,30 @@ class DeriveConfig(RemoteConfig):
 
     probes: str = setting("", "folder that probe.py wrote")
     dataset: str = setting("", "data set folder that was probed")
-    output: str = setting("", "folder for the reflection data")
+    output: str = setting("", "folder for the reflection data", check=checks.output_of("reflection.json"))
     labeller: Literal["probes", "string"] = setting(
         "probes", "who labels documents: the model's own answers, or whether one states an accepted answer"
     )
     metric: Literal[MetricChoice, "judge"] = setting(
         "", "judge the answers again: evqa needs `bem`, judge a remote model; the probes' own if unset"
     )
-    bem: str = setting("", "folder or hub id of a converted BEM, for `metric: evqa`")
-    device: str = setting("cpu", "where BEM computes")
+    bem: str = setting("", "folder or hub id of a converted BEM, for `metric: evqa`", check=bem_name)
+    device: str = setting("cpu", "where BEM computes", check=checks.device)
     judge: Literal["pmsr", "mrag"] = setting(
         "pmsr", "for `metric: judge`: whose protocol; the model is `llm_model` at `llm_url`"
     )
     rule: RuleName = setting("paper", "paper, outcome, rate or margin; see labels.py")
-    right_from: float = setting(0.5, "an answer worth this much is right")
-    change: float = setting(0.5, "for `rate`: least change of the rate of correctness")
-    margin: float = setting(1.0, "for `margin`: least change of the log-probability, in nats")
+    right_from: float = setting(0.5, "an answer worth this much is right", low=0, high=1)
+    change: float = setting(0.5, "for `rate`: least change of the rate of correctness", low=0, high=1)
+    margin: float = setting(1.0, "for `margin`: least change of the log-probability, in nats", low=0)
     srt_visual: bool = setting(True, "label the documents of visual-dependent questions too; they are all [NoRel]")
-    tau: float = setting(50.0, "percentage of irrelevant documents in the mixed lists of MCT")
+    tau: float = setting(50.0, "percentage of irrelevant documents in the mixed lists of MCT", low=0, high=100)
     noise: Noise = setting("unhelpful", "what is mixed in: no_rel, or unhelpful: all with a wrong answer")
-    ret_balance: float | None = setting(None, "most of the frequent label per rare one; RET")
-    srt_balance: float | None = setting(None, "most of the frequent label per rare one; SRT")
-    ret_limit: int | None = setting(None, "most examples of RET, drawn by seed")
-    srt_limit: int | None = setting(None, "most examples of SRT, drawn by seed")
-    mct_limit: int | None = setting(None, "most examples of MCT, drawn by seed")
+    ret_balance: float | None = setting(None, "most of the frequent label per rare one; RET", above=0)
+    srt_balance: float | None = setting(None, "most of the frequent label per rare one; SRT", above=0)
+    ret_limit: int | None = setting(None, "most examples of RET, drawn by seed", low=0)
+    srt_limit: int | None = setting(None, "most examples of SRT, drawn by seed", low=0)
+    mct_limit: int | None = setting(None, "most examples of MCT, drawn by seed", low=0)
     rel_scores: str = setting(
         "", "Parquet or JSONL of question_id, passage_id, score: trained [Rel], orders MCT's reply"
     )
@@ -53,7 +56,7 @@ class DeriveConfig(RemoteConfig):
         "separate", "shared: train to answer too, from no or from the relevant documents"
     )
     proofread: int = setting(50, "random questions in the page for proof-reading; 0: no page", low=0)
-    seed: int = setting(0, "seed of every draw")
+    seed: int = setting(0, "seed of every draw", low=0, high=checks.MOST_SEED)
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
@@ -99,4 +102,5 @@ class DeriveConfig(RemoteConfig):
         elsewhere = {"probes", "dataset", "output", "rel_scores", "proofread", "bem", "device"}
         remote = {item.name for item in dataclasses.fields(RemoteConfig)}
         elsewhere |= (remote - {"llm_model", "llm_options"}) if self.metric == "judge" else {*remote, "judge"}
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in elsewhere}
+        settings = {name: value for name, value in dataclasses.asdict(self).items() if name not in elsewhere}
+        return {name: shown_options(value) if name == "llm_options" else value for name, value in settings.items()}

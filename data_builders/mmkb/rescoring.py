@@ -33,7 +33,9 @@ def judged_again(
             worth = by_judge(said, questions, Judging(protocol, config.llm_model, partial(model.texts, what="judge")))
         name = f"judge {config.llm_model} by {protocol.name} (prompt {protocol.prompt_hash})"
     else:
-        bem = load_bem(config.bem, device=config.device) if config.bem else None
+        from reflectune.core.devices import find_device  # torch is slow to import
+
+        bem = load_bem(config.bem, device=str(find_device(config.device))) if config.bem else None
         worth = by_metric(said, questions, cast(Metric, config.metric), bem)
         name = f"{config.metric} (BEM {bem.fingerprint})" if bem else config.metric
     return rescore(probes, worth), {**settings, "metric": name}

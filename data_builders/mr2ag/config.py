@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from reflectune.core import checks
+from reflectune.core.addresses import shown_options, shown_url
 from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.annotators.choice import NAMES
+from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.mr2ag.examples import Recipe, StringFilter
-from reflectune.models.remote.address import shown_url
+from reflectune.models.names import encoder_name
 from reflectune.models.remote.endpoint import RemoteConfig
 
 
@@ -20,11 +23,11 @@ class BuildConfig(RemoteConfig):
     """Build one split of reflection data. The `llm_…` keys say whom the annotator `llm` asks."""
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
-    output: str = setting("", "folder for the reflection data")
-    split: str = setting("train", "whose questions")
+    output: str = setting("", "folder for the reflection data", check=checks.output_of("reflection.json"))
+    split: str = setting("train", "whose questions", check=checks.split_name)
     index: str = setting("", "index folder, for hard negatives")
-    encoder: str = setting("miniature/clip", "the encoder that the index was built with")
-    device: str = setting("auto", "where the encoder runs: cpu, cuda, or auto")
+    encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
+    device: str = setting("auto", "where the encoder runs: cpu, cuda, or auto", check=checks.device)
     annotator: str = setting(
         "string", "what tells evidence: string (the answer occurs), gold (the data set says so), or llm", choices=NAMES
     )
@@ -43,7 +46,7 @@ class BuildConfig(RemoteConfig):
     visual_dataset: str = setting(
         "", "data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same"
     )
-    visual_split: str = setting("", "split that they are from; default: the same split")
+    visual_split: str = setting("", "split that they are from; default: the same split", check=checks.split_name)
     without_image: Literal["refuse", "blank"] = setting(
         "refuse", "a question without an image (Natural Questions): a bad row, or give it a black image"
     )
@@ -53,7 +56,7 @@ class BuildConfig(RemoteConfig):
     limit: int | None = setting(
         None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", low=1
     )
-    seed: int = setting(0, "seed of every draw")
+    seed: int = setting(0, "seed of every draw", low=0, high=checks.MOST_SEED)
     proofread: int = setting(50, "random examples in the page for proof-reading; 0: no page", low=0)
     on_error: Literal["stop", "skip"] = setting("stop", "a bad row: stop, or list it in statistics.json and go on")
     dry_run: bool = setting(False, "say what would be built, show one example, and stop")
@@ -72,6 +75,9 @@ class BuildConfig(RemoteConfig):
                 issues.append(
                     f"`{name}`: {folder} has no dataset.json; give a folder that build_world or convert wrote"
                 )
+        visual = self.visual_split or (self.split if self.visual_dataset else "")
+        issues += split_issues("split", self.dataset, [self.split])
+        issues += split_issues("visual_split", self.visual_dataset or self.dataset, [visual])
         if self.negatives_retrieved and not self.index:
             issues.append(
                 "`negatives_retrieved` needs an `index`; build one with retrieval.build_index, or set it to 0"
@@ -96,7 +102,7 @@ class BuildConfig(RemoteConfig):
         """The settings that decide what is built; the data sets and the index are hashed apart."""
         llm_settings = _LLM_DECIDES if self.annotator == "llm" else frozenset[str]()
         return {
-            name: shown_url(value) if name == "llm_url" else value
+            name: _SHOWN[name](value) if name in _SHOWN else value
             for name, value in dataclasses.asdict(self).items()
             if (name in llm_settings if name.startswith("llm_") else name not in _ELSEWHERE)
             and not (name in _LATER and value == _LATER[name])
@@ -110,6 +116,9 @@ _ELSEWHERE: Final = frozenset(
 
 _LLM_DECIDES: Final = frozenset(("llm_url", "llm_model", "llm_max_tokens", "llm_options"))
 """Of the `llm_…` settings: those that decide what is answered, not how fast or at what price."""
+
+_SHOWN: Final[Mapping[str, Callable[[str], str]]] = {"llm_url": shown_url, "llm_options": shown_options}
+"""What takes the secrets out of a setting."""
 
 _LATER: Final[Mapping[str, Any]] = {
     "string_filter": "strict",

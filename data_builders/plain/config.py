@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
+from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.reflection_data import MANIFEST
+from reflectune.models.names import encoder_name
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
@@ -22,11 +25,11 @@ class PlainConfig(RerankerConfig):
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
     reflection: str = setting("", "mR²AG-IT folder: its questions, and no others, are taken")
-    output: str = setting("", "folder for the data")
-    split: str = setting("train", "whose questions")
+    output: str = setting("", "folder for the data", check=checks.output_of("reflection.json"))
+    split: str = setting("train", "whose questions", check=checks.split_name)
     index: str = setting("", "index folder")
-    encoder: str = setting("miniature/clip", "the encoder that the index was built with")
-    device: str = setting("auto", "where encoder and reranker run: cpu, cuda, or auto")
+    encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
+    device: str = setting("auto", "where encoder and reranker run: cpu, cuda, or auto", check=checks.device)
     evidence: list[str] = setting(
         ["articles", "passages"], "what a knowledge-based question is answered from, once each: " + ", ".join(EVIDENCE)
     )
@@ -48,6 +51,7 @@ class PlainConfig(RerankerConfig):
             issues.append(f"`dataset`: {self.dataset} has no dataset.json; build_world and convert write one")
         if self.reflection and not Path(self.reflection, MANIFEST).is_file():
             issues.append(f"`reflection`: {self.reflection} has no {MANIFEST}; build it with data_builders.build_mr2ag")
+        issues += split_issues("split", self.dataset, [self.split])
         unknown = [name for name in self.evidence if name not in EVIDENCE]
         issues += [f"`evidence`: unknown `{name}`; of {', '.join(EVIDENCE)}" for name in unknown]
         if not self.evidence or len(set(self.evidence)) < len(self.evidence):

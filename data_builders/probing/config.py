@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core import checks
 from reflectune.core.config import DTYPES, bound_problems, setting
+from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.data_builders.probing.asking import Asking
+from reflectune.models.names import encoder_name, model_name
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.retrieval.passages import Lead
 
@@ -20,11 +23,11 @@ class ProbeConfig(MetricConfig, ImageKeys):
     """Ask a model a split's questions, without and with each retrieved document, and keep what it answers."""
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
-    split: str = setting("train", "whose questions")
+    split: str = setting("train", "whose questions", check=checks.split_name)
     index: str = setting("", "index folder over the data set's knowledge base")
-    encoder: str = setting("miniature/clip", "the encoder that the index was built with")
-    model: str = setting("", "the target model: base, checkpoint or adapter of mmkb_rag")
-    output: str = setting("", "folder for the probes")
+    encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
+    model: str = setting("", "the target model: base, checkpoint or adapter of mmkb_rag", check=model_name)
+    output: str = setting("", "folder for the probes", check=checks.output_of("probes.json"))
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
     documents: int = setting(10, "passages to ask with, those that share most words with it", low=1)
     lead: Lead = setting("first_sentence", "what stands before each passage: nothing, or what the entry is")
@@ -38,14 +41,14 @@ class ProbeConfig(MetricConfig, ImageKeys):
     max_summary_tokens: int = setting(96, "longest summary in words, in tokens", low=1)
     visual: bool = setting(True, "probe visual-dependent questions too; RET needs them")
     limit: int | None = setting(None, "most questions, drawn by seed; a higher one adds to them", low=1)
-    seed: int = setting(0, "seed of the order of questions and of drawn answers")
+    seed: int = setting(0, "seed of the order of questions and of drawn answers", low=0, high=checks.MOST_SEED)
     window: int = setting(32, "questions that a process takes at a time and sorts by length", low=1)
     batch_questions: int = setting(8, "questions answered together", low=1)
     token_budget: int | None = setting(
         None, "most tokens in one forward pass; if unset, many, and half as many when memory runs out", low=1
     )
     dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
-    device: str = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own")
+    device: str = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own", check=checks.device)
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a question with a bad image, no text or no answer: stop, or count and list it"
     )
@@ -62,7 +65,11 @@ class ProbeConfig(MetricConfig, ImageKeys):
             folder = getattr(self, name)
             if folder and not Path(folder, marker).is_file():
                 issues.append(f"`{name}`: {folder} has no {marker}; give a folder that {maker}")
-        issues += bound_problems(self, ProbeConfig) + self.metric_issues(self.dataset)
+        issues += (
+            split_issues("split", self.dataset, [self.split])
+            + bound_problems(self, ProbeConfig)
+            + self.metric_issues(self.dataset)
+        )
         if self.summary == "sentences" and not self.gold:
             issues.append("`summary: sentences` needs `gold: true`: sentences are chosen by the accepted answer")
         return issues

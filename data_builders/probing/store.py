@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.paths import listed_file
 from reflectune.core.resumable import Logs
 from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.data_builders.probing.records import Probe, stream_probe_file
@@ -135,7 +136,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _parts(folder: Path) -> list[Path]:
-    return [folder / name for name in _manifest(folder)["parts"]]
+    return [listed_file(folder, name, MANIFEST) for name in _manifest(folder)["parts"]]
 
 
 def _logs(folder: Path) -> Logs:

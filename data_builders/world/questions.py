@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.world.entities import ATTRIBUTES
@@ -16,6 +17,17 @@ TOLERANCE = 0.1
 
 Photograph = Callable[[Article, int, int], str]
 """Takes (article, how many balloons, which picture of it) and returns the image's path."""
+
+SPLITS: Final = (
+    "train",
+    "val_unseen_question",
+    "val_unseen_entity",
+    "test_unseen_question",
+    "test_unseen_entity",
+    "two_hop_val",
+    "two_hop_test",
+)
+"""Of every world, but for the traffic's."""
 
 PICTURES = range(1, 4)
 """Numbers of each entity's pictures that questions are asked about; 0 is the encyclopedia's own."""
@@ -50,18 +62,7 @@ class Interviewer:
 
     def ask_all(self) -> dict[str, list[Question]]:
         """Every split's questions."""
-        splits: dict[str, list[Question]] = {
-            name: []
-            for name in (
-                "train",
-                "val_unseen_question",
-                "val_unseen_entity",
-                "test_unseen_question",
-                "test_unseen_entity",
-                "two_hop_val",
-                "two_hop_test",
-            )
-        }
+        splits: dict[str, list[Question]] = {name: [] for name in SPLITS}
         seen = [one for one in self._articles if one.role in ("train", "famous")]
         for number, one in enumerate(seen):
             *train_relations, kept = self._rng.sample(list(one.entity.facts), len(one.entity.facts))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
+from reflectune.core.strict_yaml import parse_json
+from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.grid.points import ELSEWHERE, Point, expand, problems
@@ -30,7 +32,7 @@ class Grid(dict[str, Any]):
 
     def __init__(self, values: Any = ()) -> None:
         """Read a mapping, or JSON."""
-        super().__init__(json.loads(values) if isinstance(values, str) else values)
+        super().__init__(parse_json(values) if isinstance(values, str) else values)
 
 
 @dataclass
@@ -40,14 +42,16 @@ class SweepConfig(MetricConfig, ReadingConfig):
     pipeline: Literal["mr2ag", "mmkb_rag"] = setting("mmkb_rag", "whose settings to vary")
     grid: Grid = setting(Grid(), "a list of values for each setting to vary")
     product: bool = setting(False, "take all combinations; else vary one setting at a time from this config's values")
-    splits: list[str] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
-    output: str = setting("", "folder for sweep.json, sweep.html and the plots")
+    splits: list[str] = setting(
+        ["val_unseen_question", "val_unseen_entity"], "splits to answer", check=checks.split_name
+    )
+    output: str = setting("", "folder for sweep.json, sweep.html and the plots", check=checks.output_of())
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
     batch_questions: int = setting(8, "questions kept in memory together", low=1)
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a question with a bad image or no text: stop, or count it as wrong"
     )
-    seed: int = setting(0, "seed of sampling and of bootstrap intervals")
+    seed: int = setting(0, "seed of sampling and of bootstrap intervals", low=0, high=checks.MOST_SEED)
 
     def __post_init__(self) -> None:
         """Ask for the pipeline's own scheme, if none is named."""
@@ -57,6 +61,9 @@ class SweepConfig(MetricConfig, ReadingConfig):
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = super().problems() + bound_problems(self, SweepConfig) + self.metric_issues(self.dataset)
+        issues += split_issues("splits", self.dataset, self.splits)
+        if not self.splits:
+            issues.append("`splits` is empty; name at least one split, e.g. val_unseen_entity")
         if not self.grid:
             issues.append("`grid` is empty; give at least one setting with a list of values, e.g. gamma: [0, 0.5, 1]")
         idle = [name for name in self.grid if name not in VARIED[self.pipeline]]

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.data_builders.dataset import Dataset
@@ -15,6 +16,7 @@ from reflectune.inference.grid.run_grid import GridRun, run_grid
 from reflectune.inference.grid.runner import GridRunner
 from reflectune.inference.grid.sweep_config import SweepConfig
 from reflectune.inference.grid.sweep_page import write_page
+from reflectune.inference.reading.collaborators import require_models
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.scores import Measure, check_scorable
 
@@ -34,6 +36,7 @@ def run(config: SweepConfig) -> dict[str, Any]:
     questions = select(dataset, config.splits, config.limit, config.seed)
     points = config.points()
     config.metric = config.scored_by(config.dataset)
+    require_models(getattr(config, role) for role in config.roles())
     check_scorable(questions, config.metric)
     measure = Measure(config.metric, config.open_bem(config.device))
     runner = GridRunner(config.reading(), dataset, config.pipeline, config.seed)
@@ -72,6 +75,8 @@ def describe(config: SweepConfig) -> str:
     """What a run would do, for `--dry_run`; it loads no model."""
     questions = select(Dataset(Path(config.dataset)), config.splits, config.limit, config.seed)
     points = config.points()
+    require_models(getattr(config, role) for role in config.roles())
+    find_device(config.device)
     runs = len({point.run_key for point in points})
     return "\n".join(
         [

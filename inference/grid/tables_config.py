@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core import checks
 from reflectune.core.config import DTYPES, bound_problems, setting
+from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
+from reflectune.data_builders.world.questions import SPLITS
 from reflectune.inference.config import ReadingConfig
+from reflectune.models.names import encoder_name, model_name
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
 REFLECTION = "reflection/reflection.json"
@@ -21,46 +25,56 @@ class TablesConfig(MetricConfig, RerankerConfig):
     """Print a paper's ablation tables in miniature, over several seeds, with a verdict on each of its claims."""
 
     paper: Literal["mr2ag", "mmkb_rag"] = setting("mr2ag", "whose tables")
-    base_model: str = setting("miniature/llava", "the model to fine-tune")
+    base_model: str = setting("miniature/llava", "the model to fine-tune", check=model_name)
     method: Literal["full", "lora"] = setting("full", "train all weights, or adapters")
-    epochs: float | None = setting(None, "of training; those of the recipe if unset")
-    seeds: list[int] = setting([0, 1, 2], "one training of each setting per seed")
-    output: str = setting("", "folder for everything that is built, tables.json and tables.md")
+    epochs: float | None = setting(None, "of training; those of the recipe if unset", above=0)
+    seeds: list[int] = setting([0, 1, 2], "one training of each setting per seed", low=0, high=checks.MOST_SEED)
+    output: str = setting(
+        "", "folder for everything that is built, tables.json and tables.md", check=checks.output_of()
+    )
     runs: list[str] = setting(
         [],
         "mr2ag: finished quick starts (world, index, checkpoint, plain_checkpoint), one per seed; others are made, "
         "and so is a plain_checkpoint that one lacks",
     )
-    world: str = setting("", "mmkb_rag: a finished world; made if unset")
+    world: str = setting("", "mmkb_rag: a finished world; made if unset", check=checks.folder)
     index: str = setting("", "mmkb_rag: its finished index; made if unset")
     probes: str = setting("", "mmkb_rag: finished probes of the base model; made if unset")
-    probe_limit: int | None = setting(None, "mmkb_rag: training questions to probe")
+    probe_limit: int | None = setting(None, "mmkb_rag: training questions to probe", low=1)
     rule: Literal["paper", "margin"] = setting("paper", "mmkb_rag: the rule of the own labels")
-    srt_balance: float | None = setting(3.0, "mmkb_rag: most [NoRel] per [Rel]")
+    srt_balance: float | None = setting(3.0, "mmkb_rag: most [NoRel] per [Rel]", above=0)
     sizes: list[float] = setting(
-        [1.0, 0.5, 0.25, 0.1, 0.02], "mmkb_rag: shares of the SRT labels in Table 5, 1.0 first"
+        [1.0, 0.5, 0.25, 0.1, 0.02], "mmkb_rag: shares of the SRT labels in Table 5, 1.0 first", above=0, high=1
     )
-    equal_at: float = setting(1.0, "mmkb_rag: of `sizes`, the one at which the external labeller is compared")
-    least_steps: int = setting(150, "mmkb_rag: a training on few labels takes at least so many steps")
-    splits: list[str] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
+    equal_at: float = setting(
+        1.0, "mmkb_rag: of `sizes`, the one at which the external labeller is compared", above=0, high=1
+    )
+    least_steps: int = setting(150, "mmkb_rag: a training on few labels takes at least so many steps", low=1)
+    splits: list[str] = setting(
+        ["val_unseen_question", "val_unseen_entity"], "splits to answer", check=checks.split_name
+    )
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
-    encoder: str = setting("miniature/clip", "the index's encoder")
+    encoder: str = setting("miniature/clip", "the index's encoder", check=encoder_name)
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
     passages: int = setting(5, "mr2ag: of their passages, those that the reranker picks", low=1)
-    documents: int = setting(20, "mmkb_rag: passages of the entries to take")
-    k: list[int] = setting([1, 5, 10, 15, 20], "mmkb_rag: documents to keep, beside `auto`")
+    documents: int = setting(20, "mmkb_rag: passages of the entries to take", low=1)
+    k: list[int] = setting([1, 5, 10, 15, 20], "mmkb_rag: documents to keep, beside `auto`", low=1)
     mct: Literal["filter", "merge", "rerank"] = setting(
         "merge", "mmkb_rag: what MCT does in Table 2; the paper's best on InfoSeek is merge"
     )
     answer_model: Literal["base", "tuned"] = setting("base", "mmkb_rag: who answers")
-    gamma: float = setting(0.5, "the gate's threshold")
-    max_new_tokens: int = setting(16, "longest answer, in tokens")
-    max_reply_tokens: int = setting(64, "mmkb_rag: longest reply of MCT, in tokens")
-    token_budget: int | None = setting(None, "most tokens in one forward pass; what the memory has room for if unset")
+    gamma: float = setting(0.5, "the gate's threshold", low=0, high=1)
+    max_new_tokens: int = setting(16, "longest answer, in tokens", low=1)
+    max_reply_tokens: int = setting(64, "mmkb_rag: longest reply of MCT, in tokens", low=1)
+    token_budget: int | None = setting(
+        None, "most tokens in one forward pass; what the memory has room for if unset", low=1
+    )
     batch_questions: int = setting(8, "questions kept in memory together", low=1)
     dtype: str = setting("float32", "of answering and probing: float32, bfloat16 or float16", choices=DTYPES)
-    device: str = setting("cpu", "cpu, cuda, or auto: each process's own")
-    seed: int = setting(0, "seed of mmkb_rag's world, of drawing questions, and of intervals")
+    device: str = setting("cpu", "cpu, cuda, or auto: each process's own", check=checks.device)
+    seed: int = setting(
+        0, "seed of mmkb_rag's world, of drawing questions, and of intervals", low=0, high=checks.MOST_SEED
+    )
     dry_run: bool = setting(False, "say what would be done, and stop")
 
     def problems(self) -> list[str]:
@@ -77,8 +91,12 @@ class TablesConfig(MetricConfig, RerankerConfig):
                 issues.append(
                     f"`runs`: {folder} has neither a plain_checkpoint nor the data to train one on ({REFLECTION})"
                 )
+        issues += self._split_problems()
         if bool(self.index or self.probes) and not self.world:
             issues.append("`world` is needed beside `index` and `probes`: they belong to it")
+        elif self.world:
+            named = {"index": checks.folder(self.index), "probes": checks.folder(self.probes)}
+            issues += [f"`{name}`: {told}" for name, told in named.items() if told]
         issues += self.metric_issues(self.world)
         if self.paper == "mmkb_rag":
             issues += self._mmkb_problems()
@@ -107,6 +125,15 @@ class TablesConfig(MetricConfig, RerankerConfig):
             **{item.name: getattr(self, item.name) for item in dataclasses.fields(RerankerConfig)},
         )
 
+    def _split_problems(self) -> list[str]:
+        """Which splits are missing in a world that is there, or that will be made."""
+        worlds = [str(Path(folder, "world")) for folder in self.runs] + [self.world]
+        issues = [issue for world in worlds for issue in split_issues("splits", world, self.splits)]
+        if not issues and not self.world and len(self.runs) < len(self.seeds):
+            missing = [name for name in self.splits if name not in SPLITS]
+            issues += [f"`splits`: a world has no split {name}; it has {', '.join(SPLITS)}" for name in missing]
+        return issues if self.splits else ["`splits` is empty; name at least one split, e.g. val_unseen_entity"]
+
     def _mmkb_problems(self) -> list[str]:
         issues = []
         if not self.sizes or self.sizes[0] != 1.0 or any(not 0 < size <= 1 for size in self.sizes):
@@ -115,6 +142,4 @@ class TablesConfig(MetricConfig, RerankerConfig):
             issues.append(f"`equal_at` should be one of `sizes`, found {self.equal_at}")
         if any(not 1 <= k <= self.documents for k in self.k):
             issues.append(f"`k` should be numbers from 1 to `documents`, {self.documents}; found {self.k}")
-        if self.least_steps < 1:
-            issues.append(f"`least_steps` must be at least 1, found {self.least_steps}")
         return issues

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from accelerate import PartialState
 
+from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.data_builders.dataset import Dataset
@@ -54,6 +55,7 @@ def run(config: TablesConfig) -> dict[str, Any]:
         UserError: A stage failed, or the folder was filled with other settings.
     """
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+    find_device(config.device)  # before anything is trained
     planned = PLANS[config.paper](config)
     spent: list[Spent] = []
     if state.is_main_process:
@@ -158,6 +160,7 @@ def _minutes(mark: Path, new: float) -> float:
 
 def describe(config: TablesConfig) -> str:
     """What a run would do, for `--dry_run`."""
+    find_device(config.device)
     return "\n".join(_describe(PLANS[config.paper](config)))
 
 

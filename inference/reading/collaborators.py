@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from accelerate import PartialState
 
 from reflectune.core.errors import UserError
 from reflectune.inference.config import ModelRole, ReadingConfig
-from reflectune.models.loading import Loaded, load
+from reflectune.models.loading import ADAPTER_FILE, Loaded, is_stored_in, load, read_info, resolve
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.processing.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.schemes.plain import SCHEME as PLAIN
@@ -18,6 +19,20 @@ from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.rerankers import loading as rerankers
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retriever import EntryRetriever
+
+
+def require_models(names: Iterable[str]) -> None:
+    """Find every model, before the first of them has worked for hours: its folder or its hub id, and its config.
+
+    Raises:
+        UserError: There is no such model.
+    """
+    for name in dict.fromkeys(filter(None, names)):
+        source = resolve(name)
+        if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():
+            require_models([str(read_info(source)["base_model"])])
+        else:
+            is_stored_in(name, "float32")
 
 
 def open_tuned(config: ReadingConfig) -> Loaded:

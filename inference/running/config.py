@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
+from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.pipelines.recipe import Recipe
@@ -17,20 +19,23 @@ from reflectune.inference.pipelines.registry import all_forms, all_recipes, find
 class EvaluateConfig(MetricConfig, ReadingConfig):
     """Run pipelines over a data set's questions; write traces, metrics.json and report.html."""
 
-    splits: list[str] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
+    splits: list[str] = setting(
+        ["val_unseen_question", "val_unseen_entity"], "splits to answer", check=checks.split_name
+    )
     pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
-    output: str = setting("", "folder for traces/, metrics.json and report.html")
+    output: str = setting("", "folder for traces/, metrics.json and report.html", check=checks.output_of())
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
     batch_questions: int = setting(8, "questions answered together", low=1)
     report_questions: int = setting(1000, "questions to list in the report", low=0)
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a question with a bad image or no text: stop, or count it as wrong and list it"
     )
-    seed: int = setting(0, "seed of sampling and of bootstrap intervals")
+    seed: int = setting(0, "seed of sampling and of bootstrap intervals", low=0, high=checks.MOST_SEED)
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = super().problems() + bound_problems(self, EvaluateConfig) + self.metric_issues(self.dataset)
+        issues += split_issues("splits", self.dataset, self.splits)
         known = {*all_forms(), *(name for names in all_forms().values() for name in names)}
         unknown = [name for name in self.pipelines if name not in known]
         issues += [f"`pipelines`: unknown pipeline `{name}`; one of {', '.join(all_forms())}" for name in unknown]
@@ -84,7 +89,7 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
 class AnswerConfig(ReadingConfig):
     """Answer one question about one image, and show how: with the pipeline of the checkpoint's own scheme."""
 
-    image: str = setting("", "the image, a path")
+    image: str = setting("", "the image, a path", check=checks.file)
     question: str = setting("", "the question")
     json: bool = setting(False, "print the whole trace as JSON")
 

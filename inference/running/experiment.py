@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
+from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
@@ -23,7 +24,13 @@ from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.recipe import Parts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, stages_for
-from reflectune.inference.reading.collaborators import open_engine, open_model, open_reranker, open_retriever
+from reflectune.inference.reading.collaborators import (
+    open_engine,
+    open_model,
+    open_reranker,
+    open_retriever,
+    require_models,
+)
 from reflectune.inference.report.page import write_report
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.runner import run_pipeline
@@ -51,6 +58,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     check_scorable(questions, metric)
     measure = Measure(metric, config.open_bem(device) if state.is_main_process else None)
     planned = plan(config, questions)
+    require_models(_models(config, planned))
     parts = Parts(
         config=config,
         knowledge=dataset.knowledge,
@@ -111,6 +119,8 @@ def describe(config: EvaluateConfig) -> str:
     """What a run would do, for `--dry_run`: it reads the questions, and loads no model."""
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
+    require_models(_models(config, plan(config, questions)))
+    find_device(config.device)
     lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}, scored by "]
     lines[0] += config.scored_by(config.dataset)
     for name, pipeline_questions in plan(config, questions).items():
@@ -120,6 +130,13 @@ def describe(config: EvaluateConfig) -> str:
         lines.append(f"  {name}: {len(pipeline_questions)} questions in batches of {config.batch_questions}{reader}")
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
+
+
+def _models(config: EvaluateConfig, planned: Plan) -> list[str]:
+    """The names of the models that the planned pipelines read with."""
+    recipes = [find_recipe(name) for name in planned]
+    named = [str(getattr(config, recipe.model)) for recipe in recipes if recipe.model]
+    return [*named, *(config.base_model for recipe in recipes if recipe.answered_by_base(config))]
 
 
 def minutes(traces: Traces) -> dict[str, float]:

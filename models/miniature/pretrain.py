@@ -10,13 +10,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, parse_config, setting
 from reflectune.core.durable import write_json
 from reflectune.core.errors import entry_point
@@ -52,16 +53,18 @@ Log = Callable[[str], None]
 class PretrainConfig:
     """Settings of a pre-training run."""
 
-    output: str = field(metadata={"help": "Folder for the weights, the tokenizer, the processor and the log."})
+    output: str = setting(
+        "", "Folder for the weights, the tokenizer, the processor and the log.", check=checks.output_of("config.json")
+    )
     family: Literal["llava", "qwen2_vl", "clip", "text"] = setting("llava", "Which miniature.")
-    seed: int = setting(11, "Of everything that is drawn at random.")
-    threads: int = setting(1, "CPU threads; one run per core is the fastest use of a machine.")
+    seed: int = setting(11, "Of everything that is drawn at random.", low=0, high=checks.MOST_SEED)
+    threads: int = setting(1, "CPU threads; one run per core is the fastest use of a machine.", low=1, high=4096)
     scale: float = setting(1.0, "Multiplies every stage's steps; below 1 for a quick try.", above=0)
     dry_run: bool = setting(False, "Print the stages and stop.")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        return bound_problems(self, PretrainConfig)
+        return [*([] if self.output else ["`output` is needed"]), *bound_problems(self, PretrainConfig)]
 
 
 def pretrain(config: PretrainConfig) -> None:

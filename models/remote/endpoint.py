@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -10,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from reflectune.core import checks
+from reflectune.core.addresses import conceal, conceal_address, is_address, secrets_in, shown_url
 from reflectune.core.config import bound_problems, setting
 from reflectune.core.errors import UserError
-from reflectune.models.remote.address import is_address, secrets_in, shown_url
+from reflectune.core.strict_yaml import parse_json
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key.strip())
+        conceal(self.key)
+        conceal_address(self.url)
         if problem := url_problem(self.url):
             raise UserError(problem)
         if problem := key_problem(self.key):
@@ -89,12 +92,19 @@ def url_problem(url: str) -> str:
     return "" if is_address(url) else f"`llm_url` must look like https://HOST/v1, found `{shown_url(url)}`"
 
 
+def api_root(url: str) -> str:
+    """As `url_problem`, to be read after the key's name; an unset one is none."""
+    return "" if not url or is_address(url) else f"must look like https://HOST/v1, found `{shown_url(url)}`"
+
+
 @dataclass
 class RemoteConfig:
     """The keys of a YAML that name a remote model; a config that needs one inherits them."""
 
     # the end of the help keeps argparse from printing what `--config` says: it may hold a password
-    llm_url: str = setting("", "OpenAI-compatible server, e.g. http://localhost:8000/v1%(default).0s", repr=False)
+    llm_url: str = setting(
+        "", "OpenAI-compatible server, e.g. http://localhost:8000/v1%(default).0s", repr=False, check=api_root
+    )
     llm_model: str = setting("", "name of the model on that server")
     llm_key_variable: str = setting(
         "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself", repr=False
@@ -109,9 +119,9 @@ class RemoteConfig:
     llm_options: str = setting(
         "", 'JSON merged into every request, e.g. {"seed": 0}; null takes a field out', repr=False
     )
-    llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost")
-    llm_output_price: float = setting(0.0, "price of a million tokens received")
-    llm_cache: str = setting("", "file that keeps every reply; default: in the output folder")
+    llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost", low=0)
+    llm_output_price: float = setting(0.0, "price of a million tokens received", low=0)
+    llm_cache: str = setting("", "file that keeps every reply; default: in the output folder", check=checks.output_file)
 
     def llm_problems(self) -> list[str]:
         """What is wrong with the values, one sentence each, for a run that asks a remote model."""
@@ -121,9 +131,9 @@ class RemoteConfig:
             issues.append("`llm_model` is needed: the name of the model on the server")
         if not self.llm_url:
             issues.append("`llm_url` is needed, e.g. http://localhost:8000/v1")
-        elif problem := url_problem(self.llm_url):
-            issues.append(problem)
-        elif not (self._is_local() or key_issues or self._key() or secrets_in(self.llm_url)):
+        elif is_address(self.llm_url) and not (
+            self._is_local() or key_issues or self._key() or secrets_in(self.llm_url)
+        ):
             issues.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
         issues += bound_problems(self, RemoteConfig)
         try:
@@ -167,9 +177,9 @@ class RemoteConfig:
 
     def _options(self) -> dict[str, Any]:
         try:
-            options = json.loads(self.llm_options or "{}")
-        except json.JSONDecodeError as error:
-            raise UserError(f"`llm_options` is not valid JSON: {error}") from error
+            options = parse_json(self.llm_options or "{}")
+        except ValueError as error:
+            raise UserError(f"`llm_options` is not valid JSON: {error}") from None
         if not isinstance(options, dict):
             raise UserError(f'`llm_options` must be a JSON object, e.g. {{"seed": 0}}; found {type(options).__name__}')
         return options

@@ -18,9 +18,9 @@ from urllib.request import getproxies, proxy_bypass
 import httpx2 as httpx  # the maintained httpx, which the Hub's client uses too
 import tenacity
 
+from reflectune.core.addresses import secrets_in, shown_url
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.models.remote.address import secrets_in, shown_url
 from reflectune.models.remote.endpoint import Endpoint
 
 Parsed = TypeVar("Parsed")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reflectune.core.config import DTYPES, bound_problems, setting
+from reflectune.models.names import encoder_name
 
 Kind = Literal["words", "embedding", "cross_encoder"]
 Pooling = Literal["auto", "mean", "last", "cls"]
@@ -43,7 +44,7 @@ class RerankerConfig:
         "words", "what picks passages: words (BM25), embedding (a text retriever), or cross_encoder"
     )
     reranker_model: str = setting(
-        "", "embedding, cross_encoder: miniature/text, a folder, or a hub id, owner/name[@COMMIT]"
+        "", "embedding, cross_encoder: miniature/text, a folder, or a hub id, owner/name[@COMMIT]", check=encoder_name
     )
     reranker_pooling: Pooling = setting("auto", "embedding: mean, last or cls; auto: as its repository declares")
     reranker_similarity: Similarity = setting("cosine", "embedding: cosine or dot")

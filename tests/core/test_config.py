@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -19,6 +19,8 @@ class Settings:
     method: Literal["full", "lora"] = "full"
     names: list[str] = field(default_factory=list)
     limit: int | None = None
+    files: dict[str, Any] = field(default_factory=dict)
+    rates: list[float] = field(default_factory=list)
     dry_run: bool = False
 
     def problems(self) -> list[str]:
@@ -41,6 +43,50 @@ def test_a_number_that_yaml_reads_as_text_is_a_number(tmp_path: Path) -> None:
     assert settings.learning_rate == 2e-5
 
 
+def test_the_file_may_be_joined_to_its_flag(tmp_path: Path) -> None:
+    _, path = write(tmp_path, "steps: 3\n")
+    (settings,) = parse_config(Settings, argv=[f"--config={path}"])
+    assert settings.steps == 3
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--files", '{"train": "a.json"}', "--names", '["a", "b"]', "--rates", "[1e-3, 2]"],
+        ['--files={"train": "a.json"}', "--names=[a, b]", "--rates=[0.001, 2]"],
+        ["--files", "{train: a.json}", "--names", "a", "b", "--rates", "1e-3", "2"],
+    ],
+)
+def test_a_mapping_or_list_on_the_command_line_is_json_or_yaml(argv: list[str], tmp_path: Path) -> None:
+    file = write(tmp_path, "files: {val: b.json}\nnames: [c]\n")
+    (settings,) = parse_config(Settings, argv=[*file, *argv, "--steps", "5"])
+    assert (settings.files, settings.names, settings.steps) == ({"train": "a.json"}, ["a", "b"], 5)
+    assert settings.rates == [0.001, 2]
+
+
+def test_a_list_on_the_command_line_may_be_empty(tmp_path: Path) -> None:
+    (settings,) = parse_config(Settings, argv=[*write(tmp_path, "names: [c]\n"), "--names", "[]"])
+    assert settings.names == []
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers_in_a_list_too(tmp_path: Path) -> None:
+    (settings,) = parse_config(Settings, argv=write(tmp_path, "rates: [2e-5, 1]\n"))
+    assert settings.rates == [2e-5, 1]
+
+
+def test_a_file_beside_the_script_is_no_source_of_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers' parser would read the words of `SCRIPT.args`."""
+    (tmp_path / "sft.args").write_text("--steps 7")
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "sft.py")])
+    (settings,) = parse_config(Settings)
+    assert settings.steps == 10
+
+
+def test_a_key_given_twice_is_named_with_both_lines(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"`steps` is given twice, in lines 1 and 3; drop one"):
+        parse_config(Settings, argv=write(tmp_path, "steps: 3\nnames: [a]\nsteps: 4\n"))
+
+
 def test_every_problem_of_the_file_is_reported_at_once(tmp_path: Path) -> None:
     text = "learning_rat: 1\nsteps: many\nmethod: qlora\nnames: a\n"
     with pytest.raises(UserError) as caught:
@@ -60,6 +106,23 @@ def test_every_problem_of_the_file_is_reported_at_once(tmp_path: Path) -> None:
         (["--config", "nowhere.yaml"], "config file not found: nowhere.yaml"),
         (["--steps", "many"], "argument --steps: invalid int value: 'many'; --help lists the keys"),
         (["--steps", "0"], "`steps` must be positive"),
+        (["--config="], "--config needs the path"),
+        (["--config", "--steps"], "--config needs the path"),
+        (["--config", "."], "config file needed, . is a folder; name the YAML file in it"),
+        (["--config", "a.yaml", "--config=b.yaml"], "`--config` is given 2 times, with a.yaml and b.yaml; give one"),
+        (["stray"], "stray word `stray`; a key is given as --key value"),
+        (["--steps", "3", "stray"], "stray word `stray`"),
+        (["-s", "3"], "stray word `-s`"),
+        (["--learning_rate", "nan"], "`learning_rate` must be a finite number, found nan"),
+        (["--learning_rate", "1e400"], "`learning_rate` must be a finite number, found inf"),
+        (["--steps", "9" * 400], "`steps` must be at most"),
+        (["--names", "\udcff"], "half of a surrogate pair"),
+        (["--names", "[a, [b]]"], "`names` should be a list of text, found ['a', ['b']]"),
+        (["--files", "[a]"], "`files` should be a mapping, found ['a']"),
+        (["--files", '{"a": 1, "a": 2}'], "`files` should be a mapping: `a` is given twice"),
+        (["--files", "{1: a}"], "`files` should be a mapping, found {1: 'a'}"),
+        (["--files", "[" * 5000], "`files` should be a mapping: more than 50 levels deep"),
+        (["--files", "word"], "`files` should be a mapping, found 'word'"),
     ],
 )
 def test_a_bad_command_line_is_a_user_error(argv: list[str], said: str) -> None:
@@ -102,6 +165,12 @@ def test_a_value_that_may_hold_a_secret_is_not_quoted_when_its_type_is_wrong(
 
     assert f"`address` should be text, found a value of type {kind}" in str(caught.value)
     assert "`name` should be text, found ['shown']" in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+def test_the_rest_of_a_secret_with_a_space_is_not_quoted() -> None:
+    with pytest.raises(UserError, match="`--address` takes one word; put quotes around it") as caught:
+        parse_config(Guarded, argv=["--address", "http://me:pass", "hidden@host"])
     assert "hidden" not in str(caught.value)
 
 

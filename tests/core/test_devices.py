@@ -14,7 +14,7 @@ def test_auto_is_the_cpu_where_there_is_no_accelerator(monkeypatch: pytest.Monke
     assert find_device("auto") == torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", ["abacus", "cuda:99"])
+@pytest.mark.parametrize("name", ["abacus", "cuda:99", "meta"])
 def test_a_device_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"device `{name}` cannot be used: .*; use cpu, cuda"):
         find_device(name)

@@ -24,6 +24,16 @@ def run(error: BaseException) -> None:
         (UserError("no such split"), 2, "error: no such split"),
         (KeyboardInterrupt(), 130, "what was finished is kept"),
         (OSError(errno.ENOSPC, "full", "traces.jsonl"), errno.ENOSPC, "no space left on the disk"),
+        (OSError(errno.EACCES, "denied", "runs/out"), 2, "error: runs/out: there is no permission to use it; change"),
+        (OSError(errno.EROFS, "read-only", "/mnt/out"), 2, "error: /mnt/out: its file system can only be read; name"),
+        (OSError(errno.ENOTDIR, "no", "a/b"), 2, "error: a/b: a file is where a folder is needed; move the file"),
+        (OSError(errno.EISDIR, "no", "a/b"), 2, "error: a/b: a folder is where a file is needed; move the folder"),
+        (OSError(errno.ENOENT, "no", "a/b"), 2, "error: a/b: there is no such file or folder; put it there"),
+        (OSError(errno.EXDEV, "no", "partial", None, "a/b"), 2, "error: a/b: it is on another file system"),
+        (OSError(errno.ENAMETOOLONG, "no", "a" * 300), 2, "the name is too long for the file system; choose"),
+        (OSError(errno.EBUSY, "Device busy", b"a/b"), 2, "error: a/b: device busy; check the path"),
+        (OSError(errno.EACCES, "Failed to open local file '/x/part.parquet'"), 2, "error: /x/part.parquet: there is"),
+        (UserError("no answer of http://me:hid/den@host/v1?key=hidden"), 2, "http://***@host/v1?key=***"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_a_status(
@@ -35,12 +45,29 @@ def test_a_users_mistake_is_one_line_and_a_status(
     assert caught.value.code == status
     assert said in printed
     assert printed.count("\n") == 1
+    assert "hid" not in printed
 
 
-@pytest.mark.parametrize("error", [ValueError("a bug"), OSError(errno.EACCES, "denied")])
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a bug"), OSError(errno.EACCES, "denied"), OSError("a bug"), ConnectionResetError(104, "reset")],
+)
 def test_a_bug_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):
         run(error)
+
+
+def test_a_tracebacks_text_shows_no_password(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ValueError("bad reply of http://me:hid@den@host/v1")
+    with pytest.raises(ValueError):
+        run(error)
+
+    sys.excepthook(type(error), error, error.__traceback__)
+
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed
+    assert "ValueError: bad reply of http://***@host/v1" in printed
+    assert "hid@den" not in printed
 
 
 LAUNCHED = """

@@ -12,7 +12,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.paths import OutsideRoot, resolve_below
+from reflectune.core.paths import OutsideRoot, listed_file, resolve_below
 
 
 @pytest.fixture
@@ -107,3 +107,13 @@ def test_an_image_outside_of_its_root_is_not_opened(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"image refused \(needed by question 7\): .*leads out of"):
             load_image(path, root=tmp_path / "root", needed_by="question 7")
     assert load_image(tmp_path / "private.png").size == (2, 2)  # the user's own choice
+
+
+def test_a_file_that_a_manifest_lists_is_one_of_its_folder(tree: Path) -> None:
+    root = tree / "root"
+    (root / "link.txt").symlink_to(tree / "secret.txt")
+
+    assert listed_file(root, "inner/a.txt", "manifest.json") == root / "inner" / "a.txt"
+    for name in ("../secret.txt", "/etc/passwd", "link.txt", "", None, 3, ["inner/a.txt"]):
+        with pytest.raises(OutsideRoot, match=r"manifest\.json lists .*build it again"):
+            listed_file(root, name, "manifest.json")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from reflectune.core.checks import split_name
+from reflectune.core.strict_yaml import parse_json
 from reflectune.data_builders.reflection_data import MANIFEST
+
+MOST_WEIGHT: Final = 10_000
+"""Reads of an example in an epoch."""
 
 _KEYS: Mapping[str, Any] = {"weight": (int, float), "split": str, "image_root": str}
 
@@ -44,8 +48,10 @@ class Part:
         """What is wrong with it, one sentence each."""
         if not Path(self.data).exists():
             return [f"{self.data} does not exist; build it with data_builders.build_mr2ag"]
-        if self.weight <= 0:
+        if not self.weight > 0:
             return [f"the weight of {self.data} must be above 0, found {self.weight}"]
+        if self.weight > MOST_WEIGHT:
+            return [f"the weight of {self.data} must be at most {MOST_WEIGHT:,}, found {self.weight:g}"]
         if self.image_root and not Path(self.image_root).is_dir():
             return [f"`image_root`: {self.image_root} is not a folder"]
         if not self.image_root and not (self.folder / MANIFEST).is_file():
@@ -68,7 +74,7 @@ class Mixture(dict[str, Any]):
     def __init__(self, values: Any = ()) -> None:
         """Read a path, JSON, or a mapping."""
         if isinstance(values, str):
-            values = json.loads(values) if values.startswith("{") else {values: 1} if values else {}
+            values = parse_json(values) if values.startswith("{") else {values: 1} if values else {}
         super().__init__(values)
 
     def __str__(self) -> str:
@@ -85,7 +91,13 @@ class Mixture(dict[str, Any]):
             unknown = set(settings) - set(_KEYS)
             if unknown:
                 issues.append(f"{data} has the unknown key(s) {', '.join(sorted(unknown))}, not {', '.join(_KEYS)}")
-            wrong = [name for name in set(settings) & set(_KEYS) if not isinstance(settings[name], _KEYS[name])]
+            wrong = [
+                name
+                for name in sorted(set(settings) & set(_KEYS))
+                if not isinstance(settings[name], _KEYS[name]) or isinstance(settings[name], bool)
+            ]
+            if isinstance(settings.get("split"), str) and (told := split_name(settings["split"])):
+                issues.append(f"{data}: `split` {told}")
             issues += [f"{data}: `{name}` can't be {settings[name]!r}" for name in wrong]
         return issues
 

@@ -6,19 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reflectune.core import checks
 from reflectune.core.config import setting
+from reflectune.models.names import model_name
 
 
 @dataclass
 class AssembleConfig:
     """Join a language model, a vision tower and a projector into a LLaVA."""
 
-    language: str = setting("", "Vicuna or pocket/language: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5")
-    vision: str = setting("", "CLIP or pocket/vision: a folder or hub id, openai/clip-vit-large-patch14-336")
+    language: str = setting(
+        "", "Vicuna or pocket/language: a folder or hub id, e.g. lmsys/vicuna-7b-v1.5", check=model_name
+    )
+    vision: str = setting(
+        "", "CLIP or pocket/vision: a folder or hub id, openai/clip-vit-large-patch14-336", check=model_name
+    )
     projector: str = setting(
         "", "the pre-trained projector's file, mm_projector.bin or safetensors; empty starts an untrained one, scaled"
     )
-    output: str = setting("", "folder for the checkpoint")
+    output: str = setting("", "folder for the checkpoint", check=checks.output_folder)
     tokenizer: str = setting("", "folder or hub id of the tokenizer, if it is not beside the language model")
     image_fit: Literal["pad", "crop"] = setting(
         "pad", "pad pictures to a square with the mean colour, as LLaVA-1.5 was tuned, or crop their middle"
@@ -26,6 +32,8 @@ class AssembleConfig:
     image_size: int = setting(
         0,
         "side of the pictures in pixels, a multiple of the tower's patches; less of it, fewer image tokens; 0: its own",
+        low=0,
+        high=65_536,
     )
     chat_template: str = setting(
         "", "a Jinja file; empty: the tokenizer's own, extended to pictures, or LLaVA-1.5's if it has none"

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.metric_config import MetricConfig
+from reflectune.models.names import model_name
 from reflectune.train.refining.gate_policy import PolicyLoss
 from reflectune.train.settings.training import TrainingConfig
 
@@ -19,8 +21,8 @@ GATES = ("retrieve", "relevance")
 class GateConfig(MetricConfig, TrainingConfig):
     """Refine the gates of a fine-tuned checkpoint by the reward of what follows from them."""
 
-    model: str = setting("", "fine-tuned checkpoint to start from: a full one or an adapter")
-    split: str = setting("train", "split of the data set whose questions to learn from")
+    model: str = setting("", "fine-tuned checkpoint to start from: a full one or an adapter", check=model_name)
+    split: str = setting("train", "split of the data set whose questions to learn from", check=checks.split_name)
     limit: int | None = setting(None, "most questions, drawn by seed; all if unset", low=1)
     visual_limit: int | None = setting(
         None, "most of them that are visual-dependent, drawn by seed; all if unset", low=0
@@ -44,6 +46,7 @@ class GateConfig(MetricConfig, TrainingConfig):
         "",
         "folder of the answers that rewards are taken from, output_dir/rewards if unset; runs that differ in their "
         "costs alone can share one",
+        check=checks.output_folder,
     )
     batch_questions: int = setting(8, "questions answered together when rewards are measured", low=1)
 

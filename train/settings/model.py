@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from reflectune.core.config import bound_problems, setting
+from reflectune.models.names import model_name
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.models.schemes.registry import all_schemes
 
@@ -18,7 +19,7 @@ TOWERS: Final = ("vision_tower", "projector", "language_model")
 class ModelConfig(ImageKeys):
     """The model, the scheme that it learns, and how it is given pictures."""
 
-    model: str = setting("miniature/llava", "base model: a miniature, a hub id or a folder")
+    model: str = setting("miniature/llava", "base model: a miniature, a hub id or a folder", check=model_name)
     scheme: str = setting("mr2ag", "whose tokens and prompts to train")
 
     def problems(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
 
 
@@ -26,7 +27,7 @@ class OptimisationConfig:
     gradient_accumulation_steps: int = setting(1, "batches per optimiser step", low=1)
     group_by_length: bool = setting(True, "batch questions of similar length")
     max_tokens: int | None = setting(None, "most tokens from image to answer; what the model can take if unset", low=1)
-    seed: int = setting(0, "seed of new token rows, data order and dropout")
+    seed: int = setting(0, "seed of new token rows, data order and dropout", low=0, high=checks.MOST_SEED)
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""

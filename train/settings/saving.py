@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -15,7 +16,11 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 class SavingConfig:
     """Where checkpoints go, how often they are written, and what is told on the way."""
 
-    output_dir: str = setting("", "folder for the checkpoint")
+    output_dir: str = setting(
+        "",
+        "folder for the checkpoint",
+        check=checks.output_of("scheme.json", "config.json", "adapter_config.json", "log.jsonl"),
+    )
     resume: bool = setting(True, "go on from the last checkpoint in output_dir")
     save_steps: int = setting(500, "steps between checkpoints", low=1)
     save_total_limit: int = setting(1, "checkpoints to keep", low=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
 from reflectune.models.schemes.registry import all_schemes
 from reflectune.train.data.mixture import Part
@@ -20,7 +21,7 @@ class ValidationConfig:
     """Validation data, when they are read, and the metric that the best weights are chosen by."""
 
     eval_data: str = setting("", "validation data, like train_data: its gates are read every eval_steps")
-    eval_split: str = setting("val", "split to validate on, if eval_data is a folder")
+    eval_split: str = setting("val", "split to validate on, if eval_data is a folder", check=checks.split_name)
     eval_answers: int = setting(
         0, "also answer this many questions of eval_data, drawn by seed, greedily; 0 for none", low=0
     )

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from reflectune.core.errors import UserError
+from reflectune.data_builders.dataset import write_questions
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
@@ -88,3 +90,40 @@ def test_every_setting_of_mmkb_rag_is_part_of_what_its_traces_depend_on() -> Non
     mmkb_settings = {f.name for f in dataclasses.fields(EvaluateConfig) if f.metadata["help"].startswith("MMKB-RAG:")}
     assert len(mmkb_settings) == 8
     assert mmkb_settings | {"top_n", "gamma"} == set(find_recipe("mmkb_rag").settings)
+
+
+def write_world(folder: Path, make) -> str:
+    write_questions(folder, "val", [make.question(0, "val")])
+    (folder / "dataset.json").write_text('{"fingerprint": "0", "metric": "infoseek"}')
+    return str(folder)
+
+
+@pytest.mark.parametrize("way", [experiment.run, experiment.describe])
+def test_the_second_pipelines_model_is_looked_for_before_the_first_one_answers(
+    way: Callable[[EvaluateConfig], object], tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(*_: object) -> None:
+        raise AssertionError("answered")
+
+    monkeypatch.setattr(experiment, "_answer", answer)
+    config = EvaluateConfig(
+        dataset=write_world(tmp_path / "world", make),
+        splits=["val"],
+        pipelines=["closed_book", "tuned_baselines"],
+        base_model="miniature/llava",
+        plain_model="nobody/has-this",
+        output=str(tmp_path / "out"),
+    )
+
+    with pytest.raises(UserError, match="nobody/has-this"):
+        way(config)
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_split_that_the_data_set_lacks_is_found_at_once(tmp_path: Path, make) -> None:
+    world = write_world(tmp_path / "world", make)
+
+    issues = EvaluateConfig(dataset=world, splits=["val", "vall"], output="out").problems()
+
+    assert f"`splits`: {world} has no split vall; it has val" in issues

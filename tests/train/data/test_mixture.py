@@ -108,6 +108,12 @@ def test_a_mixture_is_read_from_yaml_and_from_the_command_line(data_folder: Path
     ("mixture", "says"),
     [
         ({"DATA": 0}, "the weight of .* must be above 0, found 0"),
+        ({"DATA": -1}, "the weight of .* must be above 0, found -1"),
+        ({"DATA": float("nan")}, "NaN is no number"),
+        ({"DATA": float("inf")}, "Infinity is no number"),
+        ({"DATA": 1e9}, r"must be at most 10,000, found 1e\+09"),
+        ({"DATA": True}, "`weight` can't be True"),
+        ({"DATA": {"split": "../val"}}, "`split` must be a name that a file can have"),
         ({"DATA": {"weigth": 1}}, r"has the unknown key\(s\) weigth, not weight, split, image_root"),
         ({"DATA": "twice"}, "`weight` can't be 'twice'"),
         ({"DATA": 1, "nowhere": 1}, "nowhere does not exist; build it"),

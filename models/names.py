@@ -1,0 +1,60 @@
+"""Whether a model's name can stand for a model: checks of config keys that load nothing and ask nobody."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from reflectune.core.checks import short
+from reflectune.core.errors import UserError
+from reflectune.models.shipped import shipped_folder
+
+MODEL_FILES: Final = ("config.json", "adapter_config.json")
+"""One of them is in every model's folder."""
+
+_HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}(/[\w][\w.-]{0,95})?", re.ASCII)
+
+
+def model_name(value: str) -> str:
+    """Whether this can name a model: a shipped one, a folder of one, or a hub id; "" if it can or is unset."""
+    return _named(value, MODEL_FILES)
+
+
+def encoder_name(value: str) -> str:
+    """As `model_name`, of a model that retrieves: no adapter, perhaps a hub id's commit, or a title map's file."""
+    if value.endswith(".safetensors"):
+        return "" if os.path.isfile(value) else f"there is no file {short(value)}"
+    if value == "pocket/clip" or os.path.isdir(value):
+        return _named(value, ("config.json",))
+    return _named(value.partition("@")[0], ("config.json",)) if value else ""
+
+
+def bem_name(value: str) -> str:
+    """Whether this can name a converted BEM, a folder or a hub id."""
+    return _named(value, ("bem.json",))
+
+
+def _named(value: str, files: Sequence[str]) -> str:
+    if not value or value == "pocket/clip":
+        return ""
+    if value.startswith("pocket/"):
+        from reflectune.models.pocket.parts import PARTS
+
+        known = [*(f"pocket/{name}" for name in PARTS), "pocket/llava"]
+        return "" if value in known else f"no model {short(value)}; there are {', '.join(known)}"
+    try:
+        if shipped_folder(value) is not None:
+            return ""
+    except UserError as error:
+        return str(error)
+    if os.path.isdir(value):
+        if any(os.path.isfile(os.path.join(value, name)) for name in files):
+            return ""
+        return f"{short(value)} holds no model: it has no {' and no '.join(files)}"
+    if os.path.exists(value):
+        return f"{short(value)} is not a folder, but a file; name the folder of a model"
+    if _HUB_ID.fullmatch(value):
+        return ""
+    return f"{short(value)} is not a folder, and no name of a model on the Hub; check the path"

@@ -1,0 +1,214 @@
+"""Every key of every command against values that it must refuse: one error that names the key, and nothing written."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import math
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectune.core.checks import MOST_SEED
+
+ROOT = Path(__file__).parents[2]
+_FLOORS = ("models", "metrics", "retrieval", "data_builders", "inference", "train")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A script, as its module is called below `reflectune`, and the config class that it reads."""
+
+    module: str
+    config: str
+
+    @functools.cached_property
+    def script(self) -> Any:
+        return importlib.import_module(f"reflectune.{self.module}")
+
+    @property
+    def kind(self) -> Any:
+        return getattr(self.script, self.config)
+
+    @functools.cached_property
+    def hints(self) -> dict[str, Any]:
+        return typing.get_type_hints(self.kind)
+
+    def __str__(self) -> str:
+        return self.module
+
+
+def _config_class(text: str) -> str:
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    (name,) = [call.args[0].id for call in calls if getattr(call.func, "id", "") == "parse_config"]  # type: ignore[attr-defined]
+    return name
+
+
+def commands() -> list[Command]:
+    """In the order of the floors."""
+    paths = [path for floor in _FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
+    return [
+        Command(path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."), _config_class(text))
+        for path, text in texts.items()
+        if re.search(r"\bparse_config\(", text)
+    ]
+
+
+def leaf_type(hint: Any) -> Any:
+    """The type of one value: `int` of `int | None` and of `list[int]`."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return leaf_type(next(option for option in typing.get_args(hint) if option is not type(None)))
+    return leaf_type(typing.get_args(hint)[0]) if typing.get_origin(hint) is list else hint
+
+
+COMMANDS = commands()
+
+INPUTS = frozenset(
+    "dataset index knowledge pictures image predictions against data eval_data train_data reflection probes world runs "
+    "rel_scores checkpoint projector chat_template variables vocabulary examples names image_root visual_dataset "
+    "knowledge_source knowledge_images images root model base_model plain_model encoder reranker_model bem vision text "
+    "language tokenizer".split()
+)
+"""Keys that name what must be there."""
+
+OUTPUTS = frozenset("output output_dir captions cache cache_features rewards llm_cache".split())
+SPLITS = frozenset("split splits train_split eval_split visual_split".split())
+DEVICES = frozenset({"device"})
+ADDRESSES = frozenset({"llm_url"})
+CHOSEN = frozenset(
+    "annotator annotators pipelines scheme evidence gates train_towers report_to sources metric best_metric dtype "
+    "reranker_dtype knowledge questions lora_targets push_to_hub llm_key_variable llm_options grid options".split()
+)
+"""Keys whose values are names of things that the tree has, or have a form of their own."""
+
+FREE = frozenset("question name licence llm_model reranker_query_prefix reranker_passage_prefix".split())
+"""Keys whose value is any text."""
+
+ELSEWHERE = {
+    "ConvertConfig": {"knowledge": CHOSEN, "splits": CHOSEN, "knowledge_source": INPUTS},
+    "EstimateConfig": dict.fromkeys(["train_data", "eval_data", "image_root"], FREE),  # they need not be there
+    "ExportConfig": {"images": CHOSEN},
+}
+"""Keys that mean something else in one command."""
+
+BESIDE = {
+    ("SftConfig", "image_root"): ["--train_data=."],
+    ("ConvertConfig", "knowledge_source"): ["--knowledge=own"],
+}
+"""What else has to be given for a key to be looked at."""
+
+SECRET = "PASSWORD"
+MALFORMED = (
+    *("localhost", "ftp://host", "http://", "http://host:99999", "http://host:x", "http://[::1", "http://host:0/v1"),
+    *(f"http://me:{SECRET}@", f"me:{SECRET}@host", f"http://me:1/{SECRET}@host", f"http://me:1#{SECRET}@host"),
+    *(f"http://me:1?{SECRET}@host/v1", f"http://me:%2F/{SECRET}@host:80/v1", f"http://me:ü:/{SECRET}@host"),
+)
+
+
+def kind_of(command: Command, name: str) -> frozenset[str] | None:
+    """Which of the lists above a key is in; None for one that is none of them."""
+    own = ELSEWHERE.get(command.config, {})
+    if name in own:
+        return own[name]
+    return next((kind for kind in (INPUTS, OUTPUTS, SPLITS, DEVICES, ADDRESSES, CHOSEN, FREE) if name in kind), None)
+
+
+def bounds(field: dataclasses.Field) -> tuple[float, float]:
+    """The least and the greatest value; minus and plus infinity where there is none."""
+    found = field.metadata["bounds"]
+    low = found.low if found.low is not None else found.above if found.above is not None else -math.inf
+    return low, found.high if found.high is not None else math.inf
+
+
+def numbers(command: Command) -> Iterator[dataclasses.Field]:
+    """The keys that take numbers."""
+    for field in dataclasses.fields(command.kind):
+        leaf = leaf_type(command.hints[field.name])
+        if isinstance(leaf, type) and issubclass(leaf, (int, float)) and leaf is not bool:
+            yield field
+
+
+def texts(command: Command) -> Iterator[dataclasses.Field]:
+    """The keys that take a text, a list of them or a mapping."""
+    taken = {field.name for field in numbers(command)}
+    for field in dataclasses.fields(command.kind):
+        leaf = leaf_type(command.hints[field.name])
+        if field.name not in taken and isinstance(leaf, type) and leaf is not bool:
+            yield field
+
+
+def bad_numbers(command: Command) -> Iterator[tuple[str, str]]:
+    for field in numbers(command):
+        low, high = bounds(field)
+        for value in ("nan", "inf", "-inf", "1e999", "9" * 400, "-" + "9" * 400, "x", ""):
+            yield field.name, value
+        if low >= 0:
+            yield field.name, "-1"
+        if math.isfinite(high):
+            yield field.name, str(math.floor(high) + 1)
+
+
+def bad_texts(command: Command, folder: Path) -> Iterator[tuple[str, str]]:
+    (folder / "file.txt").write_text("a file")
+    missing, below_a_file = str(folder / "no" / "such" / "thing"), str(folder / "file.txt" / "output")
+    values = {
+        INPUTS: (missing,),
+        OUTPUTS: (below_a_file,),
+        SPLITS: ("a/b", "..", "../../etc", "x" * 300, "é" * 150, "a\nb", "a\\b", " a"),
+        DEVICES: ("meta", "gpu", "cuda:x", "cuda:-1", "cpu,cuda", "xla"),
+        ADDRESSES: MALFORMED,
+    }
+    for field in texts(command):
+        for value in values.get(kind_of(command, field.name) or FREE, ()):
+            yield field.name, value
+
+
+def run(command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit status of a command; whatever it raises beside SystemExit is raised, as a user sees a traceback."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{command.module}.py", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            command.script.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_every_number_has_a_least_value_and_every_text_is_of_a_kind(command: Command) -> None:
+    """So that the test below leaves no key out."""
+    unbounded = [field.name for field in numbers(command) if field.name != "k" and bounds(field)[0] == -math.inf]
+    seeds = [field for field in numbers(command) if field.name in ("seed", "seeds")]
+
+    assert unbounded == []
+    assert [bounds(field) for field in seeds] == [(0, MOST_SEED)] * len(seeds)
+    assert [field.name for field in texts(command) if kind_of(command, field.name) is None] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_value_that_a_key_can_not_have_is_one_error(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong: list[str] = []
+    cases = [*bad_numbers(command), *bad_texts(command, tmp_path)]
+    for name, value in cases:
+        status = run(command, [f"--{name}={value}", *BESIDE.get((command.config, name), [])], monkeypatch)
+        said = capsys.readouterr().err
+        named = [line for line in said.splitlines() if f"`{name}`" in line or f"--{name}" in line]
+        head = said.startswith("error: the config has problems:\n")
+        lines = said.rstrip("\n").split("\n")[1:]
+        whole = head and all(line.startswith("  ") for line in lines) and max(map(len, lines)) < 1000
+        if status != 2 or not named or not whole or SECRET in said or "Traceback" in said:
+            wrong.append(f"--{name}={value[:40]}: status {status}: {said[:600]}")
+
+    assert not wrong, f"{len(wrong)} of {len(cases)}:\n" + "\n".join(wrong)
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
