@@ -27,7 +27,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.partials import writing
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 
-_PICTURES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+_PICTURES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 """What is read, as Pillow calls it. It also takes HDF5, GRIB and PostScript files for pictures, these by a program."""
 _ORIENTATION: Final = 0x0112
 _SAMPLE_FORMAT: Final = 339

@@ -64,19 +64,20 @@ def test_without_shapes_or_with_wrong_values_it_says_so(
 def test_the_recipes_shapes_are_those_of_its_own_model_alone(
     base_model: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for model in (
-        "nobody/has-this-model",
-        "checkpoints/another",
-        str(tmp_path / "none"),
-        "miniature/none",
-        "pocket/none",
+    for model, told in (
+        ("nobody/has-this-model", "error: the shapes of nobody/has-this-model are not known: "),
+        ("checkpoints/another", "error: the shapes of checkpoints/another are not known: "),
+        (str(tmp_path / "none"), f"  `model` {tmp_path / 'none'} is not a folder, and no name of a model on the Hub"),
+        ("miniature/none", "  `model` no model miniature/none; "),
+        ("pocket/none", "  `model` no model pocket/none; "),
     ):
         monkeypatch.setattr(sys, "argv", ["estimate", "--config", str(RECIPE), "--model", model])
         with pytest.raises(SystemExit):
             estimate.main()
         captured = capsys.readouterr()
-        assert f"the shapes of {model} are not known: " in captured.err
-        assert captured.err.count("\n") == 1
+        lines = captured.err.removeprefix("error: the config has problems:\n").splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith(told)
         assert not captured.out
 
 
