@@ -62,7 +62,7 @@ def secrets_in(url: str) -> list[str]:
 
 def conceal(*secrets: str) -> None:
     """Let `redacted` hide these wherever they stand. Those of fewer than four characters would be found in any text."""
-    _CONCEALED.update(secret for secret in secrets if len(secret) > 3)
+    CONCEALED.update(secret for secret in secrets if len(secret) > 3)
 
 
 def conceal_address(url: str) -> None:
@@ -83,7 +83,7 @@ def redacted(text: str) -> str:
         >>> redacted("GET http://me:pass@host/v1?key=abc failed")
         'GET http://***@host/v1?key=*** failed'
     """
-    for secret in sorted(_CONCEALED, key=len, reverse=True):
+    for secret in sorted(CONCEALED, key=len, reverse=True):
         for written in dict.fromkeys((secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1])):
             text = text.replace(written, "***")
     return _KEY.sub("***", _ADDRESS.sub(_without_secrets, text))
@@ -146,7 +146,8 @@ _KEY: Final = re.compile(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_
 
 _SECRET_VARIABLE: Final = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD)$")
 _SECRET_OPTION: Final = re.compile(r"(api|access|secret)_?-?key|pass(word|wd)|secret|authorization|_token$", re.I)
-_CONCEALED: Final[set[str]] = set()
+CONCEALED: Final[set[str]] = set()
+"""What `redacted` hides in this process, beside what has the form of a secret."""
 
 
 def _shown_field(field: re.Match[str]) -> str:

@@ -120,7 +120,7 @@ def number(value: Any) -> str:
         if not math.isfinite(value):
             return f"must be a finite number, found {value}"
     except OverflowError:
-        return f"must be at most {MOST:,}, found a number of {value.bit_length():,} bits"
+        return f"must be at most {MOST:,}, found a number of {int(value).bit_length():,} bits"
     return "" if abs(value) <= MOST else f"must be between -{MOST:,} and {MOST:,}, found {value:g}"
 
 

@@ -153,7 +153,7 @@ _Loader.yaml_implicit_resolvers = {
 
 def _refuse_bombs(events: Iterable[yaml.Event], where: str) -> None:
     """Count what the document holds with its aliases written out, and how deep, before anything is built of it."""
-    sizes: dict[str, int] = {}
+    sizes: dict[str | None, int] = {}
     open_nodes: list[tuple[str | None, int]] = []  # each with its anchor and the count before it
     count = 0
     for event in events:

@@ -22,10 +22,10 @@ from reflectune.core.addresses import (
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     """What one test conceals is no secret of the next one."""
-    before = set(addresses._CONCEALED)
+    before = set(addresses.CONCEALED)
     yield
-    addresses._CONCEALED.clear()
-    addresses._CONCEALED.update(before)
+    addresses.CONCEALED.clear()
+    addresses.CONCEALED.update(before)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ PASSWORDS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=4, 
 @given(PASSWORDS)
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_a_concealed_password_is_hidden_whatever_characters_it_has(password: str) -> None:
-    addresses._CONCEALED.clear()
+    addresses.CONCEALED.clear()
     secret = f"7{password}7"
     url = f"http://me:{secret}@host/v1"
     conceal_address(url)

@@ -105,7 +105,7 @@ def test_the_second_pipelines_model_is_looked_for_before_the_first_one_answers(
     def answer(*_: object) -> None:
         raise AssertionError("answered")
 
-    monkeypatch.setattr(experiment, "_answer", answer)
+    monkeypatch.setattr(experiment, "open_model", answer)
     config = EvaluateConfig(
         dataset=write_world(tmp_path / "world", make),
         splits=["val"],
