@@ -135,6 +135,9 @@ def test_wrong_python_is_noticed(text: str, error: type[Exception]) -> None:
 
 # Commands.
 
+NOT_THERE_YET = re.compile(r"  `\w+` (.* is not a folder|there is no (file|folder) )")
+"""What a value is told whose file an earlier command makes."""
+
 
 class Parsed(BaseException):
     """What a command was about to parse: its config classes, and the command line."""
@@ -163,7 +166,9 @@ def parse(module: str, words: list[str]) -> list[str]:
     try:
         parse_config(*kinds, argv=parsed.value.argv)
     except UserError as error:
-        return [str(error)]
+        issues = str(error).splitlines()
+        left = [issue for issue in issues[1:] if not NOT_THERE_YET.match(issue)]
+        return left if left or len(issues) > 1 else issues
     return []
 
 
