@@ -34,11 +34,6 @@ def pocket_folder(name: str) -> Path:
     if short != "llava":
         known = ", ".join(f"pocket/{each}" for each in (*PARTS, "llava"))
         raise UserError(f"no model {name}; there are {known}")
-    if not (TRAINED / PROJECTOR).is_file():
-        raise UserError(
-            "pocket/llava has no projector yet: run its stage 1 (`python -m reflectune.train.assemble_llava --language "
-            "pocket/language --vision pocket/vision --output O` makes the untrained model that stage 1 starts from)"
-        )
     return build(cache_folder() / "llava")
 
 

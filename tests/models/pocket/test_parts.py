@@ -18,7 +18,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, CLIPVisionConfig, CLIPVisionModelWithProjection
+from transformers import (
+    AutoTokenizer,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    LlavaForConditionalGeneration,
+)
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load, resolve
@@ -124,15 +129,12 @@ def test_the_command_lists_parts_with_their_licences(
     assert all("not fetched yet" in line and ("Apache-2.0" in line or "MIT" in line) for line in lines)
 
 
-def test_names_resolve(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_resolve(cache: Path, tmp_path: Path) -> None:
     parts.fetch("text", hub(tmp_path / "hub"))
     assert resolve("pocket/text") == shipped_folder("pocket/text") == cache / "text"
     assert shipped_folder("owner/name") is None
     with pytest.raises(UserError, match=r"no model pocket/audio; there are pocket/language, .*pocket/llava"):
         load("pocket/audio")
-    monkeypatch.setattr(llava, "PROJECTOR", tmp_path / "projector.safetensors")
-    with pytest.raises(UserError, match="no projector yet: run its stage 1"):
-        load("pocket/llava")
 
 
 SMALL = {**converting.CLIP_VIT_B16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -282,3 +284,18 @@ def test_adapters_are_merged_into_what_is_built(tmp_path: Path, pocket_part: Cal
         torch.testing.assert_close(built(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-3)
         with adapted.disable_adapter():
             assert not torch.allclose(built(input_ids=ids).logits, adapted(input_ids=ids).logits, atol=0.1)
+
+
+@pytest.mark.slow
+def test_what_is_shipped_makes_pocket_llava(tmp_path: Path, pocket_part: Callable[[str], Path]) -> None:
+    """Projector and adapters, at most 12 MB, fit the parts; transformers alone loads what is built of them."""
+    pocket_part("language")
+    pocket_part("vision")
+    assert sum(path.stat().st_size for path in llava.TRAINED.iterdir()) < 12e6
+    model = LlavaForConditionalGeneration.from_pretrained(llava.build(tmp_path / "llava"))
+    shipped = load_file(llava.TRAINED / llava.PROJECTOR)
+    for name, value in model.model.multi_modal_projector.state_dict().items():
+        assert torch.equal(value, shipped[name].float())
+    adapters = load_file(llava.TRAINED / llava.ADAPTER)
+    assert len(adapters) == 2 * 7 * model.config.text_config.num_hidden_layers
+    assert all(value.isfinite().all() for value in adapters.values())
