@@ -73,8 +73,10 @@ def train(settings: dict[str, Any]) -> None:
 if __name__ == "__main__":
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         import deepspeed  # noqa: F401  imported before the fork
+    launcher = os.getppid()
     for settings in json.loads(Path(sys.argv[1]).read_text()):
         if (child := os.fork()) == 0:
+            os.getppid = lambda: launcher  # the processes of a launch know one another by it
             train(settings)
             sys.exit()
         failed = os.waitpid(child, 0)[1] != 0

@@ -417,5 +417,5 @@ def test_the_script_starts_from_any_folder_and_a_mistake_is_one_line(
     )
 
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].startswith("error: no model at no/such/x")
+    assert done.stderr.strip().splitlines()[-1].startswith("  `model` no/such/x is not a folder")
     assert "Traceback" not in done.stderr
