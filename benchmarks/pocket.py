@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from page import command_line
-from quickstart import CONFIGS, ROOT, equal_depth, run_stages
+from quickstart import ROOT, equal_depth, module, run_stages
 
 RUN = Path("runs/pocket")
 """Where the recipes in `configs/pocket` write."""
@@ -43,19 +43,19 @@ MINUTES = {
 """About how long each stage takes on two idle cores."""
 
 
-def module(name: str, config: str) -> list[str]:
+def recipe(name: str, config: str) -> list[str]:
     """The command that runs a module with a recipe of pocket's."""
-    return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / "pocket" / f"{config}.yaml")]
+    return module(name, f"{config}.yaml", "pocket")
 
 
 def captions(split: str) -> list[list[str]]:
     """The commands that make stage 1's or stage 2's training data of one split of the captions."""
-    builders = f"{sys.executable} -m reflectune.data_builders"
-    visual = f"{builders}.build_mr2ag --dataset {RUN}/captions --output {RUN}/visual --split {split}"
-    plain = f"{builders}.build_plain --dataset {RUN}/captions --reflection {RUN}/visual --output {RUN}/plain"
+    python = [sys.executable, "-m"]
+    visual = f"reflectune.data_builders.build_mr2ag --dataset {RUN}/captions --output {RUN}/visual --split {split}"
+    plain = f"reflectune.data_builders.build_plain --dataset {RUN}/captions --reflection {RUN}/visual"
     return [
-        f"{visual} --visual_ratio 1 --negatives_retrieved 0".split(),
-        f"{plain} --split {split} --evidence none".split(),
+        [*python, *f"{visual} --visual_ratio 1 --negatives_retrieved 0".split()],
+        [*python, *f"{plain} --output {RUN}/plain --split {split} --evidence none".split()],
     ]
 
 
@@ -67,27 +67,27 @@ def stages() -> dict[str, list[str]]:
     return {
         "parts": [*python, "reflectune.models.pocket.fetch"],
         "assemble": [*python, *assemble.split(), "--dtype", "float32", "--output", str(RUN / "stage0")],
-        "gallery": module("data_builders.build_gallery", "gallery"),
+        "gallery": recipe("data_builders.build_gallery", "gallery"),
         "captions": train_rows,
         "caption_prompts": train_prompts,
-        "stage1": module("train.sft", "stage1"),
+        "stage1": recipe("train.sft", "stage1"),
         "visual": visual_rows,
         "visual_prompts": visual_prompts,
-        "stage2": module("train.sft", "stage2"),
+        "stage2": recipe("train.sft", "stage2"),
         "look": [
             *(sys.executable, str(ROOT / "benchmarks/pocket_stage1.py"), "--model", str(RUN / "stage2")),
             *("--json", str(RUN / "looked.json"), "--output", str(RUN / "looked.md")),
         ],
-        "index": module("retrieval.build_index", "index"),
-        "reflection": module("data_builders.build_mr2ag", "mr2ag_data"),
-        "baseline": module("data_builders.build_plain", "plain_data"),
-        "mr2ag": module("train.sft", "mr2ag_lora"),
-        "plain_tuned": module("train.sft", "plain_lora"),
-        "evaluate": module("inference.evaluate", "evaluate"),
-        "probe": module("data_builders.probe", "probe"),
-        "labels": module("data_builders.derive_labels", "derive_labels"),
-        "mmkb": module("train.sft", "mmkb_lora"),
-        "evaluate_mmkb": module("inference.evaluate", "evaluate_mmkb"),
+        "index": recipe("retrieval.build_index", "index"),
+        "reflection": recipe("data_builders.build_mr2ag", "mr2ag_data"),
+        "baseline": recipe("data_builders.build_plain", "plain_data"),
+        "mr2ag": recipe("train.sft", "mr2ag_lora"),
+        "plain_tuned": recipe("train.sft", "plain_lora"),
+        "evaluate": recipe("inference.evaluate", "evaluate"),
+        "probe": recipe("data_builders.probe", "probe"),
+        "labels": recipe("data_builders.derive_labels", "derive_labels"),
+        "mmkb": recipe("train.sft", "mmkb_lora"),
+        "evaluate_mmkb": recipe("inference.evaluate", "evaluate_mmkb"),
     }
 
 

@@ -22,8 +22,8 @@ from page import command_line
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
+from reflectune.metrics.breakdown import mean
 from reflectune.metrics.infoseek import exact_match
-from reflectune.metrics.intervals import bootstrap_interval
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import Branches, PrefixEngine
 from reflectune.models.schemes.plain import SCHEME
@@ -151,15 +151,10 @@ def visual_lines(results: Sequence[tuple[Question, bool]], seed: int) -> list[st
     return lines
 
 
-def score(right: Sequence[bool], seed: int) -> dict[str, Any]:
-    """A share with its interval over questions, as metrics.json has scores."""
-    low, high = bootstrap_interval([float(each) for each in right], seed=seed)
-    return {"value": sum(right) / len(right), "low": low, "high": high, "n": len(right)}
-
-
 def shown(right: Sequence[bool], seed: int) -> str:
     """A share in per cent with its interval over questions."""
-    made = score(right, seed)
+    made = mean([float(each) for each in right], seed)
+    assert made is not None
     return f"{100 * made['value']:.1f} % [{100 * made['low']:.1f}, {100 * made['high']:.1f}] of {made['n']}"
 
 
@@ -179,7 +174,7 @@ def measured(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     examiner = Examiner(engine, captions)
     things = len({question.meta["thing"] for question in asked})
     choices = examiner.choices(asked, arguments.seed)
-    scores = {"caption": score([choice.is_right for choice in choices], arguments.seed)}
+    scores = {"caption": mean([float(choice.is_right) for choice in choices], arguments.seed)}
     lines = ["## Captions", "", *caption_lines(choices, things, arguments.seed), ""]
     lines += ["| the picture's caption | what the model says |", "|---|---|"]
     some = asked[:SHOWN]
@@ -192,7 +187,7 @@ def measured(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     if visual:
         replies = Examiner(engine, gallery).answers(visual)
         results = [(q, bool(exact_match(text, q.answers))) for q, text in zip(visual, replies, strict=True)]
-        scores["visual"] = score([right for _, right in results], arguments.seed)
+        scores["visual"] = mean([float(right) for _, right in results], arguments.seed)
         lines += ["", "## Visual questions", "", *visual_lines(results, arguments.seed)]
     return lines, scores
 

@@ -26,9 +26,9 @@ BATCH = 8
 """Questions a step, over all processes."""
 
 
-def module(name: str, config: str) -> list[str]:
-    """The command that runs a module with a configuration of the miniature."""
-    return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / "miniature" / config)]
+def module(name: str, config: str, folder: str = "miniature") -> list[str]:
+    """The command that runs a module with a configuration of the miniature, or of another folder of `configs`."""
+    return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / folder / config)]
 
 
 def launch(script: str, config: str, processes: int = 1) -> list[str]:

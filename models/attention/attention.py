@@ -22,8 +22,8 @@ _CPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 FEW_KEYS = 512
-"""Up to so many keys the equation's own products are the faster backward pass in half precision on a CPU, by which
-training on trees of 200 to 500 tokens is about twice as fast (`benchmarks/tree_attention.py --dtype bfloat16`)."""
+"""Up to so many keys the equation's own products are the faster backward pass in half precision on a CPU: attention of
+trees of 200 to 500 tokens is up to twice as fast by them (`benchmarks/tree_attention.py --dtype bfloat16`)."""
 
 
 def attend(
