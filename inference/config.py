@@ -48,13 +48,9 @@ class PipelineConfig(RerankerConfig, ImageKeys):
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
     index: str = setting("", "index folder; needed by what retrieves")
     encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
-    model: str = setting("", "checkpoint that was fine-tuned to reflect", check=model_name)
-    base_model: str = setting(
-        "", "plain model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer", check=model_name
-    )
-    plain_model: str = setting(
-        "", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)", check=model_name
-    )
+    model: str = setting("", "checkpoint that was fine-tuned to reflect")
+    base_model: str = setting("", "plain model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer")
+    plain_model: str = setting("", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)")
     scheme: str = setting("", "the scheme that the checkpoint must have been tuned with")
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
     passages: int = setting(5, "naive_rag: how many the reranker picks", low=1)
@@ -96,6 +92,7 @@ class PipelineConfig(RerankerConfig, ImageKeys):
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = self.image_problems() + bound_problems(self, PipelineConfig)
+        issues += [f"`{role}` {told}" for role in self.roles() if (told := model_name(getattr(self, role)))]
         if not isinstance(self.k, int) or self.k < 0:
             issues.append(f"`k` is auto or a number of documents, at least 1; found {self.k}")
         elif self.k > self.documents:
@@ -109,6 +106,10 @@ class PipelineConfig(RerankerConfig, ImageKeys):
         if self.index and not Path(self.index, "manifest.json").is_file():
             issues.append(f"`index`: {self.index} has no manifest.json; build it with reflectune.retrieval.build_index")
         return issues + self.reranker_problems()
+
+    def roles(self) -> list[ModelRole]:
+        """The keys whose models are loaded; another one may name a checkpoint that isn't made yet."""
+        return ["model", "base_model", "plain_model"]
 
 
 @dataclass

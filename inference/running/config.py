@@ -10,7 +10,7 @@ from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
-from reflectune.inference.config import ReadingConfig
+from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.pipelines.recipe import Recipe
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe
 
@@ -79,6 +79,14 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
         super().__post_init__()
         schemes = {find_recipe(name).scheme for name in self.forms() if name in all_recipes()} - {""}
         self.scheme = self.scheme or (schemes.pop() if len(schemes) == 1 else "")
+
+    def roles(self) -> list[ModelRole]:
+        """The keys that name the models of the pipelines asked for."""
+        recipes = [find_recipe(name) for name in self.forms() if name in all_recipes()]
+        roles: set[ModelRole] = {recipe.model for recipe in recipes if recipe.model}
+        if any(recipe.answered_by_base(self) for recipe in recipes):
+            roles.add("base_model")
+        return sorted(roles)
 
     def forms(self) -> list[str]:
         """The pipelines to run: `naive_rag`, `oracle` and `tuned_baselines` are several each."""

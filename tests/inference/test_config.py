@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,13 @@ def test_all_problems_come_at_once(folders) -> None:
 def test_closed_book_needs_neither_index_nor_checkpoint(folders) -> None:
     config = EvaluateConfig(dataset=folders["dataset"], base_model="b", output="o", pipelines=["closed_book"])
     assert config.problems() == []
+
+
+def test_a_checkpoint_that_no_pipeline_reads_need_not_be_made_yet(folders) -> None:
+    config = EvaluateConfig(**folders, model="m", base_model="b", plain_model="runs/not/yet", output="o")
+    assert config.problems() == []
+    config = dataclasses.replace(config, pipelines=["closed_book", "tuned_baselines"])
+    assert [problem for problem in config.problems() if problem.startswith("`plain_model` runs/not/yet")]
 
 
 def test_an_answer_needs_an_image_and_a_question(folders) -> None:
