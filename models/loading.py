@@ -73,8 +73,9 @@ def load(
         model: `miniature/llava`, `miniature/qwen2_vl`, `pocket/llava`, a hub id, or a folder (a full checkpoint or an
             adapter).
         scheme: A base model gets this scheme's tokens, untrained; a checkpoint must have been trained with it. One that
-            others released with the scheme's tokens (`Scheme.is_released`) counts as fine-tuned. None takes a base
-            model plainly, and a checkpoint with the scheme it has.
+            others released with the scheme's tokens (`Scheme.is_released`) counts as fine-tuned, and a full one of a
+            scheme without tokens is a base model to every other scheme. None takes a base model plainly, and a
+            checkpoint with the scheme it has.
         dtype: `float32`, `bfloat16`, `float16`, or a torch dtype.
         device: `cpu`, `cuda`, …; `auto` takes an accelerator if there is one.
         seed: Of new tokens' rows.
@@ -230,12 +231,19 @@ def _own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
             raise UserError(f"{folder} is a fine-tuned checkpoint without its {SCHEME_FILE}; copy that file beside it")
         return None
     scheme = load_scheme(folder)
-    if wanted is not None and scheme.name != wanted.name:
+    if wanted is None or scheme.name == wanted.name:
+        return scheme
+    if scheme.tokens:
         raise UserError(
             f"{folder} was trained with scheme {scheme.name}, but {wanted.name} is asked for; choose another "
             f"checkpoint, or scheme={scheme.name}"
         )
-    return scheme
+    if (folder / ADAPTER_FILE).is_file():
+        raise UserError(
+            f"{folder} is an adapter of scheme {scheme.name}, and {wanted.name} is asked for: merge it with train.merge "
+            "first, and start from the result"
+        )
+    return None
 
 
 def _is_released(network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme) -> bool:

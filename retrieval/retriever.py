@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -59,8 +60,13 @@ class EntryRetriever:
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
-        batches = [images[start : start + _BATCH] for start in range(0, len(images), _BATCH)]
-        return [hits for batch in batches for hits in self._search(self._encoder.encode_images(batch), top_n)]
+        contents = [_content(image) for image in images]
+        different = dict(zip(contents, images, strict=True))  # several questions are asked about one picture
+        pictures = list(different.values())
+        batches = [pictures[start : start + _BATCH] for start in range(0, len(pictures), _BATCH)]
+        found = [hits for batch in batches for hits in self._search(self._encoder.encode_images(batch), top_n)]
+        by_content = dict(zip(different, found, strict=True))
+        return [by_content[content] for content in contents]
 
     def _search(self, queries: Vectors, top_n: int) -> list[list[Hit]]:
         as_titles = self._encoder.to_title_space(queries) if isinstance(self._encoder, TwoSpaceEncoder) else queries
@@ -88,6 +94,11 @@ class EntryRetriever:
             )
             for rank, place in enumerate(best(scores, top_n), start=1)
         ]
+
+
+def _content(image: Image.Image) -> bytes:
+    """What tells pictures apart: a hash of their pixels."""
+    return hashlib.sha256(f"{image.mode} {image.size} ".encode() + image.tobytes()).digest()
 
 
 def open_retriever(index: str | Path, encoder: str, knowledge: KnowledgeBase, *, device: str) -> EntryRetriever:

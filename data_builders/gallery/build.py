@@ -31,7 +31,7 @@ from reflectune.data_builders.gallery.questions import Amounts, Interviewer, ima
 from reflectune.data_builders.gallery.sources.categories import CATEGORIES
 from reflectune.data_builders.gallery.sources.pictures import Picture, Unusable, read_picture
 from reflectune.data_builders.gallery.two_hop import Chains
-from reflectune.data_builders.gallery.visual_questions import Visual, count_question, repeated, visuals
+from reflectune.data_builders.gallery.visual_questions import Visual, count_question, names_of, repeated, visuals
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 VERSION = 1
@@ -182,11 +182,12 @@ def _visuals(folder: Path, entity: Entity, seed: int) -> Iterator[Visual]:
     by_attribute: dict[str, list[Visual]] = {}
     for picture in entity.asked:
         image = open_image(folder / image_path(picture))
-        for visual in visuals(entity, picture, image, image_path(picture), rng):
+        names = names_of(entity, picture)
+        for visual in visuals(entity.category, names, picture, image, image_path(picture), rng):
             by_attribute.setdefault(visual.attribute, []).append(visual)
     for same in by_attribute.values():
         yield rng.choice(same)
-    if counted := count_question(entity, rng):
+    if counted := count_question(entity.category, entity.asked, rng):
         visual, count = counted
         path = folder / visual.image
         whole = repeated(read_picture(visual.picture), count, rng)

@@ -25,16 +25,22 @@ from reflectune.data_builders.gallery.captions import (
     read_captions,
 )
 from reflectune.data_builders.gallery.collecting import Collection
-from reflectune.data_builders.gallery.entities import Entity, Look
+from reflectune.data_builders.gallery.entities import Look
 from reflectune.data_builders.gallery.linking import read_reviewed
 from reflectune.data_builders.gallery.questions import SPLITS, image_path
-from reflectune.data_builders.gallery.sources.pictures import read_picture
+from reflectune.data_builders.gallery.sources.pictures import Picture, read_picture
 from reflectune.data_builders.gallery.visual_questions import Visual, count_question, repeated, visuals
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Raised whenever the same gallery would give other captions."""
 HELD_OUT: Final = 0.1
 """Share of the captioned things that only validation shows."""
+WORDINGS: Final = {
+    **dict.fromkeys(("kind", "style"), 2),
+    **dict.fromkeys(("colour", "count", "top", "bottom", "left", "has"), 3),
+    "name": 1,
+}
+"""How many times what a picture answers is asked, each time in other words: flags are asked for their name alone."""
 TRAINED: Final = ("train", "two_hop_train")
 """The gallery's splits whose pictures may be learned from."""
 
@@ -45,9 +51,9 @@ def build_captions(
     """Write a data set of captions beside a gallery, or find it written already.
 
     Its splits: `train` has the captions, in a sentence and in a word; `visual` has what else looking at the same
-    pictures answers; `val` has the captions of things that neither of them shows. The pictures lie in the gallery's
-    folder. No picture of an entity of the gallery's validation or test is among them, and none that a question of
-    these splits is about, by the content of its file.
+    pictures answers, in several wordings; `val` has the captions of things that neither of them shows. The pictures
+    lie in the gallery's folder. No picture of an entity of the gallery's validation or test is among them, and none
+    that a question of these splits is about, by the content of its file.
 
     Args:
         folder: Where to write it.
@@ -161,41 +167,41 @@ class _Splits:
         )  # fmt: skip
 
     def _looking(self, caption: Caption) -> Iterator[Question]:
-        """What else a picture of an entity answers: all of it but the name, which is asked for already."""
-        entity = caption.entity
-        if entity is None:
-            return
-        rng = random.Random(f"{self._seed}/looking/{caption.picture.id}")
-        path = image_path(caption.picture)
-        for visual in list(visuals(entity, caption.picture, open_image(self._gallery / path), path, rng)):
-            if visual.attribute != "name" or entity.category == "flag":
-                yield self._visual(caption, visual, rng)
-        if counted := self._counted(entity, caption, rng):
-            yield self._visual(caption, counted, rng)
+        """What else a picture answers, in several wordings: all of it but the name, which is asked for already."""
+        picture = caption.picture
+        kind = caption.entity.category if caption.entity else picture.category
+        rng = random.Random(f"{self._seed}/looking/{picture.id}")
+        path = image_path(picture)
+        for visual in list(visuals(kind, caption.names, picture, open_image(self._gallery / path), path, rng)):
+            if visual.attribute != "name" or kind == "flag":
+                yield from self._visual(caption, visual, rng)
+        if counted := self._counted(kind, picture, rng):
+            yield from self._visual(caption, counted, rng)
 
-    def _counted(self, entity: Entity, caption: Caption, rng: random.Random) -> Visual | None:
+    def _counted(self, kind: str, picture: Picture, rng: random.Random) -> Visual | None:
         """A question for how often the picture stands in a composed one, if no test asks it."""
-        counted = count_question(dataclasses.replace(entity, asked=(caption.picture,)), rng)
+        counted = count_question(kind, [picture], rng)
         if counted is None:
             return None
         visual, count = counted
         path = self._gallery / visual.image
-        whole = repeated(read_picture(visual.picture), count, rng)
+        whole = repeated(read_picture(picture), count, rng)
         if not path.exists():
             save_jpeg(whole, path)
         return None if _content(path) in self._tested else visual
 
-    def _visual(self, caption: Caption, visual: Visual, rng: random.Random) -> Question:
-        return Question(
-            id=self._next_id("visual"),
-            image=visual.image,
-            text=visual.ask(rng, held_out=False),
-            answers=visual.answers,
-            split="visual",
-            requires_retrieval=False,
-            entity_ids=(caption.entity.id,) if caption.entity else (),
-            meta={"attribute": visual.attribute, **_about(caption)},
-        )
+    def _visual(self, caption: Caption, visual: Visual, rng: random.Random) -> Iterator[Question]:
+        for text in visual.ask_variously(rng, WORDINGS[visual.attribute]):
+            yield Question(
+                id=self._next_id("visual"),
+                image=visual.image,
+                text=text,
+                answers=visual.answers,
+                split="visual",
+                requires_retrieval=False,
+                entity_ids=(caption.entity.id,) if caption.entity else (),
+                meta={"attribute": visual.attribute, **_about(caption)},
+            )
 
     def _next_id(self, split: str) -> str:
         number = self._numbers[split]

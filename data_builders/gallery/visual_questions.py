@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from PIL import Image, ImageChops
@@ -51,6 +51,46 @@ _ASKED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("Can {v} be seen in the flag?", "Is {v} one of the colours of this flag?"),
     ),
 }
+_FURTHER: dict[str, tuple[str, ...]] = {
+    "name": ("What is it that the picture shows?", "Name the thing in the picture.", "What are we looking at?"),
+    "kind": (
+        "What kind of thing is in the picture?",
+        "What type of thing is this?",
+        "To which kind of things does this belong?",
+        "Name the kind of thing that is shown.",
+        "What sort of thing can you see here?",
+        "Which type of thing is in this picture?",
+    ),
+    "colour": (
+        "What colour does the {c} have?",
+        "Name the main colour of the {c}.",
+        "Which colour is this {c}?",
+        "What is the colour of the {c} in this picture?",
+        "In which colour is this {c} shown?",
+        "The {c} in the picture: what colour is it?",
+    ),
+    "style": (
+        "Is it a photograph, or is it drawn?",
+        "Drawing or photograph?",
+        "Has this picture been drawn or photographed?",
+        "What is this: a drawing or a photograph?",
+        "Was this photographed or drawn?",
+        "Say whether this is a photograph or a drawing.",
+    ),
+    "count": (
+        "How many {c}s does the picture show?",
+        "What number of {c}s can you see?",
+        "How many {c}s are shown here?",
+        "Count the {c}s.",
+        "Say how many {c}s there are.",
+        "The {c}s in the picture: how many are they?",
+    ),
+    "top": ("Which colour is the upper part of this flag?", "Name the colour at the top of the flag."),
+    "bottom": ("Which colour is the lower part of this flag?", "Name the colour at the bottom of the flag."),
+    "left": ("Which colour is the left part of this flag?", "Name the colour on the left of the flag."),
+    "has": ("Is {v} a colour of this flag?", "Can you see {v} in this flag?", "Is there {v} in the flag?"),
+}
+"""Words that neither training's nor the held-out questions of a gallery have: what a model is taught before either."""
 _FLAT = ("plain_flags",)
 """Hands whose flags are rectangles without shading: their colours can be read off."""
 _COUNTED = frozenset("animal bird insect vehicle instrument tool device fruit vegetable".split())
@@ -84,26 +124,37 @@ class Visual:
 
     def ask(self, rng: random.Random, held_out: bool) -> str:
         """The question, in words of training or in held-out ones."""
-        return rng.choice(_ASKED[self.attribute][held_out]).format(c=self.noun, v=self.value)
+        return self._in_words(rng.choice(_ASKED[self.attribute][held_out]))
+
+    def ask_variously(self, rng: random.Random, count: int) -> list[str]:
+        """Some questions for the same thing, none in held-out words."""
+        known = (*_ASKED[self.attribute][False], *_FURTHER[self.attribute])
+        return [self._in_words(words) for words in rng.sample(known, count)]
+
+    def _in_words(self, words: str) -> str:
+        return words.format(c=self.noun, v=self.value)
 
 
-def visuals(entity: Entity, picture: Picture, image: Image.Image, path: str, rng: random.Random) -> Iterator[Visual]:
-    """What looking at one of an entity's pictures answers, but for counts.
+def visuals(
+    kind: str, names: tuple[str, ...], picture: Picture, image: Image.Image, path: str, rng: random.Random
+) -> Iterator[Visual]:
+    """What looking at one picture answers, but for counts.
 
     Args:
-        entity: Whose picture it is.
+        kind: Of thing, a key of `CATEGORIES`.
+        names: What the picture's subject may be called.
         picture: The picture.
         image: Its pixels, as they lie in the data set.
         path: Where it lies in the data set.
         rng: Draws the colours that a flag is asked for.
     """
-    category = CATEGORIES[entity.category]
-    if entity.category == "flag":
+    category = CATEGORIES[kind]
+    if kind == "flag":
         yield Visual("name", picture, path, ("flag", "a flag"), "flag")
         if picture.hand in _FLAT:
             yield from _of_flag(picture, image, path, rng)
         return
-    yield Visual("name", picture, path, names_of(entity, picture), category.noun)
+    yield Visual("name", picture, path, names, category.noun)
     if category.kind:
         yield Visual("kind", picture, path, category.kind, category.noun)
     if picture.style in ("drawing", "photograph"):
@@ -140,22 +191,25 @@ def _unframed(image: Image.Image) -> Image.Image:
     return image.crop((left + 4, top + 4, right - 4, bottom - 4))
 
 
-def count_question(entity: Entity, rng: random.Random) -> tuple[Visual, int] | None:
-    """How many copies of an entity stand in a composed picture, and how many those are; None if it can't be counted.
+def count_question(kind: str, pictures: Sequence[Picture], rng: random.Random) -> tuple[Visual, int] | None:
+    """How many copies of a thing stand in a composed picture, and how many those are; None if it can't be counted.
 
     A picture can be counted if it is drawn, and its name is no plural.
+
+    Args:
+        kind: Of thing, a key of `CATEGORIES`.
+        pictures: Of the thing.
+        rng: Draws the picture and the number.
     """
     fitting = [
-        picture
-        for picture in entity.asked
-        if picture.style in ("drawing", "rendering") and not picture.name.endswith("s")
+        picture for picture in pictures if picture.style in ("drawing", "rendering") and not picture.name.endswith("s")
     ]
-    if entity.category not in _COUNTED or not fitting:
+    if kind not in _COUNTED or not fitting:
         return None
     picture, count = rng.choice(fitting), rng.randint(1, _HIGHEST)
     words = ("one", "two", "three", "four", "five")
     path = f"images/counted/{picture.id.replace('/', '_')}_{count}.jpg"
-    return Visual("count", picture, path, (str(count), words[count - 1]), CATEGORIES[entity.category].noun), count
+    return Visual("count", picture, path, (str(count), words[count - 1]), CATEGORIES[kind].noun), count
 
 
 def repeated(image: Image.Image, count: int, rng: random.Random) -> Image.Image:

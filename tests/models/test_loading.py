@@ -13,6 +13,7 @@ from reflectune.models.schemes.base import SCHEME_FILE
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.passages import PassageScheme
+from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor, load_processor
 
 FAMILIES = ["llava", "qwen2_vl"]
@@ -144,6 +145,32 @@ def test_a_checkpoint_without_scheme_and_record_is_refused(tuned, tmp_path):
 def test_a_checkpoint_of_another_scheme_is_refused(tuned):
     with pytest.raises(UserError, match="trained with scheme mr2ag, but mmkb_rag is asked for"):
         load(str(tuned[0]), scheme="mmkb_rag")
+
+
+@pytest.fixture
+def plain(base, tmp_path):
+    """A full checkpoint of the scheme without tokens, whose weights have moved."""
+    loaded = load(str(base), scheme="plain")
+    disturb(loaded.model)
+    save_checkpoint(tmp_path / "plain", loaded.model, loaded.processor, PLAIN, {"base_model": str(base), "seed": 0})
+    return tmp_path / "plain", loaded
+
+
+def test_a_checkpoint_without_tokens_is_a_base_model_to_a_scheme_with_them(plain):
+    folder, before = plain
+    loaded = load(str(folder), scheme="mr2ag")
+    assert loaded.scheme is not None
+    assert (loaded.scheme.name, loaded.is_tuned) == ("mr2ag", False)
+    known = before.model.get_input_embeddings().weight
+    assert torch.equal(loaded.model.get_input_embeddings().weight[: len(known) - 8], known[:-8])
+
+
+def test_an_adapter_without_tokens_is_to_be_merged_first(base, tmp_path):
+    loaded = load(str(base), scheme="plain")
+    adapted = get_peft_model(loaded.model, LoraConfig(target_modules=r".*language_model.*q_proj"))
+    save_checkpoint(tmp_path, adapted, loaded.processor, PLAIN, {"base_model": str(base), "seed": 0})
+    with pytest.raises(UserError, match=r"is an adapter of scheme plain, and mr2ag is asked for: merge it"):
+        load(str(tmp_path), scheme="mr2ag")
 
 
 def test_another_schemes_file_beside_the_weights_is_refused(tuned, tmp_path):

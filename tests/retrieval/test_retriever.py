@@ -47,6 +47,16 @@ def test_fewer_hits_are_the_first_of_all_hits(retriever, picture) -> None:
     assert retriever.search(images, 1000) == whole
 
 
+def test_a_picture_that_several_questions_are_about_is_encoded_once(retriever, encoder, picture, monkeypatch) -> None:
+    a, b = picture(1), picture(2)
+    whole = retriever.search([a, b], 3)
+    encoded: list[int] = []
+    encode = encoder.encode_images
+    monkeypatch.setattr(encoder, "encode_images", lambda images: encoded.append(len(images)) or encode(images))
+    assert retriever.search([a, b, a.copy(), a], 3) == [whole[0], whole[1], whole[0], whole[0]]
+    assert encoded == [2]
+
+
 def test_an_entrys_own_image_has_similarity_1_whichever_of_its_images_it_is(retriever, kb, entries) -> None:
     for path in kb.image_paths(entries[1]):
         parts = {hit.entry_id: hit.parts["image"] for hit in retriever.search([load_image(path)], 10)[0]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from reflectune.train.forecasting.memory import GIB
 from reflectune.train.saving.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.saving.checkpoints import keep_newest, mark_checkpoint_whole, refuse_full_disk
 from reflectune.train.settings.validation import ANSWERS
-from reflectune.train.setup.parameters import give_projector_a_rate, parameter_count
+from reflectune.train.setup.parameters import adapters_under_autocast, give_projector_a_rate, parameter_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +129,8 @@ class ReflectionTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """The loss of a batch, with its gradients added; an error names the batch's examples."""
-        with naming(Reading(self.state.global_step + 1, dict(inputs))):
+        casting = adapters_under_autocast(self._bare_model) if self.accelerator.native_amp else nullcontext()
+        with naming(Reading(self.state.global_step + 1, dict(inputs))), casting:
             return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -123,6 +125,24 @@ def keep_trained_weights_in_fp32(model: nn.Module) -> None:
         # DeepSpeed keeps masters in fp32 of what it holds in bf16, and weights that are divided can't be cast here.
         if parameter.requires_grad and parameter.dtype != torch.float32 and not hasattr(parameter, "ds_numel"):
             parameter.data = parameter.data.float()
+
+
+@contextmanager
+def adapters_under_autocast(model: nn.Module) -> Iterator[None]:
+    """Let adapters read their input as it is, where autocast rounds it for them.
+
+    PEFT casts it to fp32 first, the adapters' own precision, and autocast back to half precision: the same numbers, and
+    a third of a step's time on a CPU.
+    """
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    before = [layer.cast_input_dtype_enabled for layer in layers]
+    for layer in layers:
+        layer.cast_input_dtype_enabled = False
+    try:
+        yield
+    finally:
+        for layer, enabled in zip(layers, before, strict=True):
+            layer.cast_input_dtype_enabled = enabled
 
 
 def add_adapters(

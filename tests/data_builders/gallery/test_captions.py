@@ -10,7 +10,7 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.gallery import caption_set, entities
+from reflectune.data_builders.gallery import caption_set, entities, visual_questions
 from reflectune.data_builders.gallery.build import Settings, build_gallery
 from reflectune.data_builders.gallery.caption_set import TRAINED, build_captions
 from reflectune.data_builders.gallery.captions import noun_phrase
@@ -111,6 +111,25 @@ def test_visual_questions_are_of_the_captioned_pictures(tmp_path: Path, more: Co
     visual, captioned = captions.questions("visual"), {q.image for q in captions.questions("train")}
     assert {question.meta["attribute"] for question in visual} >= {"kind", "colour"}
     assert {question.image for question in visual if question.meta["attribute"] != "count"} <= captioned
+
+
+def test_what_a_picture_answers_is_asked_in_several_wordings(tmp_path: Path, more: Collection) -> None:
+    _, captions = build(tmp_path, more)
+    asked: dict[tuple[str, str], list[str]] = {}
+    for question in captions.questions("visual"):
+        asked.setdefault((question.image, question.meta["attribute"]), []).append(question.text)
+    for (_, attribute), texts in asked.items():
+        assert len(set(texts)) == len(texts) >= caption_set.WORDINGS[attribute]
+    pictures = {image for image, _ in asked}
+    assert any("tuxpaint" in image and Path(image).stem in MORE for image in pictures)  # without an article too
+
+
+def test_no_wording_of_the_lessons_is_one_of_the_held_out() -> None:
+    held_out = {words for _, kept in visual_questions._ASKED.values() for words in kept}
+    known = {words for asked, _ in visual_questions._ASKED.values() for words in asked}
+    further = {words for each in visual_questions._FURTHER.values() for words in each}
+    assert not held_out & (known | further)
+    assert visual_questions._FURTHER.keys() == visual_questions._ASKED.keys() == caption_set.WORDINGS.keys()
 
 
 def test_the_same_seed_gives_the_same_captions(tmp_path: Path, more: Collection) -> None:

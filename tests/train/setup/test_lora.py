@@ -3,12 +3,13 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
 from reflectune.models.miniature.architecture import Family, build_model, train_tokenizer
 from reflectune.train.config import SftConfig
-from reflectune.train.setup.parameters import add_adapters
+from reflectune.train.setup.parameters import adapters_under_autocast, add_adapters
 
 TARGETS = SftConfig().lora_targets
 NEW = [300, 301, 302, 303]
@@ -102,3 +103,31 @@ def test_targets_beyond_the_language_model_are_refused() -> None:
 def test_targets_that_match_nothing_are_refused_with_examples() -> None:
     with pytest.raises(UserError, match=r"'nothing' matches no linear module; there are e\.g\. model\."):
         add_adapters(tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets="nothing")
+
+
+@pytest.mark.parametrize(("family", "tie"), CASES)
+def test_under_autocast_the_same_loss_and_gradients_come_without_casts(family: Family, tie: bool) -> None:
+    model = adapted(tiny(family, tie).bfloat16())
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # they begin at zero, where nothing could differ
+            torch.nn.init.normal_(parameter, std=0.02, generator=torch.Generator().manual_seed(len(name)))
+        assert parameter.dtype == (torch.float32 if "lora_" in name else parameter.dtype)
+    ids = torch.tensor([[20, 300, 21, 301, 302, 22, 303, 23]])
+
+    def read() -> list[torch.Tensor]:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    expected = read()
+    with adapters_under_autocast(model):
+        assert not any(layer.cast_input_dtype_enabled for layer in layers)
+        found = read()
+    assert all(layer.cast_input_dtype_enabled for layer in layers)
+    assert len(found) == len(expected) > 1
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0.02, atol=1e-4)
+    assert torch.equal(found[0], expected[0])
