@@ -189,6 +189,9 @@ def measured(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
         results = [(q, bool(exact_match(text, q.answers))) for q, text in zip(visual, replies, strict=True)]
         scores["visual"] = mean([float(right) for _, right in results], arguments.seed)
         lines += ["", "## Visual questions", "", *visual_lines(results, arguments.seed)]
+        lines += ["", "| question | answer | what the model says |", "|---|---|---|"]
+        for question, said in zip(visual[:SHOWN], replies, strict=False):
+            lines.append(f"| {question.text} | {question.answers[0]} | {' '.join(said.split()).replace('|', '/')} |")
     return lines, scores
 
 

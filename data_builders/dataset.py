@@ -7,6 +7,7 @@ manifest has an `image_root`, image paths start there, else at the folder itself
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.partials import writing
 from reflectune.core.paths import listed_file, resolve_below
+from reflectune.core.questions import question_problem
 from reflectune.core.types import Evidence, FollowUp, Question
 from reflectune.data_builders.readers.registry import METRIC_OF
 from reflectune.metrics.registry import METRICS, Metric, find_metric_name
@@ -175,10 +177,17 @@ def read_questions(folder: str | Path, split: str) -> list[Question]:
     """Read a split's questions.
 
     Raises:
-        UserError: The split doesn't exist (the message names those that do), or a file of it is damaged or is not the
-            one that the manifest speaks of.
+        UserError: The split doesn't exist (the message names those that do), a file of it is damaged or is not the one
+            that the manifest speaks of, a row of it is no question, or two rows have one id.
     """
-    return list(stream_questions(folder, split))
+    questions = list(stream_questions(folder, split))
+    again = [each for each, count in Counter(question.id for question in questions).items() if count > 1]
+    if again:
+        raise UserError(
+            f"{folder}: the split {split} has {len(again)} ids more than once, e.g. {again[0]}; ids must be unique in a "
+            "data set: build it again"
+        )
+    return questions
 
 
 def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
@@ -198,7 +207,7 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
                 for batch in file.iter_batches(batch_size=4096, columns=names):
                     count += len(batch)
                     for row in batch.to_pylist():
-                        yield _question(row, image_root)
+                        yield _checked(row, image_root, path)
         except (pa.ArrowException, OSError, KeyError) as error:
             raise UserError(f"{path} is damaged: {error}; build the data set again") from error
         if rows is not None and count != rows:
@@ -266,8 +275,26 @@ def _row(question: Question) -> dict[str, Any]:
     }
 
 
+def _checked(row: dict[str, Any], image_root: str, path: Path) -> Question:
+    """The question of a row.
+
+    Raises:
+        UserError: It is no question; whatever wrote the file.
+    """
+    try:
+        question = _question(row, image_root)
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        raise UserError(f"{path}: the row {row['id']} is no question ({error}); build the data set again") from error
+    if problem := question_problem(question):
+        field, found, fix = problem
+        raise UserError(f"{path}: the row {row['id']}: `{field}` {found}; {fix}, or build the data set again")
+    return question
+
+
 def _question(row: dict[str, Any], image_root: str) -> Question:
     low_high = row["range"]
+    if low_high and len(low_high) != 2:
+        raise ValueError(f"its range has {len(low_high)} ends")
     return Question(
         id=row["id"],
         image=str(Path(image_root, row["image"])) if image_root and row["image"] else row["image"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,7 +49,8 @@ def read_examples(path: str | Path, example_type: type[Example]) -> list[Example
     """Read a Parquet file that `write_examples` wrote.
 
     Raises:
-        UserError: The file is missing, is no Parquet file, lacks a column, or has rows of other types.
+        UserError: The file is missing, is no Parquet file, lacks a column, or has bad rows: of other types, without id,
+            question or image, or with an id that came before.
     """
     return list(stream_examples(path, example_type))
 
@@ -62,8 +63,8 @@ def stream_examples(
     Args:
         path: The file.
         example_type: The type of its scheme's examples.
-        reject: Takes the id of a row of other types, and what is wrong with it; without it they are an error, at the
-            end of the file.
+        reject: Takes the id of a bad row, and what is wrong with it; without it they are an error, at the end of the
+            file.
 
     Raises:
         UserError: As `read_examples`.
@@ -71,6 +72,7 @@ def stream_examples(
     if not Path(path).is_file():
         raise UserError(f"reflection data not found: {path}; build it with a builder of reflectune.data_builders")
     problems: list[str] = []
+    seen: set[str] = set()
 
     def refuse(row_id: str, problem: str) -> None:
         problems.append(f"{row_id}: {problem}")
@@ -81,13 +83,34 @@ def stream_examples(
             for batch in file.iter_batches(batch_size=BATCH, columns=columns):
                 for row in batch.to_pylist():
                     try:
-                        yield from_row(example_type, {name: value for name, value in row.items() if value is not None})
+                        example = from_row(
+                            example_type, {name: value for name, value in row.items() if value is not None}
+                        )
                     except ValueError as error:
                         (reject or refuse)(str(row.get("id")), str(error))
+                        continue
+                    if problem := _problem(example, seen):
+                        (reject or refuse)(example.id, problem)
+                    else:
+                        yield example
+                    seen.add(example.id)
     except pa.ArrowException as error:
         raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
     if problems:
         raise UserError(bad_rows(path, problems))
+
+
+def _problem(example: TrainingExample, seen: Collection[str]) -> str:
+    """What is wrong with an example whatever its scheme; "" if nothing is."""
+    if not example.id.strip():
+        return "the id is empty"
+    if example.id in seen:
+        return "the id came before; ids must be unique"
+    if not example.question.strip():
+        return "the question is empty"
+    if not example.image.strip():
+        return "the question has no image"
+    return ""
 
 
 def bad_rows(path: str | Path, problems: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.durable import RowLog, read_rows
+from reflectune.core.questions import question_problem
 from reflectune.core.rejected import Rejected, as_json, from_json
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
@@ -25,7 +25,6 @@ from reflectune.data_builders.readers.base import BadRow, Images, Placed, Reject
 from reflectune.data_builders.readers.registry import question_reader
 
 BATCH = 5_000
-_SPLIT_NAME = re.compile(r"\w[\w.-]*")
 
 
 @dataclass
@@ -136,7 +135,7 @@ class QuestionRun:
         read = question_reader(config.questions)
         stream = read(config.source(split), split=split, images=self.images, reject=reject, **config.options)
         for question, place in islice(stream, config.limit or None):
-            problem = _problem(question)
+            problem = question_problem(question)
             if problem is None:
                 yield question, place
             else:
@@ -150,17 +149,6 @@ class QuestionRun:
                 self.reject(BadRow(*place, question.id, "id", "came before", fix))
             else:
                 yield question, place
-
-
-def _problem(question: Question) -> tuple[str, str, str] | None:
-    """Field, problem and fix of a question that no later stage could use."""
-    if not question.id:
-        return "id", "is empty", "give the row an id"
-    if not question.text:
-        return "text", "is empty", "give the row a question"
-    if not _SPLIT_NAME.fullmatch(question.split):
-        return "split", f"is {question.split!r}", "a split's name has letters, digits, `_`, `-` and `.` only"
-    return None
 
 
 def _to_json(done: QuestionsDone) -> dict[str, Any]:

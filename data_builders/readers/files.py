@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ RowSource = Callable[[Path, Reject], Iterator[tuple[int, Row]]]
 
 BLOCK_BYTES = 4 << 20
 _LONGEST_FIELD = 64 << 20
+_HALVES = re.compile(rb"\\u[dD][89a-fA-F]")
+"""How JSON writes halves of surrogate pairs, whole or alone."""
 
 
 def read_jsonl(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
@@ -238,11 +241,23 @@ def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, R
             fix = "the line is damaged, or an object is spread over several: mend it, or download the file again"
             reject(BadRow(block.file, line, "", "", problem, fix))
             continue
-        if isinstance(values, dict):
+        if _HALVES.search(content) and _has_half_a_pair(values):
+            problem = "holds half of a surrogate pair, which is no character"
+            reject(BadRow(block.file, line, "", "", problem, "write the whole character, or leave it out"))
+        elif isinstance(values, dict):
             yield line, Row(values, block.file, line)
         else:
             fix = "a line should be a JSON object; one array over the whole file is no JSONL"
             reject(BadRow(block.file, line, "", "", f"is {type(values).__name__}", fix))
+
+
+def _has_half_a_pair(values: Any) -> bool:
+    """Whether a JSON value's texts can't be written: `json` joins the halves of pairs, and keeps lone ones."""
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 class Meter:

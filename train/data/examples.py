@@ -167,8 +167,8 @@ def load_examples(part: Part, scheme: str) -> tuple[Sequence[TrainingExample], t
 
 
 def _check_rows(examples: Sequence[TrainingExample], scheme: Scheme, path: Path, roots: Roots) -> None:
-    problems = [f"{example.id}: {problem}" for example in examples if (problem := _problem(example, scheme))]
-    images = {example.image: example.id for example in reversed(examples) if example.image.strip()}
+    problems = [f"{example.id}: {problem}" for example in examples if (problem := scheme.problem(example))]
+    images = {example.image: example.id for example in reversed(examples)}
     problems += [f"{asker}: {problem}" for image, asker in images.items() if (problem := _image_problem(image, roots))]
     if problems:
         raise UserError(bad_rows(path, problems))
@@ -180,14 +180,6 @@ def _image_problem(image: str, roots: Roots) -> str:
     except OutsideRoot as error:
         return f"image refused: {error}"
     return "" if path.is_file() else f"image not found: {path}"
-
-
-def _problem(example: TrainingExample, scheme: Scheme) -> str:
-    if not example.question.strip():
-        return "the question is empty"
-    if not example.image.strip():
-        return "the question has no image"
-    return scheme.problem(example)
 
 
 def _weightless(encoded: EncodedExample) -> EncodedExample:

@@ -1,0 +1,364 @@
+"""Runs commands on inputs that are damaged at random, and sorts what became of each.
+
+    python benchmarks/soak_hostile.py 2000 --output benchmarks/soak_hostile.md
+
+A case is a command of the chain of `soak_kill.py` on a copy of its inputs in which one thing is wrong: a byte of a
+file, its end, a value of a manifest, a cell or column of a Parquet file, a picture, or a value of the config. It runs
+in a process of its own, forked when the libraries are loaded, and ends as one of
+
+- `refused`: exit status above 0, a message that begins with "error:", no traceback, inputs as they were;
+- `left out`: it ended, and says that it left rows out;
+- `same`: it ended, with the bytes of the undisturbed run: what was damaged isn't read;
+- `used`: it ended, with other bytes: the damaged value is one that it may have, as far as can be told. Each is listed,
+  for a person to look at;
+- `traceback`, `hang`, `inputs changed`: never wanted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from page import command_line
+from PIL import Image
+from quickstart import ROOT
+from soak_kill import JOBS, Job, files_of, straight
+
+LIMIT = 180
+"""Seconds after which a case hangs: the longest command of the chain takes a tenth of it."""
+UNWANTED = ("traceback", "hang", "inputs changed")
+VALUES: Sequence[Any] = (
+    *(None, "", " ", "nan", "x" * 300, "../../etc/passwd", "/dev/null", "\x00", "‮", "<script>", "[Relevant]"),
+    *(True, False, -1, 0, 3, 2**63, 10**30, 1e308, math.inf, math.nan, -0.0, [], [[]], {}, {"a": 1}, [None], ["x", 1]),
+)
+"""What a value of a manifest or a config is replaced by."""
+CELLS: dict[str, Sequence[Any]] = {
+    "string": (None, "", " ", "x" * 5000, "\x00", "../../x.jpg", "nan", "[No Retrieval]"),
+    "bool": (None, True, False),
+    "double": (None, math.nan, math.inf, -1e308),
+    "int32": (None, -1, 2**31 - 1),
+    "int64": (None, -1, 2**63 - 1),
+}
+"""What a cell of a Parquet file is replaced by."""
+READS: dict[str, Sequence[str]] = {
+    "index": ("world/knowledge",),
+    "reflection": ("world", "index"),
+    "plain": ("world", "index", "reflection"),
+    "agreement": ("world",),
+    "export": ("reflection", "world"),
+    "adapter": ("reflection", "world"),
+    "merged": ("adapter",),
+    "labels": ("probes", "world"),
+    "evaluation": ("world", "index", "tuned"),
+}
+"""What each command of the chain reads: folders of earlier ones."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case."""
+
+    command: str
+    damage: str
+    kind: str
+    said: str
+
+
+def replaced(value: Any, rng: random.Random) -> tuple[Any, str]:
+    """A JSON value with one thing in it replaced or left out, and what that was."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        key = rng.choice(sorted(value))
+        if rng.random() < 0.15:
+            return {name: each for name, each in value.items() if name != key}, f"without {key}"
+        inner, what = replaced(value[key], rng)
+        return value | {key: inner}, f"{key}: {what}"
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        place = rng.randrange(len(value))
+        inner, what = replaced(value[place], rng)
+        return [*value[:place], inner, *value[place + 1 :]], f"[{place}]: {what}"
+    new = rng.choice(VALUES)
+    return new, f"{str(value)[:30]!r} is {str(new)[:30]!r}"
+
+
+def damage_json(path: Path, rng: random.Random) -> str:
+    """One value of a JSON file, or of one line of a JSONL file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.suffix == ".jsonl" else []
+    place = rng.randrange(len(lines)) if lines else 0
+    value, what = replaced(json.loads(lines[place] if lines else path.read_text(encoding="utf-8")), rng)
+    text = json.dumps(value)
+    path.write_text("\n".join([*lines[:place], text, *lines[place + 1 :], ""]) if lines else text, encoding="utf-8")
+    return what
+
+
+def damage_parquet(path: Path, rng: random.Random) -> str:
+    """One cell, one row, or one column."""
+    table = pq.read_table(path)
+    rows, column = table.to_pylist(), rng.choice(table.column_names)
+    how = rng.choice(["cell"] * 6 + ["twice", "column", "type", "no rows"])
+    if not rows or how == "no rows":
+        pq.write_table(table.slice(0, 0), path)
+        return "no rows"
+    if how == "twice":
+        pq.write_table(pa.concat_tables([table, table.slice(rng.randrange(len(rows)), 1)]), path)
+        return "a row twice"
+    if how == "column":
+        pq.write_table(table.drop_columns([column]), path)
+        return f"without column {column}"
+    if how == "type":
+        pq.write_table(table.set_column(table.column_names.index(column), column, pa.array(range(len(rows)))), path)
+        return f"column {column} of numbers"
+    place, kind = rng.randrange(len(rows)), str(table.schema.field(column).type)
+    new = rng.choice(CELLS.get(kind, (None,)))
+    rows[place][column] = new
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    return f"{column} of row {place} is {str(new)[:20]!r}"
+
+
+def damage_picture(path: Path, rng: random.Random) -> str:
+    """A picture of another kind, or none."""
+    how = rng.choice(["text", "tiny", "16 bits", "transparent", "palette", "svg"])
+    if how == "text":
+        path.write_text("this is no picture", encoding="utf-8")
+    elif how == "svg":
+        path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>', encoding="utf-8")
+    else:
+        mode, size = {"tiny": ("RGB", (1, 1)), "16 bits": ("I;16", (40, 40)), "transparent": ("RGBA", (40, 40))}.get(
+            how, ("P", (40, 40))
+        )
+        Image.new(mode, size).save(path, format="PNG")
+    return how
+
+
+def damage_bytes(path: Path, rng: random.Random) -> str:
+    """The end of a file, or a byte of it."""
+    content = bytearray(path.read_bytes())
+    how = rng.choice(["empty", "cut", "longer", "flipped", "flipped"])
+    if not content or how == "empty":
+        path.write_bytes(b"")
+    elif how == "cut":
+        path.write_bytes(content[: rng.randrange(len(content))])
+    elif how == "longer":
+        path.write_bytes(bytes(content) + b"\x00" * 7)
+    else:
+        place = rng.randrange(len(content))
+        content[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        how = f"bit flipped at {place}"
+    return how
+
+
+_BY_SUFFIX: dict[str, Callable[[Path, random.Random], str]] = {
+    ".json": damage_json,
+    ".jsonl": damage_json,
+    ".parquet": damage_parquet,
+    ".jpg": damage_picture,
+    ".png": damage_picture,
+}
+
+
+def damage_input(folder: Path, reads: Sequence[str], rng: random.Random) -> str:
+    """Damage one file of what a command reads; what was done."""
+    files: dict[str, list[Path]] = defaultdict(list)
+    for name in reads:
+        for path in sorted((folder / name).rglob("*")):
+            if path.is_file() and path.suffix not in (".lock", ".html", ".log"):
+                files[f"{name}{path.suffix}"].append(path)
+    path = rng.choice(files[rng.choice(sorted(files))])  # each kind of file equally often, pictures not above all
+    shown = path.relative_to(folder)
+    if rng.random() < 0.1:
+        path.unlink()
+        return f"{shown}: gone"
+    by_kind = _BY_SUFFIX.get(path.suffix, damage_bytes)
+    return f"{shown}: {(by_kind if rng.random() < 0.7 else damage_bytes)(path, rng)}"
+
+
+def damage_config(folder: Path, job: Job, out: Path, rng: random.Random) -> tuple[list[str], str]:
+    """The command's arguments with its settings in a file of which a value or a byte is wrong; what was done."""
+    arguments = job.command(out)[3:]
+    settings: dict[str, Any] = {}
+    while arguments:
+        key = arguments.pop(0).removeprefix("--")
+        values = []
+        while arguments and not arguments[0].startswith("--"):
+            values.append(yaml.safe_load(arguments.pop(0)))
+        if key == "config":
+            settings |= yaml.safe_load(Path(values[0]).read_text(encoding="utf-8"))
+        else:
+            settings[key] = values if len(values) > 1 else values[0]
+    path = folder / "config.yaml"
+    if rng.random() < 0.8:
+        changed, what = replaced(settings, rng)
+        path.write_text(yaml.safe_dump(changed, allow_unicode=True), encoding="utf-8")
+    else:
+        path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        what = damage_bytes(path, rng)
+    return ["--config", str(path)], f"config: {what}"
+
+
+def run(job: Job, arguments: Sequence[str], folder: Path, log: Path) -> int | None:
+    """Run a command in a forked process, in a folder; its exit status, None if it hung."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        with log.open("wb", buffering=0) as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        status = 70
+        try:
+            os.chdir(folder)
+            sys.argv = [job.module, *arguments]
+            importlib.import_module(f"reflectune.{job.module}").main()
+            status = 0
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else 1 if error.code else 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def judge(status: int | None, text: str, clean: dict[str, str], stable: set[str], out: Path) -> str:
+    """What became of a case whose inputs are as they were."""
+    if status is None:
+        return "hang"
+    if "Traceback (most recent call last)" in text or (status not in (0, 3) and "error: " not in text):
+        return "traceback"
+    if status == 3 or (status == 0 and "left out" in text):
+        return "left out"
+    if status:
+        return "refused"
+    found = files_of(out)
+    return "same" if all(found.get(name) == clean[name] for name in stable) else "used"
+
+
+def attempt(name: str, work: Path, stable: set[str], rng: random.Random) -> Outcome:
+    """One case of a command."""
+    job, folder = JOBS[name], work / "case"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    reads = READS[name]
+    for needed in dict.fromkeys(each.split("/")[0] for each in reads):
+        shutil.copytree(work / "clean" / needed, folder / needed)
+    out = folder / "out"
+    if rng.random() < 0.75:
+        damage = damage_input(folder, reads, rng)
+        arguments = job.command(out)[3:]
+    else:
+        arguments, damage = damage_config(folder, job, out, rng)
+    before = {needed: files_of(folder / needed) for needed in reads}
+    log = work / "case.log"
+    status = run(job, arguments, folder, log)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if {needed: files_of(folder / needed) for needed in reads} != before:
+        kind = "inputs changed"
+    else:
+        kind = judge(status, text, files_of(work / "clean" / name), stable, out)
+    lines = [line for line in text.splitlines() if line.strip()]
+    said = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
+    return Outcome(job.module, damage, kind, said.replace(str(work), "…")[:300])
+
+
+def prepare(work: Path) -> dict[str, set[str]]:
+    """Run the chain undisturbed, twice; the files of each output that do not differ."""
+    stable = {}
+    (work / "clean").mkdir(parents=True)
+    (work / "again").mkdir()
+    os.chdir(work / "clean")
+    for name, job in JOBS.items():
+        straight(job, work / "clean" / name, work / "chain.log")
+        if name in READS:
+            straight(job, work / "again" / name, work / "chain.log")
+            first, second = files_of(work / "clean" / name), files_of(work / "again" / name)
+            stable[name] = {each for each in first if first[each] == second.get(each)}
+    return stable
+
+
+def page(outcomes: Sequence[Outcome], minutes: float) -> str:
+    """The table, and what a person should look at."""
+    kinds = ("refused", "left out", "same", "used", *UNWANTED)
+    counts = Counter((outcome.command, outcome.kind) for outcome in outcomes)
+    commands = list(dict.fromkeys(outcome.command for outcome in outcomes))
+    lines = [
+        "# Damaged at random",
+        "",
+        f"{command_line('soak_hostile.py')}: {len(outcomes):,} cases, {minutes:.0f} minutes.",
+        "",
+        f"| command | {' | '.join(kinds)} |",
+        f"|---|{'---|' * len(kinds)}",
+        *(
+            f"| `{command}` | {' | '.join(str(counts[command, kind] or '–') for kind in kinds)} |"
+            for command in sorted(commands)
+        ),
+    ]
+    for kind in (*UNWANTED, "used"):
+        listed = sorted({f"- `{each.command}`, {each.damage}" for each in outcomes if each.kind == kind})
+        if listed:
+            lines += ["", f"## {kind.capitalize()}", "", *listed]
+    return "\n".join([*lines, ""]).replace("\x00", "␀")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", type=int, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="of the damages")
+    parser.add_argument("--only", nargs="*", default=sorted(READS), choices=sorted(READS), help="names of the chain")
+    parser.add_argument("--work", type=Path, default=Path("runs/soak_hostile"), help="folder, emptied first")
+    parser.add_argument("--output", type=Path, help="Markdown file of the table")
+    arguments = parser.parse_args()
+    work = arguments.work.resolve()
+    shutil.rmtree(work, ignore_errors=True)
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "TQDM_DISABLE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    stable = prepare(work)
+    importlib.import_module(
+        "reflectune.train.fine_tuning.fine_tune"
+    )  # torch, transformers and peft, once for all cases
+    for name in READS:
+        importlib.import_module(f"reflectune.{JOBS[name].module}")
+    began, outcomes = time.monotonic(), []
+    for number in range(arguments.cases):
+        rng = random.Random(f"{arguments.seed}/{number}")
+        name = rng.choice(arguments.only)
+        outcome = attempt(name, work, stable[name], rng)
+        outcomes.append(outcome)
+        print(f"{number} {outcome.kind}: {outcome.command}, {outcome.damage!r}: {outcome.said}", flush=True)
+    text = page(outcomes, (time.monotonic() - began) / 60)
+    print(text)
+    if arguments.output:
+        (ROOT / arguments.output).write_text(text, encoding="utf-8")
+    sys.exit(1 if any(outcome.kind in UNWANTED for outcome in outcomes) else 0)
+
+
+if __name__ == "__main__":
+    main()

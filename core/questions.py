@@ -1,0 +1,44 @@
+"""What a question must be: one rule for whoever makes one of a public file, and for whoever reads one back."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final, get_args
+
+from reflectune.core.types import AnswerType, Question
+
+ANSWER_TYPES: Final = get_args(AnswerType)
+_SPLIT_NAME: Final = re.compile(r"\w[\w.-]*")
+_LONGEST_SPLIT: Final = 100
+"""Letters of a split's name, which is part of many files' names."""
+
+
+def question_problem(question: Question) -> tuple[str, str, str] | None:
+    """Field, problem and fix of a question that no later stage could use; None if nothing is wrong.
+
+    Whether it can be scored is another matter (`reflectune.metrics.registry.has_truth`): a test set has no answers.
+    """
+    for field, value in (("id", question.id), ("text", question.text)):
+        if not isinstance(value, str) or not value.strip():
+            return field, _found(value), f"give the row {'an id' if field == 'id' else 'a question'}"
+    if not isinstance(question.image, str):
+        return "image", _found(question.image), "give the path of the image"
+    if not isinstance(question.split, str) or not _SPLIT_NAME.fullmatch(question.split):
+        return "split", f"is {question.split!r}", "a split's name has letters, digits, `_`, `-` and `.` only"
+    if len(question.split) > _LONGEST_SPLIT:
+        return "split", f"has {len(question.split)} letters", f"a split's name has at most {_LONGEST_SPLIT}"
+    if question.answer_type not in ANSWER_TYPES:
+        return "answer_type", f"is {question.answer_type!r}", f"it is one of {', '.join(ANSWER_TYPES)}"
+    if not all(isinstance(answer, str) for answer in question.answers):
+        return "answers", "holds what is no text", "give texts"
+    if question.range is not None:
+        low, high = question.range
+        ends = all(isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high))
+        if not ends or low > high:
+            return "range", f"is {low!r} to {high!r}", "it should be the lowest and the highest accepted number"
+    return None
+
+
+def _found(value: object) -> str:
+    return "is empty" if isinstance(value, str) or value is None else f"is {type(value).__name__}"
