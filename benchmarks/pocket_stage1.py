@@ -185,7 +185,7 @@ def measured(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     rng.shuffle(visual)
     visual = visual[: arguments.limit or None]
     if visual:
-        replies = Examiner(engine, gallery).answers(visual)
+        replies = list(Examiner(engine, gallery).answers(visual))
         results = [(q, bool(exact_match(text, q.answers))) for q, text in zip(visual, replies, strict=True)]
         scores["visual"] = mean([float(right) for _, right in results], arguments.seed)
         lines += ["", "## Visual questions", "", *visual_lines(results, arguments.seed)]

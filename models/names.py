@@ -40,9 +40,9 @@ def _named(value: str, files: Sequence[str]) -> str:
     if not value or value == "pocket/clip":
         return ""
     if value.startswith("pocket/"):
-        from reflectune.models.pocket.parts import PARTS
+        from reflectune.models.pocket.llava import pocket_names
 
-        known = [*(f"pocket/{name}" for name in PARTS), "pocket/llava"]
+        known = pocket_names()
         return "" if value in known else f"no model {short(value)}; there are {', '.join(known)}"
     try:
         if shipped_folder(value) is not None:

@@ -13,7 +13,7 @@ from reflectune.data_builders.gallery.entities import Entity
 from reflectune.data_builders.gallery.sources.categories import CATEGORIES
 from reflectune.data_builders.gallery.sources.pictures import Picture
 
-_ASKED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+ASKED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "name": (
         ("What is shown in the picture?", "What is this?", "What does the picture show?", "What can be seen here?"),
         ("Which thing is in this picture?", "What do you see in the picture?"),
@@ -51,7 +51,8 @@ _ASKED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("Can {v} be seen in the flag?", "Is {v} one of the colours of this flag?"),
     ),
 }
-_FURTHER: dict[str, tuple[str, ...]] = {
+"""The words of a gallery's questions, by what they ask for: those of training, and those that are held out."""
+FURTHER: dict[str, tuple[str, ...]] = {
     "name": ("What is it that the picture shows?", "Name the thing in the picture.", "What are we looking at?"),
     "kind": (
         "What kind of thing is in the picture?",
@@ -124,11 +125,11 @@ class Visual:
 
     def ask(self, rng: random.Random, held_out: bool) -> str:
         """The question, in words of training or in held-out ones."""
-        return self._in_words(rng.choice(_ASKED[self.attribute][held_out]))
+        return self._in_words(rng.choice(ASKED[self.attribute][held_out]))
 
     def ask_variously(self, rng: random.Random, count: int) -> list[str]:
         """Some questions for the same thing, none in held-out words."""
-        known = (*_ASKED[self.attribute][False], *_FURTHER[self.attribute])
+        known = (*ASKED[self.attribute][False], *FURTHER[self.attribute])
         return [self._in_words(words) for words in rng.sample(known, count)]
 
     def _in_words(self, words: str) -> str:

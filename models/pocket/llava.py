@@ -1,4 +1,4 @@
-"""pocket/llava: SmolLM2 and CLIP joined by our own projector and adapters, built in the user's cache on first use."""
+"""pocket/llava, SmolLM2 and CLIP joined by our projector and adapters, and what is tuned of it; built on first use."""
 
 from __future__ import annotations
 
@@ -22,19 +22,26 @@ PARTS_FILE: Final = "parts.json"
 """Says in a built checkpoint what it was built of."""
 
 
+def pocket_names() -> list[str]:
+    """Every model `pocket/NAME`: the parts, the LLaVA of them, and what was tuned of that, by its scheme."""
+    tuned = sorted(path.parent.name for path in TRAINED.glob(f"*/{ADAPTER}"))
+    return [f"pocket/{name}" for name in (*PARTS, "llava", *tuned)]
+
+
 def pocket_folder(name: str) -> Path:
-    """The folder of `pocket/NAME`: a part, or the LLaVA of them, fetched or built if it isn't there.
+    """The folder of `pocket/NAME`, fetched or built in the user's cache if it isn't there.
 
     Raises:
         UserError: There is no such model, or it can't be had.
     """
+    if name not in pocket_names():
+        raise UserError(f"no model {name}; there are {', '.join(pocket_names())}")
     short = name.removeprefix("pocket/")
     if short in PARTS:
         return fetch(short)
-    if short != "llava":
-        known = ", ".join(f"pocket/{each}" for each in (*PARTS, "llava"))
-        raise UserError(f"no model {name}; there are {known}")
-    return build(cache_folder() / "llava")
+    if short == "llava":
+        return build(cache_folder() / short)
+    return build_tuned(cache_folder() / short, TRAINED / short)
 
 
 def build(folder: Path, trained: Path = TRAINED, image_size: int = IMAGE_SIZE) -> Path:
@@ -83,3 +90,38 @@ def _write(folder: Path, trained: Path, image_size: int) -> None:
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     write_json(folder / PARTS_FILE, _made_of(trained, image_size))
+
+
+def build_tuned(folder: Path, trained: Path) -> Path:
+    """Put the processor, with a scheme's tokens, beside adapters of pocket/llava, unless the folder holds just that.
+
+    Args:
+        folder: Where to: an adapter's checkpoint, as train/sft.py writes one.
+        trained: Folder of the adapters, of `scheme.json` and of `reflectune.json`.
+
+    Raises:
+        UserError: A part can't be fetched.
+    """
+    files = sorted(path for path in trained.iterdir() if path.is_file())
+    made_of = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+    def is_built() -> bool:
+        known = folder / PARTS_FILE
+        return known.is_file() and read_json(known, "the record of a built model") == made_of
+
+    if is_built():
+        return folder
+    with locked(folder):
+        if not is_built():
+            from reflectune.models.schemes.registry import load_scheme
+            from reflectune.models.schemes.tokens import add_to_tokenizer  # slow to import
+            from reflectune.models.weights.pretrained import load_processor
+
+            processor = load_processor(pocket_folder("pocket/llava"), "llava")
+            add_to_tokenizer(processor, load_scheme(trained))
+            with replacing(folder) as partial:
+                processor.save_pretrained(partial)
+                for path in files:
+                    (partial / path.name).write_bytes(path.read_bytes())
+                write_json(partial / PARTS_FILE, made_of)
+    return folder

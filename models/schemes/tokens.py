@@ -34,18 +34,10 @@ def add_reflection_tokens(model: Any, processor: ProcessorMixin, scheme: Scheme,
     Returns:
         The id of each role's token; none for a scheme without tokens, which leaves the model as it is.
     """
-    if not scheme.tokens:
-        return {}
-    tokenizer = processor.tokenizer
-    lstrip = _puts_space_before(processor)
-    tokens = [
-        AddedToken(token, lstrip=lstrip, rstrip=False, normalized=False, special=True)
-        for token in scheme.tokens.values()
-    ]
-    tokenizer.add_tokens(tokens, special_tokens=True)
-    ids = {role: token_id_of(tokenizer, token) for role, token in scheme.tokens.items()}
-    if getattr(model.config, "reflection_scheme", None) == scheme.fingerprint:
+    ids = add_to_tokenizer(processor, scheme)
+    if not ids or getattr(model.config, "reflection_scheme", None) == scheme.fingerprint:
         return ids
+    tokenizer = processor.tokenizer
     if max(ids.values()) >= _rows(model.get_input_embeddings().weight):
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     words = {role: tokenizer(scheme.descriptions[role], add_special_tokens=False)["input_ids"] for role in ids}
@@ -54,6 +46,17 @@ def add_reflection_tokens(model: Any, processor: ProcessorMixin, scheme: Scheme,
             _initialise_rows(matrix, ids, words, seed=seed * 2 + number)
     model.config.reflection_scheme = scheme.fingerprint
     return ids
+
+
+def add_to_tokenizer(processor: ProcessorMixin, scheme: Scheme) -> dict[str, int]:
+    """Add the scheme's tokens to the tokenizer alone; the id of each role's token."""
+    lstrip = _puts_space_before(processor) if scheme.tokens else False
+    tokens = [
+        AddedToken(token, lstrip=lstrip, rstrip=False, normalized=False, special=True)
+        for token in scheme.tokens.values()
+    ]
+    processor.tokenizer.add_tokens(tokens, special_tokens=True)
+    return {role: token_id_of(processor.tokenizer, token) for role, token in scheme.tokens.items()}
 
 
 def token_id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int:

@@ -57,6 +57,7 @@ def test_marks_are_reached_missed_or_not_measured(pocket: ModuleType) -> None:
         "gate": {"accuracy": score(0.98, 0.9)},
         "visual": {"base": score(0.7, 0.6), "tuned": score(0.65, 0.6)},
         "comparisons": {"mr2ag - best_baseline": score(0.08, -0.01)},
+        "pipelines": {"closed_book_tuned": {}},
         "retrieval": None,
     }
     mmkb = {"reflection": {"mct": {"replies": 50, "malformed": 2}}, "comparisons": {}}
@@ -65,7 +66,10 @@ def test_marks_are_reached_missed_or_not_measured(pocket: ModuleType) -> None:
     assert verdicts["caption of a held-out picture, out of 8"] == "reached"
     assert verdicts["gate: knowledge against visual"] == "reached"
     assert verdicts["lost on them by reflection tuning"] == "missed"
-    assert verdicts["mR²AG over the best baseline at equal depth"] == "missed"  # its interval has 0
+    lead = "mR²AG over the best baseline at equal depth, tuned ones included"
+    assert verdicts[lead] == "missed"  # its interval has 0
+    untuned = {mark.what: mark for mark in pocket.marks({}, {**mr2ag, "pipelines": {"closed_book": {}}}, {})}
+    assert untuned[lead].verdict == "not measured"  # the best of the baselines was not there
     assert verdicts["MCT: malformed replies"] == "reached"
     assert verdicts["closed book"] == verdicts["article among the first 5"] == "not measured"
     assert table["gate: knowledge against visual"].line == (

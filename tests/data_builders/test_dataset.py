@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -90,3 +92,35 @@ def test_parts_that_are_not_those_of_the_manifest_are_refused(in_parts: Path) ->
 def test_images_start_at_the_manifests_root(in_parts: Path, root: str, expected: str) -> None:
     write_json(in_parts / "dataset.json", {"fingerprint": "f", "image_root": root})
     assert read_questions(in_parts, "val")[0].image == expected
+
+
+def damaged(tmp_path: Path, **change: Any) -> Path:
+    """A data set of two questions, the second with other values; written past the checks of who writes one."""
+    path = write_questions(tmp_path, "train", [Question(each, "a.jpg", "What is it?", split="train") for each in "ab"])
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    rows[1] |= change
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"id": None}, r"the row None: `id` is empty"),
+        ({"text": None}, r"the row b: `text` is empty"),
+        ({"image": None}, r"the row b: `image` is empty"),
+        ({"answer_type": "essay"}, r"the row b: `answer_type` is 'essay'; it is one of string, time"),
+        ({"range": [float("nan"), 2.0]}, r"the row b: `range` is nan to 2.0"),
+        ({"range": [1.0]}, r"the row b is no question \(its range has 1 ends\)"),
+        ({"answers": None}, r"the row b is no question"),
+        ({"meta": "no json"}, r"the row b is no question"),
+        ({"id": "a"}, r"the split train has 1 ids more than once, e.g. a"),
+    ],
+)
+def test_a_row_that_is_no_question_is_refused_whatever_wrote_it(
+    tmp_path: Path, change: dict[str, Any], problem: str
+) -> None:
+    folder = damaged(tmp_path, **change)
+    with pytest.raises(UserError, match=problem):
+        read_questions(folder, "train")

@@ -125,11 +125,11 @@ def test_what_a_picture_answers_is_asked_in_several_wordings(tmp_path: Path, mor
 
 
 def test_no_wording_of_the_lessons_is_one_of_the_held_out() -> None:
-    held_out = {words for _, kept in visual_questions._ASKED.values() for words in kept}
-    known = {words for asked, _ in visual_questions._ASKED.values() for words in asked}
-    further = {words for each in visual_questions._FURTHER.values() for words in each}
+    held_out = {words for _, kept in visual_questions.ASKED.values() for words in kept}
+    known = {words for asked, _ in visual_questions.ASKED.values() for words in asked}
+    further = {words for each in visual_questions.FURTHER.values() for words in each}
     assert not held_out & (known | further)
-    assert visual_questions._FURTHER.keys() == visual_questions._ASKED.keys() == caption_set.WORDINGS.keys()
+    assert visual_questions.FURTHER.keys() == visual_questions.ASKED.keys() == caption_set.WORDINGS.keys()
 
 
 def test_the_same_seed_gives_the_same_captions(tmp_path: Path, more: Collection) -> None:

@@ -79,6 +79,15 @@ def test_bad_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
         list(read_jsonl(path))
 
 
+def test_half_of_a_surrogate_pair_is_a_bad_row_and_a_whole_one_a_character(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"id": "a", "q": ["x \\ud83e y"]}\n{"id": "b", "q": "\\ud83e\\udd8a"}\n')
+    bad: list[str] = []
+    assert [row["q"] for _, row in read_jsonl(path, lambda error: bad.append(str(error)))] == ["\U0001f98a"]
+    assert len(bad) == 1
+    assert f"{path}:1: holds half of a surrogate pair, which is no character" in bad[0]
+
+
 @given(st.lists(st.text(alphabet="ab\n", max_size=8), max_size=12), st.integers(1, 20), st.data())
 def test_blocks_are_the_file_cut_at_line_ends(tmp_path_factory, parts, size, data) -> None:
     path = tmp_path_factory.mktemp("blocks") / "a.jsonl"

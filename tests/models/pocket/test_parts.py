@@ -26,11 +26,13 @@ from transformers import (
 )
 
 from reflectune.core.errors import UserError
-from reflectune.models.loading import load, resolve
+from reflectune.models.loading import load, resolve, save_checkpoint
 from reflectune.models.pocket import converting, fetch, llava, parts
 from reflectune.models.pocket.pack import pack
 from reflectune.models.pocket.packages import Package
 from reflectune.models.shipped import shipped_folder
+from reflectune.models.weights.adapters import load_adapter
+from reflectune.train.setup.parameters import add_adapters
 
 MODEL = {"config.json": b"{}", "model.safetensors": b"weights", "1_Pooling/config.json": b"{}"}
 
@@ -245,6 +247,38 @@ def test_of_a_stage_only_what_it_trained_is_kept(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no trained projector"):
         pack(checkpoint, packed)
     assert load_file(packed / "projector.safetensors").keys() == kept.keys()
+
+
+def test_what_is_tuned_of_pocket_is_shipped_without_its_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = load("miniature/llava", scheme="mr2ag", seed=3)
+    model = add_adapters(
+        base.model, base.renderer.token_ids.values(), rank=2, alpha=4, dropout=0.0, targets=r".*language_model.*q_proj"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.01 * parameter.requires_grad
+    tuned, trained, built = (tmp_path / name for name in ("tuned", "trained", "built"))
+    save_checkpoint(tuned, model, base.processor, base.scheme, {"base_model": "pocket/llava", "seed": 3})
+    (trained / "mr2ag").mkdir(parents=True)
+    (trained / "mr2ag/README.md").write_text("card")
+    pack(tuned, trained / "mr2ag")
+    assert sorted(path.name for path in (trained / "mr2ag").iterdir()) == [
+        *("README.md", "adapter_config.json", "adapter_model.safetensors", "reflectune.json", "scheme.json"),
+    ]
+    monkeypatch.setattr(llava, "TRAINED", trained)
+    assert "pocket/mr2ag" in llava.pocket_names()
+    monkeypatch.setattr(llava, "build", lambda folder: shipped_folder("miniature/llava"))  # stands in for pocket/llava
+    monkeypatch.setenv("REFLECTUNE_CACHE", str(built))
+    folder = llava.pocket_folder("pocket/mr2ag")
+    made = (folder / "parts.json").stat().st_mtime_ns
+    loaded = load("pocket/mr2ag")
+    assert (loaded.scheme.name, loaded.is_tuned) == ("mr2ag", True)
+    wanted = load_adapter(load("miniature/llava", scheme="mr2ag", seed=3).model, tuned).merge_and_unload().state_dict()
+    for name, value in loaded.model.state_dict().items():
+        torch.testing.assert_close(value, wanted[name], rtol=0.01, atol=1e-3)  # adapters are kept in bfloat16
+    assert (folder / "parts.json").stat().st_mtime_ns == made
 
 
 @pytest.mark.slow

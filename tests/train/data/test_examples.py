@@ -91,6 +91,8 @@ def test_examples_are_read_with_their_image_root(data_folder: Path, examples: li
     [
         ({"question": " "}, "k0: the question is empty"),
         ({"image": ""}, "k0: the question has no image"),
+        ({"id": " "}, " : the id is empty"),
+        ({"id": "k1"}, "k1: the id came before"),
         ({"image": "gone.png"}, r"k0: image not found: .*images/gone\.png"),
         ({"branches": ()}, "k0: a question with retrieval needs a passage"),
         ({"retrieve": False, "branches": ()}, "k0: a question without retrieval needs an answer"),

@@ -1,0 +1,44 @@
+"""One rule for what a question must be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from reflectune.core.questions import ANSWER_TYPES, question_problem
+from reflectune.core.types import Question
+
+GOOD = Question("q1", "a.jpg", "When was it built?", ("1874",), split="train")
+
+
+@pytest.mark.parametrize("kind", ANSWER_TYPES)
+def test_every_kind_of_answer_and_a_question_without_any_are_fine(kind: Any) -> None:
+    assert question_problem(replace(GOOD, answer_type=kind)) is None
+    assert question_problem(replace(GOOD, answer_type=kind, answers=(), image="")) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "found"),
+    [
+        ({"id": ""}, "id", "is empty"),
+        ({"id": None}, "id", "is empty"),
+        ({"id": True}, "id", "is bool"),
+        ({"text": " "}, "text", "is empty"),
+        ({"image": None}, "image", "is empty"),
+        ({"split": "a/b"}, "split", "is 'a/b'"),
+        ({"split": "x" * 300}, "split", "has 300 letters"),
+        ({"answer_type": "essay"}, "answer_type", "is 'essay'"),
+        ({"answers": (None,)}, "answers", "holds what is no text"),
+        ({"range": (math.nan, 2.0)}, "range", "is nan to 2.0"),
+        ({"range": (1.0, math.inf)}, "range", "is 1.0 to inf"),
+        ({"range": (None, 2.0)}, "range", "is None to 2.0"),
+        ({"range": (3.0, 2.0)}, "range", "is 3.0 to 2.0"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_field(change: dict[str, Any], field: str, found: str) -> None:
+    problem = question_problem(replace(GOOD, **change))
+    assert problem is not None
+    assert problem[:2] == (field, found)
