@@ -184,8 +184,8 @@ def read_questions(folder: str | Path, split: str) -> list[Question]:
     again = [each for each, count in Counter(question.id for question in questions).items() if count > 1]
     if again:
         raise UserError(
-            f"{folder}: the split {split} has {len(again)} ids more than once, e.g. {again[0]}; ids must be unique in a "
-            "data set: build it again"
+            f"{folder}: the split {split} has {len(again)} ids more than once, e.g. {again[0]}; ids must be unique: "
+            "build the data set again"
         )
     return questions
 

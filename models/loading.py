@@ -240,8 +240,8 @@ def _own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
         )
     if (folder / ADAPTER_FILE).is_file():
         raise UserError(
-            f"{folder} is an adapter of scheme {scheme.name}, and {wanted.name} is asked for: merge it with train.merge "
-            "first, and start from the result"
+            f"{folder} is an adapter of scheme {scheme.name}, and {wanted.name} is asked for: merge it first with "
+            "train.merge, and start from the result"
         )
     return None
 
