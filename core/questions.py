@@ -14,20 +14,19 @@ _LONGEST_SPLIT: Final = 100
 """Letters of a split's name, which is part of many files' names."""
 
 
-def question_problem(question: Question) -> tuple[str, str, str] | None:
-    """Field, problem and fix of a question that no later stage could use; None if nothing is wrong.
+Problem = tuple[str, str, str]
+"""Field, what was found, and what to do."""
 
-    Whether it can be scored is another matter (`reflectune.metrics.registry.has_truth`): a test set has no answers.
+
+def malformed(question: Question) -> Problem | None:
+    """What is wrong with a question that nothing can read; None if nothing is.
+
+    An empty text and a missing image are no such thing: whoever asks the question stops there, or leaves it out and
+    lists it. Nor is a question without answers, which a test set has (`reflectune.metrics.registry.has_truth`).
     """
-    for field, value in (("id", question.id), ("text", question.text)):
-        if not isinstance(value, str) or not value.strip():
-            return field, _found(value), f"give the row {'an id' if field == 'id' else 'a question'}"
-    if not isinstance(question.image, str):
-        return "image", _found(question.image), "give the path of the image"
-    if not isinstance(question.split, str) or not _SPLIT_NAME.fullmatch(question.split):
-        return "split", f"is {question.split!r}", "a split's name has letters, digits, `_`, `-` and `.` only"
-    if len(question.split) > _LONGEST_SPLIT:
-        return "split", f"has {len(question.split)} letters", f"a split's name has at most {_LONGEST_SPLIT}"
+    for field, value in (("id", question.id), ("text", question.text), ("image", question.image)):
+        if not isinstance(value, str) or (field == "id" and not value.strip()):
+            return field, _found(value), "give a text"
     if question.answer_type not in ANSWER_TYPES:
         return "answer_type", f"is {question.answer_type!r}", f"it is one of {', '.join(ANSWER_TYPES)}"
     if not all(isinstance(answer, str) for answer in question.answers):
@@ -37,6 +36,19 @@ def question_problem(question: Question) -> tuple[str, str, str] | None:
         ends = all(isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high))
         if not ends or low > high:
             return "range", f"is {low!r} to {high!r}", "it should be the lowest and the highest accepted number"
+    return None
+
+
+def unusable(question: Question) -> Problem | None:
+    """As `malformed`, and what else no data set should be made with: an empty question, a split that is no name."""
+    if problem := malformed(question):
+        return problem
+    if not question.text.strip():
+        return "text", "is empty", "give the row a question"
+    if not _SPLIT_NAME.fullmatch(question.split):
+        return "split", f"is {question.split!r}", "a split's name has letters, digits, `_`, `-` and `.` only"
+    if len(question.split) > _LONGEST_SPLIT:
+        return "split", f"has {len(question.split)} letters", f"a split's name has at most {_LONGEST_SPLIT}"
     return None
 
 

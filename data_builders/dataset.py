@@ -22,7 +22,7 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.partials import writing
 from reflectune.core.paths import listed_file, resolve_below
-from reflectune.core.questions import question_problem
+from reflectune.core.questions import malformed
 from reflectune.core.types import Evidence, FollowUp, Question
 from reflectune.data_builders.readers.registry import METRIC_OF
 from reflectune.metrics.registry import METRICS, Metric, find_metric_name
@@ -183,10 +183,7 @@ def read_questions(folder: str | Path, split: str) -> list[Question]:
     questions = list(stream_questions(folder, split))
     again = [each for each, count in Counter(question.id for question in questions).items() if count > 1]
     if again:
-        raise UserError(
-            f"{folder}: the split {split} has {len(again)} ids more than once, e.g. {again[0]}; ids must be unique: "
-            "build the data set again"
-        )
+        raise UserError(f"{folder}: two questions of {split} have the id {again[0]}; ids must be unique")
     return questions
 
 
@@ -285,7 +282,7 @@ def _checked(row: dict[str, Any], image_root: str, path: Path) -> Question:
         question = _question(row, image_root)
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise UserError(f"{path}: the row {row['id']} is no question ({error}); build the data set again") from error
-    if problem := question_problem(question):
+    if problem := malformed(question):
         field, found, fix = problem
         raise UserError(f"{path}: the row {row['id']}: `{field}` {found}; {fix}, or build the data set again")
     return question

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.durable import RowLog, read_rows
-from reflectune.core.questions import question_problem
+from reflectune.core.questions import unusable
 from reflectune.core.rejected import Rejected, as_json, from_json
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
@@ -135,7 +135,7 @@ class QuestionRun:
         read = question_reader(config.questions)
         stream = read(config.source(split), split=split, images=self.images, reject=reject, **config.options)
         for question, place in islice(stream, config.limit or None):
-            problem = question_problem(question)
+            problem = unusable(question)
             if problem is None:
                 yield question, place
             else:

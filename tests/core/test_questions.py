@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reflectune.core.questions import ANSWER_TYPES, question_problem
+from reflectune.core.questions import ANSWER_TYPES, malformed, unusable
 from reflectune.core.types import Question
 
 GOOD = Question("q1", "a.jpg", "When was it built?", ("1874",), split="train")
@@ -16,8 +16,8 @@ GOOD = Question("q1", "a.jpg", "When was it built?", ("1874",), split="train")
 
 @pytest.mark.parametrize("kind", ANSWER_TYPES)
 def test_every_kind_of_answer_and_a_question_without_any_are_fine(kind: Any) -> None:
-    assert question_problem(replace(GOOD, answer_type=kind)) is None
-    assert question_problem(replace(GOOD, answer_type=kind, answers=(), image="")) is None
+    assert unusable(replace(GOOD, answer_type=kind)) is None
+    assert unusable(replace(GOOD, answer_type=kind, answers=(), image="")) is None
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,8 @@ def test_every_kind_of_answer_and_a_question_without_any_are_fine(kind: Any) -> 
         ({"id": ""}, "id", "is empty"),
         ({"id": None}, "id", "is empty"),
         ({"id": True}, "id", "is bool"),
-        ({"text": " "}, "text", "is empty"),
+        ({"text": None}, "text", "is empty"),
         ({"image": None}, "image", "is empty"),
-        ({"split": "a/b"}, "split", "is 'a/b'"),
-        ({"split": "x" * 300}, "split", "has 300 letters"),
         ({"answer_type": "essay"}, "answer_type", "is 'essay'"),
         ({"answers": (None,)}, "answers", "holds what is no text"),
         ({"range": (math.nan, 2.0)}, "range", "is nan to 2.0"),
@@ -39,6 +37,24 @@ def test_every_kind_of_answer_and_a_question_without_any_are_fine(kind: Any) -> 
     ],
 )
 def test_what_is_wrong_is_named_with_its_field(change: dict[str, Any], field: str, found: str) -> None:
-    problem = question_problem(replace(GOOD, **change))
+    for problem in (malformed(replace(GOOD, **change)), unusable(replace(GOOD, **change))):
+        assert problem is not None
+        assert problem[:2] == (field, found)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "found"),
+    [
+        ({"text": " "}, "text", "is empty"),
+        ({"split": ""}, "split", "is ''"),
+        ({"split": "a/b"}, "split", "is 'a/b'"),
+        ({"split": "x" * 300}, "split", "has 300 letters"),
+    ],
+)
+def test_what_can_be_read_but_should_not_be_written_is_named_too(
+    change: dict[str, Any], field: str, found: str
+) -> None:
+    problem = unusable(replace(GOOD, **change))
     assert problem is not None
     assert problem[:2] == (field, found)
+    assert malformed(replace(GOOD, **change)) is None

@@ -115,7 +115,7 @@ def damaged(tmp_path: Path, **change: Any) -> Path:
         ({"range": [1.0]}, r"the row b is no question \(its range has 1 ends\)"),
         ({"answers": None}, r"the row b is no question"),
         ({"meta": "no json"}, r"the row b is no question"),
-        ({"id": "a"}, r"the split train has 1 ids more than once, e.g. a"),
+        ({"id": "a"}, r"two questions of train have the id a; ids must be unique"),
     ],
 )
 def test_a_row_that_is_no_question_is_refused_whatever_wrote_it(

@@ -98,12 +98,14 @@ ELSEWHERE = {
     "ConvertConfig": {"knowledge": CHOSEN, "splits": CHOSEN, "knowledge_source": INPUTS},
     "EstimateConfig": dict.fromkeys(["train_data", "eval_data", "image_root"], FREE),  # they need not be there
     "ExportConfig": {"images": CHOSEN},
+    "SweepConfig": {"plain_model": FREE},  # no pipeline that it varies reads one
 }
 """Keys that mean something else in one command."""
 
 BESIDE = {
     ("SftConfig", "image_root"): ["--train_data=."],
     ("ConvertConfig", "knowledge_source"): ["--knowledge=own"],
+    ("EvaluateConfig", "plain_model"): ["--pipelines", "tuned_baselines"],
 }
 """What else has to be given for a key to be looked at."""
 
