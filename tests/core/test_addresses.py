@@ -21,8 +21,9 @@ from reflectune.core.addresses import (
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    """What one test conceals is no secret of the next one."""
+    """What one test conceals is no secret of the next one, here or elsewhere."""
     before = set(addresses.CONCEALED)
+    addresses.CONCEALED.clear()
     yield
     addresses.CONCEALED.clear()
     addresses.CONCEALED.update(before)
