@@ -41,6 +41,22 @@ def read_json(path: str | Path, what: str) -> Any:
         raise UserError(f"{what} is not valid JSON: {path}: {error}") from error
 
 
+def read_record(path: str | Path, what: str, **types: type) -> dict[str, Any]:
+    """As `read_json`, of a file that holds an object. Keys that it has must have these types; it may lack them.
+
+    Raises:
+        UserError: As `read_json`; or it holds something else, or a key has a value of another type.
+    """
+    record = read_json(path, what)
+    if not isinstance(record, dict):
+        raise UserError(f"{what} is damaged: {path} holds no object, but {type(record).__name__}; make it again")
+    for key, kind in types.items():
+        value = record.get(key)
+        if key in record and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise UserError(f"{what} is damaged: {path}: `{key}` is {type(value).__name__}, not {kind.__name__}")
+    return record
+
+
 class InUse(UserError):
     """Another run writes the file."""
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reflectune.core.checks import short
-from reflectune.core.durable import read_json
+from reflectune.core.durable import read_record
 from reflectune.core.errors import UserError
 from reflectune.core.partials import writing
 from reflectune.core.paths import listed_file, resolve_below
@@ -108,7 +108,8 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
     Raises:
         UserError: It is missing, is not JSON, or has no fingerprint.
     """
-    manifest = read_json(Path(folder) / MANIFEST, "the data set's manifest")
+    keys = {"fingerprint": str, "image_root": str, "parts": dict}
+    manifest = read_record(Path(folder) / MANIFEST, "the data set's manifest", **keys)
     if "fingerprint" not in manifest:
         raise UserError(f"{Path(folder) / MANIFEST} has no `fingerprint`; build the data set again")
     return manifest

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.data_builders import dataset
@@ -160,7 +160,16 @@ def read_manifest(folder: str | Path) -> Manifest:
     Raises:
         UserError: It is missing or is not JSON.
     """
-    values = read_json(Path(folder, MANIFEST), "the manifest of the reflection data")
+    values = read_record(
+        Path(folder, MANIFEST),
+        "the manifest of the reflection data",
+        scheme=str,
+        image_root=str,
+        fingerprints=dict,
+        image_folders=list,
+    )
+    if missing := {"scheme", "image_root", "fingerprints"} - values.keys():
+        raise UserError(f"{Path(folder, MANIFEST)} lacks `{'`, `'.join(sorted(missing))}`; build the data again")
     root, folders = Path(folder, values["image_root"]).resolve(), tuple(values.get("image_folders", ()))
     return Manifest(values["scheme"], root, values["fingerprints"], folders)
 

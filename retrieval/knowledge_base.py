@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.paths import listed_file
 from reflectune.core.types import Entry, Section
@@ -33,6 +33,8 @@ SCHEMA = pa.schema(
 )
 """Columns of a shard."""
 
+_KEYS = {"name": str, "entries": int, "fingerprint": str, "image_root": str, "shards": list}
+"""What the manifest must say."""
 _ROW_GROUP = 128
 _GROUPS_KEPT = 64
 
@@ -150,10 +152,11 @@ class KnowledgeBase:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST, "the knowledge base's manifest")
-        missing = [
-            key for key in ("name", "entries", "fingerprint", "image_root", "shards") if key not in self.manifest
-        ]
+        self.manifest = read_record(self.folder / MANIFEST, "the knowledge base's manifest", **_KEYS)
+        missing = [key for key in _KEYS if key not in self.manifest]
+        shards = self.manifest.get("shards", [])
+        if not all(isinstance(each, dict) and {"file", "entries"} <= each.keys() for each in shards):
+            raise UserError(f"{self.folder / MANIFEST}: a shard lacks its file or its entries; write it again")
         if missing:
             raise UserError(f"{self.folder / MANIFEST} lacks `{'`, `'.join(missing)}`; write the knowledge base again")
         self._group = functools.lru_cache(maxsize=_GROUPS_KEPT)(self._read_group)
@@ -180,8 +183,13 @@ class KnowledgeBase:
         return int(self.manifest["entries"])
 
     def __iter__(self) -> Iterator[Entry]:
-        for shard in self._shards:
+        for shard, record in zip(self._shards, self.manifest["shards"], strict=True):
             with _opened(shard) as file:
+                if file.metadata.num_rows != record["entries"]:
+                    raise UserError(
+                        f"{shard} holds {file.metadata.num_rows:,} entries, {MANIFEST} says {record['entries']}; "
+                        "write the knowledge base again"
+                    )
                 for batch in file.iter_batches(batch_size=_ROW_GROUP, columns=SCHEMA.names):
                     yield from map(_entry, batch.to_pylist())
 
@@ -297,5 +305,7 @@ def _opened(path: Path) -> pq.ParquetFile:
 
 
 def _entry(row: dict[str, Any]) -> Entry:
+    if empty := [name for name in SCHEMA.names if row[name] is None]:
+        raise UserError(f"entry {row['id']} of the knowledge base has no {', '.join(empty)}; write it again")
     sections = tuple(Section(**section) for section in row["sections"])
     return Entry(**{**row, "images": tuple(row["images"]), "sections": sections})

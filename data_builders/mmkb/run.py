@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
@@ -142,7 +142,7 @@ def _check_output(output: Path, dataset: Dataset) -> None:
     """Refuse a folder that holds what another command built, or another data set's labels."""
     if not (output / MANIFEST).is_file():
         return
-    scheme = read_json(output / MANIFEST, "the manifest of the reflection data").get("scheme")
+    scheme = read_record(output / MANIFEST, "the manifest of the reflection data").get("scheme")
     if scheme != SCHEME:
         raise UserError(f"{output} holds data for the scheme {scheme}; choose another `output`")
     root = read_manifest(output).image_root

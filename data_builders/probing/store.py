@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.durable import read_json, read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.paths import listed_file
@@ -101,7 +101,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         UserError: The folder holds no finished probes.
     """
     folder = Path(folder)
-    settings: dict[str, Any] = read_json(folder / SETTINGS, "the settings of the probes")
+    settings = read_record(folder / SETTINGS, "the settings of the probes")
     return {**settings, "about": _manifest(folder).get("about", {})}
 
 
@@ -131,7 +131,9 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 def _manifest(folder: Path) -> dict[str, Any]:
     if not (folder / MANIFEST).is_file():
         return {"generation": 0, "questions": 0, "parts": []}
-    manifest: dict[str, Any] = read_json(folder / MANIFEST, "the manifest of the probes")
+    manifest = read_record(folder / MANIFEST, "the manifest of the probes", parts=list, questions=int, generation=int)
+    if missing := {"parts", "questions", "generation"} - manifest.keys():
+        raise UserError(f"{folder / MANIFEST} lacks `{'`, `'.join(sorted(missing))}`; probe again")
     return manifest
 
 

@@ -296,7 +296,7 @@ class Renderer:
         messages = [{"role": turn.role, "content": self._content(turn)} for turn in turns]
         try:
             text = self.processor.apply_chat_template(messages, add_generation_prompt=cue, tokenize=False)
-        except (jinja2.TemplateError, TypeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError) as error:  # ValueError: there is none
             raise UserError(f"this model's chat template can't take an image and a text ({error}); {ADVICE}") from error
         marks = [slot_mark(part) for turn in turns for part in turn.parts if isinstance(part, Slot)]
         lost = [mark for mark in marks if text.count(mark) != 1]

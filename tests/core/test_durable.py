@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflectune.core.durable import RowLog, read_json, read_rows, write_atomically, write_json
+from reflectune.core.durable import RowLog, read_json, read_record, read_rows, write_atomically, write_json
 from reflectune.core.errors import UserError
 
 
@@ -67,3 +67,22 @@ def test_a_log_that_another_run_writes_is_refused_until_that_run_is_dead(tmp_pat
 
     with RowLog(path, "f") as log:
         assert log.done == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("3", "holds no object, but int"),
+        ("[]", "holds no object, but list"),
+        ('{"name": ["a"]}', "`name` is list, not str"),
+        ('{"rows": true}', "`rows` is bool, not int"),
+        ('{"rows": null}', "`rows` is NoneType, not int"),
+    ],
+)
+def test_a_record_of_another_shape_is_refused_by_its_key(tmp_path: Path, content: str, problem: str) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text('{"name": "a", "more": []}')
+    assert read_record(path, "the manifest", name=str, rows=int) == {"name": "a", "more": []}
+    path.write_text(content)
+    with pytest.raises(UserError, match=f"the manifest is damaged: .*{problem}"):
+        read_record(path, "the manifest", name=str, rows=int)

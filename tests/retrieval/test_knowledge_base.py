@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
 from reflectune.retrieval.knowledge_base import (
@@ -104,3 +107,32 @@ def test_entries_taken_out_of_a_shard_leave_the_others_as_they_were(tmp_path, en
     kb = finish_knowledge_base(path.parent, shards, kept_digests, name="owls")
     assert list(kb) == kept
     assert kb.fingerprint == write_knowledge_base(tmp_path / "b", kept, name="owls").fingerprint
+
+
+@pytest.mark.parametrize("column", ["title", "images", "sections"])
+def test_an_entry_without_a_value_and_a_shard_with_too_many_are_named(kb, column) -> None:
+    shard = kb.folder / kb.manifest["shards"][0]["file"]
+    table = pq.read_table(shard)
+    pq.write_table(pa.concat_tables([table, table.slice(0, 1)]), shard)
+    with pytest.raises(UserError, match=f"holds {table.num_rows + 1} entries, kb.json says {table.num_rows}"):
+        list(kb)
+    rows = table.to_pylist()
+    rows[0][column] = None
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), shard)
+    with pytest.raises(UserError, match=f"entry {rows[0]['id']} of the knowledge base has no {column}"):
+        list(kb)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"image_root": [[]]}, "`image_root` is list, not str"),
+        ({"entries": "3"}, "`entries` is str, not int"),
+        ({"shards": [3]}, "a shard lacks its file or its entries"),
+        ({"shards": [{"file": "part-00000.parquet"}]}, "a shard lacks its file or its entries"),
+    ],
+)
+def test_a_manifest_of_another_shape_is_refused(kb, change, problem) -> None:
+    write_json(kb.folder / "kb.json", {**kb.manifest, **change})
+    with pytest.raises(UserError, match=problem):
+        KnowledgeBase(kb.folder)
