@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -124,6 +125,14 @@ def _handler(server: StubServer) -> type[BaseHTTPRequestHandler]:
             pass
 
     return Handler
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_precision() -> Iterator[None]:
+    """A module that trains in its own process leaves products in float32 as the next one expects them."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(scope="session", autouse=True)
