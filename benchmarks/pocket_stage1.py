@@ -158,6 +158,11 @@ def shown(right: Sequence[bool], seed: int) -> str:
     return f"{100 * made['value']:.1f} % [{100 * made['low']:.1f}, {100 * made['high']:.1f}] of {made['n']}"
 
 
+def in_cell(text: str) -> str:
+    """A model's words as a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "/")
+
+
 def of_count(right: Sequence[bool]) -> str:
     """A share without an interval: of few questions."""
     return f"{100 * sum(right) / len(right):.1f} % of {len(right)}" if right else "none"
@@ -168,18 +173,18 @@ def measured(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     loaded = load(arguments.model, scheme="plain", dtype=arguments.dtype, device=arguments.device)
     engine = PrefixEngine(loaded)
     captions, rng = Dataset(arguments.captions), random.Random(arguments.seed)
-    asked = [question for question in captions.questions("val") if question.answer_style == "free"]
-    rng.shuffle(asked)
-    asked = asked[: arguments.limit or None]
+    captioned = [question for question in captions.questions("val") if question.answer_style == "free"]
+    rng.shuffle(captioned)
+    captioned = captioned[: arguments.limit or None]
     examiner = Examiner(engine, captions)
-    things = len({question.meta["thing"] for question in asked})
-    choices = examiner.choices(asked, arguments.seed)
+    things = len({question.meta["thing"] for question in captioned})
+    choices = examiner.choices(captioned, arguments.seed)
     scores = {"caption": mean([float(choice.is_right) for choice in choices], arguments.seed)}
     lines = ["## Captions", "", *caption_lines(choices, things, arguments.seed), ""]
     lines += ["| the picture's caption | what the model says |", "|---|---|"]
-    some = asked[:SHOWN]
+    some = captioned[:SHOWN]
     for question, said in zip(some, examiner.answers(some), strict=True):
-        lines.append(f"| {question.answers[0]} | {' '.join(said.split()).replace('|', '/')} |")
+        lines.append(f"| {question.answers[0]} | {in_cell(said)} |")
     gallery = Dataset(arguments.gallery)
     visual = [q for split in SPLITS for q in gallery.questions(split) if q.requires_retrieval is False]
     rng.shuffle(visual)
@@ -191,7 +196,7 @@ def measured(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
         lines += ["", "## Visual questions", "", *visual_lines(results, arguments.seed)]
         lines += ["", "| question | answer | what the model says |", "|---|---|---|"]
         for question, said in zip(visual[:SHOWN], replies, strict=False):
-            lines.append(f"| {question.text} | {question.answers[0]} | {' '.join(said.split()).replace('|', '/')} |")
+            lines.append(f"| {question.text} | {question.answers[0]} | {in_cell(said)} |")
     return lines, scores
 
 

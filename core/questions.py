@@ -24,9 +24,13 @@ def malformed(question: Question) -> Problem | None:
     An empty text and a missing image are no such thing: whoever asks the question stops there, or leaves it out and
     lists it. Nor is a question without answers, which a test set has (`reflectune.metrics.registry.has_truth`).
     """
-    for field, value in (("id", question.id), ("text", question.text), ("image", question.image)):
+    for field, value, fix in (
+        ("id", question.id, "give the row an id"),
+        ("text", question.text, "give the row a question"),
+        ("image", question.image, "give the path of the image"),
+    ):
         if not isinstance(value, str) or (field == "id" and not value.strip()):
-            return field, _found(value), "give a text"
+            return field, _found(value), fix
     if question.answer_type not in ANSWER_TYPES:
         return "answer_type", f"is {question.answer_type!r}", f"it is one of {', '.join(ANSWER_TYPES)}"
     if not all(isinstance(answer, str) for answer in question.answers):

@@ -182,10 +182,19 @@ def read_questions(folder: str | Path, split: str) -> list[Question]:
             that the manifest speaks of, a row of it is no question, or two rows have one id.
     """
     questions = list(stream_questions(folder, split))
-    again = [each for each, count in Counter(question.id for question in questions).items() if count > 1]
-    if again:
-        raise UserError(f"{folder}: two questions of {split} have the id {again[0]}; ids must be unique")
+    check_ids(folder, split, (question.id for question in questions))
     return questions
+
+
+def check_ids(folder: str | Path, split: str, ids: Iterable[str]) -> None:
+    """Refuse a split of which two questions have one id.
+
+    Raises:
+        UserError: Names the id.
+    """
+    again = next((each for each, count in Counter(ids).items() if count > 1), None)
+    if again is not None:
+        raise UserError(f"{folder}: two questions of {split} have the id {again}; ids must be unique")
 
 
 def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.dataset import Dataset, check_ids
 
 Item = TypeVar("Item")
 
@@ -40,9 +39,7 @@ def select_questions(
         raise UserError(
             f"{dataset.root}: nothing to probe in {split}{free}; name another `split`, or set `visual: true`"
         )
-    again = [question_id for question_id, count in Counter(ids).items() if count > 1]
-    if again:
-        raise UserError(f"{dataset.root}: two questions of {split} have the id {again[0]}; ids must be unique")
+    check_ids(dataset.root, split, ids)
     order = heapq.nsmallest(
         limit if limit is not None else len(ids), ids, key=lambda question_id: _drawn(seed, question_id)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,25 +56,42 @@ def build(folder: Path, trained: Path = TRAINED, image_size: int = IMAGE_SIZE) -
     Raises:
         UserError: A part can't be fetched, or they don't fit together.
     """
-    if _is_built(folder, trained, image_size):
+    return _kept(folder, lambda: _made_of(trained, image_size), lambda partial: _write(partial, trained, image_size))
+
+
+def _kept(folder: Path, made_of: Callable[[], dict[str, Any] | None], write: Callable[[Path], None]) -> Path:
+    """A folder that `write` fills, unless it holds just what `made_of` says; one process at a time.
+
+    Args:
+        folder: Where to.
+        made_of: What decides the content; None if that can't be told before it is written.
+        write: Fills an empty folder.
+    """
+
+    def is_built() -> bool:
+        if not (folder / PARTS_FILE).is_file() or (wanted := made_of()) is None:
+            return False
+        return bool(read_json(folder / PARTS_FILE, "the record of a built model") == wanted)
+
+    if is_built():
         return folder
     with locked(folder):
-        if not _is_built(folder, trained, image_size):
+        if not is_built():
             with replacing(folder) as partial:
-                _write(partial, trained, image_size)
+                write(partial)
+                write_json(partial / PARTS_FILE, made_of())
     return folder
 
 
-def _is_built(folder: Path, trained: Path, image_size: int) -> bool:
-    if not (folder / PARTS_FILE).is_file() or not all(map(is_fetched, ("language", "vision"))):
-        return False
-    return read_json(folder / PARTS_FILE, "the record of a built model") == _made_of(trained, image_size)
+def _digests(files: Iterable[Path]) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _made_of(trained: Path, image_size: int) -> dict[str, Any]:
-    """All that decides the checkpoint, the parts' sources included."""
-    files = [trained / name for name in (PROJECTOR, ADAPTER) if (trained / name).is_file()]
-    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def _made_of(trained: Path, image_size: int) -> dict[str, Any] | None:
+    """All that decides the checkpoint, the parts' sources included; None before they are fetched."""
+    if not all(map(is_fetched, ("language", "vision"))):
+        return None
+    digests = _digests(trained / name for name in (PROJECTOR, ADAPTER) if (trained / name).is_file())
     parts = {name: read_part(name) for name in ("language", "vision")}
     return {"trained": digests, "image_size": image_size, **parts}
 
@@ -89,7 +107,6 @@ def _write(folder: Path, trained: Path, image_size: int) -> None:
         model = PeftModel.from_pretrained(model, str(trained)).merge_and_unload()
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
-    write_json(folder / PARTS_FILE, _made_of(trained, image_size))
 
 
 def build_tuned(folder: Path, trained: Path) -> Path:
@@ -103,25 +120,16 @@ def build_tuned(folder: Path, trained: Path) -> Path:
         UserError: A part can't be fetched.
     """
     files = sorted(path for path in trained.iterdir() if path.is_file())
-    made_of = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
-    def is_built() -> bool:
-        known = folder / PARTS_FILE
-        return known.is_file() and read_json(known, "the record of a built model") == made_of
+    def write(partial: Path) -> None:
+        from reflectune.models.schemes.registry import load_scheme
+        from reflectune.models.schemes.tokens import add_to_tokenizer  # slow to import
+        from reflectune.models.weights.pretrained import load_processor
 
-    if is_built():
-        return folder
-    with locked(folder):
-        if not is_built():
-            from reflectune.models.schemes.registry import load_scheme
-            from reflectune.models.schemes.tokens import add_to_tokenizer  # slow to import
-            from reflectune.models.weights.pretrained import load_processor
+        processor = load_processor(pocket_folder("pocket/llava"), "llava")
+        add_to_tokenizer(processor, load_scheme(trained))
+        processor.save_pretrained(partial)
+        for path in files:
+            (partial / path.name).write_bytes(path.read_bytes())
 
-            processor = load_processor(pocket_folder("pocket/llava"), "llava")
-            add_to_tokenizer(processor, load_scheme(trained))
-            with replacing(folder) as partial:
-                processor.save_pretrained(partial)
-                for path in files:
-                    (partial / path.name).write_bytes(path.read_bytes())
-                write_json(partial / PARTS_FILE, made_of)
-    return folder
+    return _kept(folder, lambda: _digests(files), write)

@@ -1,7 +1,7 @@
 """Keeps what a stage of pocket trained, and nothing else: `python -m reflectune.models.pocket.pack --checkpoint DIR`.
 
-The projector and the adapters, in bfloat16, are a few MB, and all of pocket/llava that is shipped; it is built of them
-and of the parts on first use.
+The projector and the adapters, in bfloat16, are a few MB, and all that is shipped of pocket/llava and of what is tuned
+of it; both are built of them and of the parts on first use.
 """
 
 from __future__ import annotations

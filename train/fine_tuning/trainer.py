@@ -40,7 +40,7 @@ from reflectune.train.forecasting.memory import GIB
 from reflectune.train.saving.best import BEST, is_patience_exhausted, put_in_place
 from reflectune.train.saving.checkpoints import keep_newest, mark_checkpoint_whole, refuse_full_disk
 from reflectune.train.settings.validation import ANSWERS
-from reflectune.train.setup.parameters import adapters_under_autocast, give_projector_a_rate, parameter_count
+from reflectune.train.setup.parameters import adapters_of, give_projector_a_rate, parameter_count, under_autocast
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class ReflectionTrainer(Trainer):
         self._reader, self._answers, self.patience = reader, answers, patience
         self._order, self._save_to, self.settings = run.order, run.save, run.settings
         self._bare_model, self._folder = run.model, Path(str(args.output_dir))
-        self._projector_rate = run.projector_learning_rate
+        self._projector_rate, self._adapters = run.projector_learning_rate, adapters_of(run.model)
         self._tokens, self._tokens_since = 0, time.monotonic()
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -129,7 +129,7 @@ class ReflectionTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """The loss of a batch, with its gradients added; an error names the batch's examples."""
-        casting = adapters_under_autocast(self._bare_model) if self.accelerator.native_amp else nullcontext()
+        casting = under_autocast(self._adapters) if self.accelerator.native_amp else nullcontext()
         with naming(Reading(self.state.global_step + 1, dict(inputs))), casting:
             return super().training_step(model, inputs, num_items_in_batch)
 

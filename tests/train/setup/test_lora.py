@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from reflectune.core.errors import UserError
 from reflectune.models.miniature.architecture import Family, build_model, train_tokenizer
 from reflectune.train.config import SftConfig
-from reflectune.train.setup.parameters import adapters_under_autocast, add_adapters
+from reflectune.train.setup.parameters import adapters_of, add_adapters, under_autocast
 
 TARGETS = SftConfig().lora_targets
 NEW = [300, 301, 302, 303]
@@ -123,7 +123,7 @@ def test_under_autocast_the_same_loss_and_gradients_come_without_casts(family: F
 
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     expected = read()
-    with adapters_under_autocast(model):
+    with under_autocast(adapters_of(model)):
         assert not any(layer.cast_input_dtype_enabled for layer in layers)
         found = read()
     assert all(layer.cast_input_dtype_enabled for layer in layers)
