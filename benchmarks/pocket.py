@@ -1,8 +1,10 @@
 """Both papers' methods on pocket, stage by stage, each the command that a user would type; ends with the marks.
 
     python benchmarks/pocket.py --output benchmarks/pocket.md
+    python benchmarks/pocket.py --quick
 
-A stage that is finished is not run again; one that was cut off goes on.
+A stage that is finished is not run again; one that was cut off goes on. `--quick` trains nothing: it evaluates what is
+shipped.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ MINUTES = {
     "labels": 1,
     "mmkb": 45,
     "evaluate_mmkb": 20,
+    "quick": 15,
 }
 """About how long each stage takes on two idle cores."""
 
@@ -88,6 +91,15 @@ def stages() -> dict[str, list[str]]:
         "labels": recipe("data_builders.derive_labels", "derive_labels"),
         "mmkb": recipe("train.sft", "mmkb_lora"),
         "evaluate_mmkb": recipe("inference.evaluate", "evaluate_mmkb"),
+    }
+
+
+def quick_stages() -> dict[str, list[str]]:
+    """The commands without training: the models that are shipped, on half of the questions."""
+    shipped = "--model pocket/mr2ag --plain_model pocket/plain --limit 75"
+    return {
+        **{name: command for name, command in stages().items() if name in ("parts", "gallery", "index")},
+        "quick": [*recipe("inference.evaluate", "evaluate"), *shipped.split(), "--output", str(RUN / "quick")],
     }
 
 
@@ -227,29 +239,35 @@ def page(table: list[Mark], mr2ag: dict[str, Any], minutes: dict[str, float], lo
     return "\n".join(lines)
 
 
+def written(name: str) -> dict[str, Any]:
+    """What a stage wrote as JSON; nothing if it did not run."""
+    path = RUN / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="Markdown file of what is printed at the end")
     parser.add_argument("--run", type=Path, default=ROOT, help="folder that the recipes' `runs/pocket` is below")
+    parser.add_argument("--quick", action="store_true", help="train nothing: evaluate the models that are shipped")
     parser.add_argument("--collect", action="store_true", help="run nothing: the table of what is measured so far")
     arguments = parser.parse_args()
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
-    commands = stages()
-    log = RUN / "stages.json"
-    minutes = json.loads(log.read_text()) if log.exists() else {}
+    commands = quick_stages() if arguments.quick else stages()
+    minutes = written("stages.json")
     if not arguments.collect:
-        left = sum(MINUTES.get(name, 1) for name in commands if name not in minutes)
-        print(f"{len(commands) - len(minutes)} of {len(commands)} stages to do: about {left} minutes on two idle cores")
+        left = [name for name in commands if name not in minutes]
+        wanted = sum(MINUTES.get(name, 1) for name in left)
+        print(f"{len(left)} of {len(commands)} stages to do: about {wanted} minutes on two idle cores")
         minutes = run_stages(RUN, commands)
-    looked, evaluated, evaluated_mmkb = (
-        json.loads((RUN / name).read_text()) if (RUN / name).is_file() else {}
-        for name in ("looked.json", "evaluation/metrics.json", "evaluation_mmkb/metrics.json")
-    )
+    reports = ("quick",) if arguments.quick else ("evaluation", "evaluation_mmkb")
+    looked, evaluated = written("looked.json"), written(f"{reports[0]}/metrics.json")
+    evaluated_mmkb = {} if arguments.quick else written("evaluation_mmkb/metrics.json")
     said = (RUN / "looked.md").read_text() if looked else ""
     text = page(marks(looked, evaluated, evaluated_mmkb), evaluated, minutes, said)
     print(text)
-    print(f"reports: {RUN / 'evaluation/report.html'}, {RUN / 'evaluation_mmkb/report.html'}")
+    print("reports:", *(RUN / folder / "report.html" for folder in reports))
     if arguments.output:
         arguments.output.write_text(text, encoding="utf-8")
 

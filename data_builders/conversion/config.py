@@ -64,7 +64,8 @@ class ConvertConfig:
             issues.append(f"`images`: {self.path(self.images)} is not a folder")
         if self.knowledge_images and not self.path(self.knowledge_images).is_dir():
             issues.append(f"`knowledge_images`: {self.path(self.knowledge_images)} is not a folder")
-        return issues + bound_problems(self, ConvertConfig) + self._question_problems() + self._knowledge_problems()
+        issues += bound_problems(self, ConvertConfig) + self._question_problems() + self._knowledge_problems()
+        return issues or self._output_problems()
 
     def path(self, value: str) -> Path:
         """A path of the config, with `root` before it unless it is absolute; `~` is the home folder."""
@@ -104,6 +105,20 @@ class ConvertConfig:
     def scored_by(self) -> str:
         """The metric for dataset.json; "" if neither the config nor the reader says one."""
         return self.metric or METRIC_OF.get(self.questions, "")
+
+    def _output_problems(self) -> list[str]:
+        """Says where a second conversion would read what the first one wrote, or lose what it should read."""
+        output = Path(self.output).expanduser().resolve()
+        read = self.question_paths() if self.questions else []
+        read += [self.path(self.knowledge_source)] if self.knowledge else []
+        named = [self.path(folder) for folder in (self.images, self.knowledge_images) if folder]
+        sources = {path.resolve() for path in read}
+        if output in sources or any(folder.is_dir() for folder in sources & set(output.parents)):
+            return [f"`output`: {self.output} lies in a folder that is read; choose another folder"]
+        inside = sorted(
+            path for path in sources | {path.resolve() for path in named} if output in {path, *path.parents}
+        )
+        return [f"`output`: {self.output} holds {inside[0]}, which is read; choose another folder"] if inside else []
 
     def _question_problems(self) -> list[str]:
         if not self.questions:

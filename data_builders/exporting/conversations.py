@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
 from reflectune.data_builders.exporting.trl import IMAGE_NAMES
+from reflectune.data_builders.readers.json_texts import HALF, has_half, json_reader
 from reflectune.models.rendering.untrusted import SafeTokenizer
 
 BATCH = 256
@@ -67,7 +68,9 @@ def raw_rows(path: Path) -> Iterator[Any]:
                 yield from (_parsed(line) for line in lines if line.strip())
         elif path.suffix == ".json":
             with path.open("rb") as array:
-                yield from ijson.items(array, "item")
+                reader = json_reader(array)
+                array.seek(0)
+                yield from reader.items(array, "item")
         else:
             raise UserError(f"{path}: chat data is read from .parquet, .jsonl or .json, not from `{path.suffix}`")
     except (pa.ArrowException, ijson.JSONError) as error:
@@ -85,6 +88,8 @@ def conversation(row: Any) -> Conversation:
     if not isinstance(row, Mapping):
         raise UserError(f"a row should be an object with `messages` and `images`, found {type(row).__name__}")
     messages = _messages(row)
+    if has_half([messages, row.get("id"), row.get("question")]):
+        raise UserError(f"the row {HALF[0]}; {HALF[1]}")
     image = _image(row)
     turns = []
     for place, message in enumerate(messages):

@@ -6,13 +6,13 @@ import csv
 import gzip
 import io
 import json
-import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, cast
 
 import ijson
@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from reflectune.core.errors import UserError
 from reflectune.core.paths import resolve_below
 from reflectune.core.rejected import BadRow, Reject, stop
+from reflectune.data_builders.readers.json_texts import HALF, has_half, json_reader
 from reflectune.data_builders.readers.rows import Row
 
 RowSource = Callable[[Path, Reject], Iterator[tuple[int, Row]]]
@@ -29,8 +30,6 @@ RowSource = Callable[[Path, Reject], Iterator[tuple[int, Row]]]
 
 BLOCK_BYTES = 4 << 20
 _LONGEST_FIELD = 64 << 20
-_HALVES = re.compile(rb"\\u[dD][89a-fA-F]")
-"""How JSON writes halves of surrogate pairs, whole or alone."""
 
 
 def read_jsonl(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
@@ -90,11 +89,14 @@ def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> 
     Raises:
         UserError: The file is missing, has no array there, or is damaged; what comes after the damage can't be read.
     """
+    reader = _reader_of(path)
     with open_source(path) as file:
         number = 0
         try:
-            for number, value in enumerate(ijson.items(file, prefix, use_float=True), 1):
-                if isinstance(value, dict):
+            for number, value in enumerate(reader.items(file, prefix, use_float=True), 1):
+                if reader is not ijson and has_half(value):
+                    reject(BadRow(path, number, "", "", *HALF))
+                elif isinstance(value, dict):
                     yield number, Row(value, path, number)
                 else:
                     reject(BadRow(path, number, "", "", f"is {type(value).__name__}", "it should be an object"))
@@ -103,6 +105,14 @@ def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> 
     if not number and not _has_array(path, prefix):
         where = "it is" if prefix == "item" else f"its field `{prefix.removesuffix('.item')}` is"
         raise UserError(f"{path}: {where} no JSON array; is it the published file?")
+
+
+def _reader_of(path: Path) -> ModuleType:
+    with open_source(path, counted=False) as file:
+        try:
+            return json_reader(file)
+        except (OSError, EOFError, zlib.error, zipfile.BadZipFile):
+            return ijson  # damage is told where rows are read
 
 
 def _has_array(path: Path, prefix: str) -> bool:
@@ -123,10 +133,14 @@ def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Itera
     Raises:
         UserError: The file is missing, or is damaged; what comes after the damage can't be read.
     """
+    reader = _reader_of(path)
     with open_source(path) as file:
         number = 0
         try:
-            for number, (name, value) in enumerate(ijson.kvitems(file, "", use_float=True), 1):
+            for number, (name, value) in enumerate(reader.kvitems(file, "", use_float=True), 1):
+                if reader is not ijson and has_half([name, value]):
+                    reject(BadRow(path, number, "", "", *HALF))
+                    continue
                 fields = value if isinstance(value, dict) else {"value": value}
                 if fields.get(key, name) == name:
                     yield number, Row({key: name, **fields}, path, number)
@@ -241,23 +255,13 @@ def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, R
             fix = "the line is damaged, or an object is spread over several: mend it, or download the file again"
             reject(BadRow(block.file, line, "", "", problem, fix))
             continue
-        if _HALVES.search(content) and _has_half_a_pair(values):
-            problem = "holds half of a surrogate pair, which is no character"
-            reject(BadRow(block.file, line, "", "", problem, "write the whole character, or leave it out"))
+        if has_half(values, content):
+            reject(BadRow(block.file, line, "", "", *HALF))
         elif isinstance(values, dict):
             yield line, Row(values, block.file, line)
         else:
             fix = "a line should be a JSON object; one array over the whole file is no JSONL"
             reject(BadRow(block.file, line, "", "", f"is {type(values).__name__}", fix))
-
-
-def _has_half_a_pair(values: Any) -> bool:
-    """Whether a JSON value's texts can't be written: `json` joins the halves of pairs, and keeps lone ones."""
-    try:
-        json.dumps(values, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 class Meter:
@@ -283,15 +287,19 @@ def count_bytes() -> Iterator[Meter]:
 
 
 @contextmanager
-def open_source(path: Path) -> Iterator[BinaryIO]:
+def open_source(path: Path, *, counted: bool = True) -> Iterator[BinaryIO]:
     """Open a source file for reading as bytes, unpacked if its name ends in `.gz`, or `.zip` with one file inside.
+
+    Args:
+        path: The file.
+        counted: Whether what is read of it is progress.
 
     Raises:
         UserError: The file is missing, or the zip file is damaged or holds several files.
     """
     if not path.is_file():
         raise UserError(f"source file not found: {path}; check the path, or download it")
-    with io.BufferedReader(_Counted(path), buffer_size=1 << 20) as raw:
+    with io.BufferedReader(_Counted(path, counted), buffer_size=1 << 20) as raw:
         if path.suffix == ".gz":
             with gzip.open(raw) as file:
                 yield cast(BinaryIO, file)
@@ -305,9 +313,9 @@ def open_source(path: Path) -> Iterator[BinaryIO]:
 class _Counted(io.FileIO):
     """A file that tells the meter how much was read of it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, counted: bool) -> None:
         super().__init__(path, "rb")
-        self._meter = _METERS[-1] if _METERS else None
+        self._meter = _METERS[-1] if counted and _METERS else None
 
     def readinto(self, buffer: Any) -> int | None:
         count = super().readinto(buffer)

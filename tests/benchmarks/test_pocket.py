@@ -21,7 +21,7 @@ def pocket(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_each_stage_is_a_command_and_has_its_minutes(pocket: ModuleType) -> None:
-    stages = pocket.stages()
+    stages = {**pocket.stages(), **pocket.quick_stages()}
     assert set(pocket.MINUTES) <= set(stages)
     for command in stages.values():
         if command[1] == "-m":
@@ -32,18 +32,23 @@ def test_each_stage_is_a_command_and_has_its_minutes(pocket: ModuleType) -> None
 
 def test_each_stage_reads_what_an_earlier_one_wrote(pocket: ModuleType) -> None:
     """Every folder below the run that a recipe reads is the output of a stage before it."""
+    for commands in (pocket.stages(), pocket.quick_stages()):
+        check_inputs(commands, pocket.RUN)
+
+
+def check_inputs(commands: dict[str, list[str]], run: Path) -> None:
     written: set[Path] = set()
     reads = ("dataset", "index", "model", "base_model", "plain_model", "knowledge", "reflection", "probes")
-    for command in pocket.stages().values():
-        options = dict(zip(command[3::2], command[4::2], strict=False))
-        if "--config" in command:
-            options = yaml.safe_load(Path(command[command.index("--config") + 1]).read_text())
-        options = {name.removeprefix("--"): value for name, value in options.items()}
+    for command in commands.values():
+        given = {name.removeprefix("--"): value for name, value in zip(command[3::2], command[4::2], strict=False)}
+        options = given
+        if "config" in given:
+            options = yaml.safe_load(Path(given["config"]).read_text()) | given
         data = options.get("train_data", [])
         inputs = [options[name] for name in reads if name in options] + (
             [data] if isinstance(data, str) else list(data)
         )
-        for folder in (Path(each) for each in inputs if str(each).startswith(str(pocket.RUN))):
+        for folder in (Path(each) for each in inputs if str(each).startswith(str(run))):
             assert written & {folder, *folder.parents}, f"{command} reads {folder}"
         written |= {Path(options[name]) for name in ("output", "output_dir", "captions") if name in options}
 

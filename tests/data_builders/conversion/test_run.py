@@ -326,6 +326,24 @@ def test_problems_are_found_before_anything_is_read(source: Path, values, proble
     assert any(problem in issue for issue in ConvertConfig(**{**good, **values}).problems())
 
 
+@pytest.mark.parametrize(
+    ("output", "changes"),
+    [
+        (".", {}),
+        ("images", {"images": "images"}),
+        ("..", {}),
+        ("new", {"splits": {"train": "."}}),
+        ("images/new", {"knowledge_source": "."}),
+    ],
+)
+def test_the_output_can_not_be_mixed_with_what_is_read(source: Path, output: str, changes: dict[str, Any]) -> None:
+    asked = dataclasses.replace(config(source), output=str(source / output), **changes)
+    (problem,) = asked.problems()
+    assert problem.startswith(f"`output`: {asked.output}")
+    assert "choose another folder" in problem
+    assert not dataclasses.replace(config(source), output=str(source / "new")).problems()  # beside its files
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("reader", "workers"), [("own", 1), ("wiki6m", 2)])
 def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, reader: str, workers: int) -> None:

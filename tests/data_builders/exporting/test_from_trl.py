@@ -171,6 +171,7 @@ def test_mmkb_rags_rows_without_ids_are_gathered_by_their_question(tmp_path: Pat
 BAD = {
     "the line is not JSON": "{",
     "`prompt` should be a list of messages": {"text": "Q", "images": ["x.png"]},
+    "half of a surrogate pair": said("Q \ud83e", "[No Retrieval] a"),
     "there is no image": {"messages": said("Q", "[No Retrieval] a")["messages"]},
     "should hold one image, found 2": said("Q", "[No Retrieval] a", images=["x.png", "x.png"]),
     "image not found": said("Q", "[No Retrieval] a", images=["y.png"]),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zipfile
 from pathlib import Path
@@ -24,6 +25,7 @@ from reflectune.data_builders.readers.base import (
     read_parquet,
     source_files,
 )
+from reflectune.data_builders.readers.json_texts import json_reader
 
 VALUES = [{"id": str(n), "text": f"row {n} ü\u2028 end", "n": n} for n in range(50)]
 
@@ -86,6 +88,29 @@ def test_half_of_a_surrogate_pair_is_a_bad_row_and_a_whole_one_a_character(tmp_p
     assert [row["q"] for _, row in read_jsonl(path, lambda error: bad.append(str(error)))] == ["\U0001f98a"]
     assert len(bad) == 1
     assert f"{path}:1: holds half of a surrogate pair, which is no character" in bad[0]
+
+
+@pytest.mark.parametrize(
+    "text", [r"\ud83e", r"x\ud83ey", r"\udd8a", r"\ud83e\u0041", r"\udd8a\ud83e", r"\ud83e\ud83e\udd8a"]
+)
+def test_half_of_a_surrogate_pair_in_an_array_is_a_bad_row(text: str, tmp_path: Path) -> None:
+    """The fast JSON parser makes `?` of it, or a character that nobody wrote, or fails."""
+    path, members = tmp_path / "rows.json", tmp_path / "members.json"
+    path.write_text(f'[{{"q": "\\ud83e\\udd8a"}}, {{"q": "{text}"}}, {{"q": "c"}}]')
+    members.write_text(f'{{"a": {{"q": "{text}"}}, "b": {{"q": "\\ud83e\\udd8a"}}}}')
+    rejected: list[BadRow] = []
+    assert [row["q"] for _, row in read_json_array(path, rejected.append)] == ["\U0001f98a", "c"]
+    assert [row["q"] for _, row in read_json_dict(members, rejected.append)] == ["\U0001f98a"]
+    assert [(error.file, error.line) for error in rejected] == [(str(path), 2), (str(members), 1)]
+    assert all("half of a surrogate pair" in str(error) for error in rejected)
+
+
+@given(st.lists(st.sampled_from([r"\ud83e", r"\uDD8A", r"\u0041", "x", "\\\\"]), max_size=12), st.integers(1, 40))
+def test_halves_are_found_wherever_a_chunk_ends(parts: list[str], chunk: int) -> None:
+    content = f'["{"".join(parts)}"]'.encode()
+    reader = json_reader(io.BytesIO(content), chunk)
+    (text,) = reader.items(io.BytesIO(content), "item")
+    assert text == json.loads(content)[0]
 
 
 @given(st.lists(st.text(alphabet="ab\n", max_size=8), max_size=12), st.integers(1, 20), st.data())
