@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,10 +124,13 @@ class Shared:
 
 
 class SharedContext:
-    """What every row that a model reads sees before its own tokens.
+    """What every row that a model reads sees before its own tokens; given to the model as `shared_context`.
+
+    A row's own tokens are then read causally, without a mask: either all at once, padded on the right, or one by one,
+    unpadded.
 
     Args:
-        parts: Tokens that were read before.
+        parts: Tokens that were read before, at least of one kind.
     """
 
     def __init__(self, parts: Sequence[Shared]) -> None:
@@ -171,23 +172,6 @@ class SharedContext:
         return self._masks[new]
 
 
-_SEEN: ContextVar[SharedContext | None] = ContextVar("seen", default=None)
-
-
-@contextmanager
-def seeing(shared: Sequence[Shared]) -> Iterator[None]:
-    """Within it, every row that a model reads sees these tokens before its own.
-
-    A row's own tokens are then read causally, without a mask: either all at once, padded on the right, or one by one,
-    unpadded.
-    """
-    token = _SEEN.set(SharedContext(shared) if shared else None)
-    try:
-        yield
-    finally:
-        _SEEN.reset(token)
-
-
 def shared_attention(
     module: nn.Module,
     query: Tensor,
@@ -196,18 +180,19 @@ def shared_attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    shared_context: SharedContext | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in each layer: of shape (rows, T, heads, size).
 
-    A mask of whole numbers, of shape (B, 1, 1, L), is the segments of trees; see `tree_attention`.
+    It hands on what else a model's forward pass is given, such as the shared context. A mask of whole numbers, of shape
+    (B, 1, 1, L), is the segments of trees; see `tree_attention`.
     """
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, rotation leaves these in float32
-    sight = _SEEN.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if sight is not None:
+    if shared_context is not None:
         layer: Any = module.layer_idx
-        return sight.attend(query, key, value, layer, scale).transpose(1, 2), None
+        return shared_context.attend(query, key, value, layer, scale).transpose(1, 2), None
     if attention_mask is not None and attention_mask.dtype == torch.long and attention_mask.dim() == 4:
         return tree_attention(query, key, value, attention_mask, scale, dropout), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reflectune.models.attention.positions import Positions
-from reflectune.models.attention.shared import KeysValues, Shared, seeing, share_prefixes
+from reflectune.models.attention.shared import KeysValues, Shared, SharedContext, share_prefixes
 from reflectune.models.attention.tree import join_vision
 from reflectune.models.prefix.rows import Level, Rows, as_cache, cached, kept_bytes
 from reflectune.models.rendering.renderer import Rendered
@@ -68,8 +69,7 @@ class Forward:
         """
         padded, real = self._padded(ids)
         places = self._next_positions(rows.next_position, padded.shape[1])
-        with seeing(rows.shared()):
-            states, cache = self._states(padded, places, [], {}, _UNUSED_MASK)
+        states, cache = self._under(rows.shared(), padded, places, [])
         return states, rows.under(Level(cache, real), *_last(states, real, places))
 
     def decode_step(
@@ -86,22 +86,27 @@ class Forward:
         Returns:
             The hidden states, of shape (rows, hidden size), and the keys and values with the new ones.
         """
-        with seeing(shared):
-            states, cache = self._states(tokens[:, None], self._next_positions(start, 1), written, {}, _UNUSED_MASK)
+        states, cache = self._under(shared, tokens[:, None], self._next_positions(start, 1), written)
         return states[:, 0], cache
 
+    def _under(
+        self, shared: Sequence[Shared], ids: Tensor, positions: Tensor, past: KeysValues
+    ) -> tuple[Tensor, KeysValues]:
+        """`_states` of text that hangs from what was read before."""
+        more = {"attention_mask": _UNUSED_MASK, "shared_context": SharedContext(shared)}
+        return self._states(ids, positions, past, more)
+
     def _states(
-        self, ids: Tensor, positions: Tensor, past: KeysValues, vision: dict[str, Tensor], mask: Tensor | None = None
+        self, ids: Tensor, positions: Tensor, past: KeysValues, more: Mapping[str, Any]
     ) -> tuple[Tensor, KeysValues]:
         """Hidden states of tokens of shape (rows, new) at positions (1 or 3, rows, new), and all keys and values."""
         cache = as_cache(past)
         states = self.model.model(
             input_ids=ids,
-            attention_mask=mask,
             position_ids=positions if self.positions.is_3d else positions[0],
             past_key_values=cache,
             use_cache=True,
-            **vision,
+            **more,
         ).last_hidden_state
         return states, cached(cache)
 

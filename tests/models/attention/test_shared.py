@@ -6,7 +6,7 @@ from transformers import AttentionInterface
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.attention import attend, merge
-from reflectune.models.attention.shared import IMPLEMENTATION, Shared, seeing, share_prefixes, shared_attention
+from reflectune.models.attention.shared import IMPLEMENTATION, Shared, SharedContext, share_prefixes, shared_attention
 
 
 def cache(rows: int, tokens: int, seed: int):
@@ -40,8 +40,7 @@ def test_levels_and_own_tokens_together_are_one_context():
         Shared.of(first, torch.ones(1, 4, dtype=torch.bool), torch.zeros(3, dtype=torch.long)),
         Shared.of(second, torch.ones(2, 3, dtype=torch.bool), row),
     ]
-    with seeing(levels):
-        output, _ = shared_attention(Layer(), query, key, value, None, scaling=0.5)
+    output, _ = shared_attention(Layer(), query, key, value, None, scaling=0.5, shared_context=SharedContext(levels))
     keys, values = (
         torch.cat([a.expand(3, -1, -1, -1), b[row], c], 2)
         for a, b, c in zip(first[0], second[0], (key, value), strict=True)
