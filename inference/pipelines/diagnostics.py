@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string
@@ -62,7 +63,9 @@ class DiagnosticPassages:
     """Finds the probes of a question in a data set.
 
     Look-alikes come from the data set's `probes.jsonl` where it has one; else from the looks and the sections'
-    relations in its dataset.json; a data set with neither has none.
+    relations in its dataset.json; else from its `look_alikes.json`, lists of entries that are easily taken for each
+    other, whose sections of the evidence's heading are shown unless they hold an accepted answer. A data set with none
+    of these has none.
     """
 
     def __init__(
@@ -75,11 +78,12 @@ class DiagnosticPassages:
         self._looks: Mapping[str, Mapping[str, str]] = manifest.get("looks", {})
         self._relations: Mapping[str, Sequence[str]] = manifest.get("relations", {})
         self._written = _read_written(root / "probes.jsonl")
+        self._listed = _read_listed(root / "look_alikes.json", knowledge)
 
     @property
     def has_look_alikes(self) -> bool:
         """Whether the data set says which entries look alike."""
-        return bool(self._written) or bool(self._looks and self._relations)
+        return bool(self._written or self._listed) or bool(self._looks and self._relations)
 
     def build(self, question: Question) -> list[Probe]:
         """The probes of a question with evidence, gold first; none if its evidence has no passage."""
@@ -93,7 +97,7 @@ class DiagnosticPassages:
         return [
             *(Probe(p, GOLD) for p in gold),
             *(Probe(p, SAME_ARTICLE) for p in others),
-            *(self._written.get(question.id) or self._look_alikes(question)),
+            *(self._written.get(question.id) or self._look_alikes(question) or self._alike(question, gold[0])),
         ]
 
     def _passages(self, entry_id: str) -> list[Passage]:
@@ -115,6 +119,17 @@ class DiagnosticPassages:
                     Probe(p, f"{LOOK_ALIKE}:{attribute}") for p in self._passages(entry_id) if p.section == section
                 ]
         return probes
+
+    def _alike(self, question: Question, gold: Passage) -> list[Probe]:
+        """What listed look-alikes say under the heading of a gold passage."""
+        alike = self._listed.get(gold.entry_id, [])
+        rng = random.Random(f"{self._seed} {question.id}")
+        return [
+            Probe(passage, f"{LOOK_ALIKE}:{SEVERAL}")
+            for entry_id in rng.sample(alike, min(len(alike), self._several))
+            for passage in self._passages(entry_id)
+            if passage.heading == gold.heading and not annotate_by_string(question, passage).relevant
+        ]
 
     def _near(self, entry_id: str, relation: str) -> dict[str, list[str]]:
         """Entries with a section of this relation that differ in one attribute (by attribute) or in two (`several`)."""
@@ -139,6 +154,21 @@ def _read_written(path: Path) -> dict[str, list[Probe]]:
                 f"{path}, line {number}: expected question_id, attribute and passage (the fields of a Passage): {error}"
             ) from error
     return dict(probes)
+
+
+def _read_listed(path: Path, knowledge: KnowledgeBase) -> dict[str, list[str]]:
+    """The others of each entry's groups; an entry may be in several."""
+    groups = read_json(path, "the look-alikes") if path.exists() else []
+    if not isinstance(groups, list) or not all(
+        isinstance(g, list) and all(isinstance(e, str) for e in g) for g in groups
+    ):
+        raise UserError(f"{path}: expected a list of lists of entry ids")
+    others: dict[str, list[str]] = defaultdict(list)
+    for group in groups:
+        for entry_id in group:
+            knowledge.get(entry_id)  # says so if there is no such entry
+            others[entry_id] += [other for other in group if other not in (entry_id, *others[entry_id])]
+    return dict(others)
 
 
 def _rows(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:

@@ -65,6 +65,24 @@ def test_probes_of_the_data_set_go_before_looks(make, tmp_path, knowledge) -> No
     assert diagnostic_passages.has_look_alikes
 
 
+def test_entries_that_a_list_calls_alike_are_shown_under_the_same_heading(make, tmp_path, knowledge) -> None:
+    (tmp_path / "look_alikes.json").write_text('[["gold", "blue_owl"], ["red_cat", "gold"]]')
+    found = builder(tmp_path, knowledge)
+    probes = found.build(make.question(0, evidence=make.evidence("gold", 0)))
+    assert [(p.source, p.passage.heading) for p in probes[2:]] == [("look_alike:several", "Diet")] * 2
+    assert {p.passage.entry_id for p in probes[2:]} == {"blue_owl", "red_cat"}
+    assert found.has_look_alikes
+    answering = make.question(0, answer="About the diet of red_cat.", evidence=make.evidence("gold", 0))
+    assert "red_cat" not in {p.passage.entry_id for p in found.build(answering)}  # it would not be wrong to accept it
+
+
+@pytest.mark.parametrize(("text", "said"), [('{"gold": ["a"]}', "expected a list"), ('[["gold", "nobody"]]', "nobody")])
+def test_a_bad_list_of_look_alikes_is_told(tmp_path, knowledge, text: str, said: str) -> None:
+    (tmp_path / "look_alikes.json").write_text(text)
+    with pytest.raises(UserError, match=said):
+        builder(tmp_path, knowledge)
+
+
 def test_without_looks_there_are_no_look_alikes(make, tmp_path, knowledge) -> None:
     diagnostic_passages = builder(tmp_path, knowledge)
     probes = diagnostic_passages.build(make.question(0, evidence=make.evidence("gold", 0)))
