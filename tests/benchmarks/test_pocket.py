@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +37,24 @@ def test_each_stage_reads_what_an_earlier_one_wrote(pocket: ModuleType) -> None:
     """Every folder below the run that a recipe reads is the output of a stage before it."""
     for commands in (pocket.stages(), pocket.quick_stages()):
         check_inputs(commands, pocket.RUN)
+
+
+@pytest.mark.slow
+def test_what_is_shipped_answers_from_real_pictures_and_articles(
+    pocket: ModuleType, pocket_part: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The commands of `pocket.py --quick`, on a few entities of each kind and four questions of each split."""
+    for part in ("language", "vision", "text"):
+        pocket_part(part)
+    stages = pocket.quick_stages(limit=4)
+    stages["gallery"] += ["--limit", "6"]
+    for command in stages.values():
+        subprocess.run(command, cwd=tmp_path, check=True)
+    metrics = json.loads((tmp_path / pocket.RUN / "quick/metrics.json").read_text())
+    assert metrics["gate"]["accuracy"]["value"] >= 0.75
+    assert metrics["answer"]["gold_passage"]["value"] >= 0.5
+    assert set(metrics["pipelines"]) >= {"closed_book", "naive_rag_articles", "naive_rag_passages", "mr2ag"}
+    assert "<img" in (tmp_path / pocket.RUN / "quick/report.html").read_text()
 
 
 def check_inputs(commands: dict[str, list[str]], run: Path) -> None:
