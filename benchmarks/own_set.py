@@ -21,6 +21,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from reflectune.core.images import open_image
 from reflectune.core.paths import user_cache
 from reflectune.models.pocket.packages import Package, unpack
 
@@ -147,7 +148,7 @@ def plain(text: str) -> str:
 
 def on_white(path: Path, output: Path) -> None:
     """Save a picture that has transparent parts as a user would who has only JPEG."""
-    picture = Image.open(path).convert("RGBA").resize((160, 160), Image.Resampling.LANCZOS)
+    picture = open_image(path, "RGBA").resize((160, 160), Image.Resampling.LANCZOS)
     sheet = Image.new("RGBA", (192, 192), "white")
     sheet.alpha_composite(picture, (16, 16))
     sheet.convert("RGB").save(output, quality=92)

@@ -119,9 +119,10 @@ _NO_BOUNDS: Final = _Bounds(None, None, None, (), "", None)
 def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Read `--config FILE.yaml` and `--key value` overrides into one instance of each dataclass.
 
-    A list or mapping may be given as JSON: `--splits '{"train": "train.json"}'`. A config class may have a method
-    `problems() -> list[str]`, which says what is wrong with its values. Unknown keys (with the nearest valid one),
-    wrong types, values out of their fields' bounds and those problems are collected and reported in one error.
+    Of a key that the command line has twice the last value counts, so that a script's can be overridden; in a file it
+    is an error. A list or mapping may be given as JSON: `--splits '{"train": "train.json"}'`. A config class may have a
+    method `problems() -> list[str]`, which says what is wrong with its values. Unknown keys (with the nearest valid
+    one), wrong types, values out of their fields' bounds and those problems are collected and reported in one error.
 
     Args:
         kinds: Dataclasses whose fields together are the valid keys.
@@ -135,9 +136,8 @@ def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, .
     hidden = {field.name for kind in kinds for field in dataclasses.fields(kind) if not field.repr}
     path, arguments, issues = split_config(arguments)
     values, yaml_issues = _read_file(path, hints, hidden) if path is not None else ({}, [])
-    repeated = _repeated_flags(arguments, hints)
     given, arguments, flag_issues = _take_structured(arguments, hints)
-    _report(issues + yaml_issues + repeated + flag_issues + _check_flags(arguments, hints))
+    _report(issues + yaml_issues + flag_issues + _check_flags(arguments, hints))
     parsed = _parse(kinds, {**values, **given}, arguments, hidden)
     for config in parsed:
         for name in hidden & vars(config).keys():
@@ -289,21 +289,6 @@ def _check_flags(arguments: list[str], hints: dict[str, Any]) -> list[str]:
         except ValueError as error:
             issues.append(f"command line: a word {error}; write it as UTF-8")
     return issues
-
-
-def _repeated_flags(arguments: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
-    """Says which keys are given more than once, `--no_KEY` counted with `--KEY`: argparse would take the last."""
-    given: dict[str, list[str]] = {}
-    for argument in arguments:
-        if argument.startswith("--"):
-            flag = argument.split("=")[0]
-            name = flag[2:].replace("-", "_")
-            given.setdefault(name if name in hints else name.removeprefix("no_"), []).append(flag)
-    return [
-        f"command line: `{name}` is given {len(flags)} times, as {', '.join(flags)}; give it once"
-        for name, flags in given.items()
-        if len(flags) > 1 and name in hints
-    ]
 
 
 def _unknown(key: str, hints: dict[str, Any]) -> str:
