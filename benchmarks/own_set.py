@@ -85,7 +85,7 @@ class Article:
 
     Attributes:
         word: Its headword.
-        meaning: Its definitions.
+        meaning: Its definitions, paragraph by paragraph, with blank lines between.
         origin: Its etymology, languages written out; "" if it has none.
         latin: Scientific names that it gives.
         families: Names of families that it gives.
@@ -136,7 +136,8 @@ def parse(word: str, body: str) -> Article:
         if match := re.search(rf"(?<!Old )(?<!High ){language} ([a-zäöüåæøéèêàáíóúñç]{{3,}})\b", origin):
             words[language] = match[1]
     latin, family_names = (tuple(dict.fromkeys(map(plain, listed))) for listed in (names, families))
-    return Article(word.lower(), plain(body), origin, latin, family_names, words)
+    paragraphs = (plain(paragraph) for paragraph in re.split(r"\n\s*\n", body))
+    return Article(word.lower(), "\n\n".join(filter(None, paragraphs)), origin, latin, family_names, words)
 
 
 def plain(text: str) -> str:

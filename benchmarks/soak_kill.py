@@ -12,6 +12,7 @@ killed: what it leaves behind must end by itself, or keep a second start from wr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import random
@@ -43,19 +44,25 @@ class Job:
     Attributes:
         module: Below `reflectune`.
         settings: Its arguments; `{out}` is where it writes.
-        is_file: Whether that is a file.
+        launched: The miniature's recipe with which it is launched in two processes; "" if it runs in one.
     """
 
     module: str
     settings: str
-    is_file: bool = False
+    launched: str = ""
 
     def command(self, out: Path) -> list[str]:
         """The command line."""
-        settings = self.settings.format(out=out, configs=CONFIGS / "miniature")
-        return [sys.executable, "-m", f"reflectune.{self.module}", *settings.split()]
+        settings = self.settings.format(out=out, configs=CONFIGS / "miniature").split()
+        if self.launched:
+            return [*launch(f"{self.module.replace('.', '/')}.py", self.launched, 2), *settings]
+        return [sys.executable, "-m", f"reflectune.{self.module}", *settings]
 
 
+_PROBE = (
+    f"--dataset {WORLD} --index {INDEX} --model miniature/llava --device cpu --summary sentences --samples 1 "
+    "--documents 5 --max_new_tokens 8 --window 8 --batch_questions 4 --limit 48 --output {out}"
+)
 _TUNE = "--device cpu --max_steps 12 --save_steps 3 --logging_steps 1 --output_dir {out}"
 JOBS: dict[str, Job] = {
     WORLD: Job("data_builders.build_world", "--size tiny --output {out}"),
@@ -80,11 +87,8 @@ JOBS: dict[str, Job] = {
         "train.sft", f"--config {{configs}}/mr2ag_lora.yaml --model miniature/llava --train_data {DATA} {_TUNE}"
     ),
     "merged": Job("train.merge", "--checkpoint adapter --output {out}"),
-    "probes": Job(
-        "data_builders.probe",
-        f"--dataset {WORLD} --index {INDEX} --model miniature/llava --device cpu --summary sentences --samples 1 "
-        "--documents 5 --max_new_tokens 8 --window 8 --batch_questions 4 --limit 48 --output {out}",
-    ),
+    "probes": Job("data_builders.probe", _PROBE),
+    "probes_of_two": Job("data_builders.probe", _PROBE, launched="probe.yaml"),
     "labels": Job("data_builders.derive_labels", f"--probes probes --dataset {WORLD} --output {{out}}"),
     "evaluation": Job(
         "inference.evaluate",
@@ -131,6 +135,14 @@ def partials_beside(path: Path) -> list[str]:
     return [each.name for each in path.parent.iterdir() if each.name.endswith(".partial") and path.name in each.name]
 
 
+def kill_with_children(process: subprocess.Popen) -> None:
+    """Kill a process and all that it started, whatever session that is in."""
+    for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
+
+
 def straight(job: Job, out: Path, log: Path) -> float:
     """Run a command undisturbed; its seconds."""
     began = time.monotonic()
@@ -150,8 +162,7 @@ def disturbed(job: Job, out: Path, log: Path, kills: int, seconds: float, rng: r
             try:
                 process.wait(rng.uniform(0.2, 1.0) * seconds if result.kills < kills else None)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                kill_with_children(process)
                 result.kills += 1
                 continue
         result.starts += 1
@@ -188,12 +199,12 @@ def without_launcher(folder: Path, log: Path) -> Result:
 
     result = Result()
     began = time.monotonic()
-    for name in ("launched", "launched again"):
+    for name in ("launched", "launched.again"):
         with log.open("wb") as file:
             if subprocess.run(command(folder / name), stdout=file, stderr=file, check=False).returncode:
                 sys.exit(f"a launch ended badly undisturbed; see {log}")
     result.seconds = (time.monotonic() - began) / 2
-    killed = folder / "launched and killed"
+    killed = folder / "launched.killed"
     with log.open("wb") as file:
         launcher = subprocess.Popen(command(killed), stdout=file, stderr=file, start_new_session=True)
         while not list(killed.glob("checkpoint-*/run.json")):
@@ -218,7 +229,7 @@ def without_launcher(folder: Path, log: Path) -> Result:
             status = subprocess.run(command(killed), stdout=file, stderr=file, check=False).returncode
         result.wrong += [f"going on: status {status}"] if status else []
     result.starts = 1
-    compare(result, folder / "launched", folder / "launched again", killed)
+    compare(result, folder / "launched", folder / "launched.again", killed)
     return result
 
 

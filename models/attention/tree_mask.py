@@ -6,6 +6,7 @@ alone: the prefix's own attention, each branch's own, and all branches' attentio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,8 @@ from reflectune.models.attention.attention import attend, attend_backward, has_b
 
 STRIDE = 2**20
 """Segments of tree t are t · STRIDE for its prefix and t · STRIDE + k for its branch k = 1, 2, …"""
+CALL = 2**15
+"""What one more call of the kernels costs, forward and backward, in scores of a head: those of a row of 180 tokens."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class TreeLayout:
         tails: Of shape (N, R): what follows it, all branches.
         branches: Of shape (branches of all trees, T).
         segments: Those of `trees`, -1 for none.
+        causal: All rows that are causal by themselves, plain trees, prefixes and branches alike: each of shape (rows of
+            like length, most tokens of these).
     """
 
     plain: Tensor
@@ -42,6 +47,7 @@ class TreeLayout:
     tails: Tensor
     branches: Tensor
     segments: Tensor
+    causal: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, segments: Tensor) -> TreeLayout:
@@ -57,7 +63,8 @@ class TreeLayout:
             _, number = what[kept].unique(return_inverse=True)
             return _padded(order[kept], number, int(number.max()) + 1 if len(number) else 0, len(flat))
 
-        trees = by(tree, branching)
+        trees, rows = by(tree, branching), by(flat, flat >= 0)
+        lengths = (rows < len(flat)).sum(1).tolist()
         return cls(
             plain=by(tree, (flat >= 0) & ~branching),
             trees=trees,
@@ -65,12 +72,36 @@ class TreeLayout:
             tails=by(tree, tail),
             branches=by(flat, tail),
             segments=torch.cat([flat, flat.new_full((1,), -1)])[trees],
+            causal=tuple(rows[group, : lengths[group[-1]]] for group in like_lengths(lengths)),
         )
 
     @cached_property
     def dense(self) -> Tensor:
         """The masks of the trees with branches; see `tree_mask`."""
         return tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1))
+
+
+def like_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """Rows in groups whose padded attention costs least, each call of the kernels counted as `CALL` scores.
+
+    Args:
+        lengths: Tokens of each row.
+
+    Returns:
+        Indices of the rows of each group, the shortest first; together all of them.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    least, starts = [0], [0]  # of the first n rows: the cost, and where their last group starts
+    for end in range(1, len(order) + 1):
+        longest = lengths[order[end - 1]]
+        costs = [least[start] + (end - start) * longest**2 + CALL for start in range(end)]
+        least.append(min(costs))
+        starts.append(costs.index(least[end]))
+    groups, end = [], len(order)
+    while end:
+        groups.append(order[starts[end] : end])
+        end = starts[end]
+    return groups[::-1]
 
 
 _LAYOUTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -145,10 +176,9 @@ class _TreeAttention(torch.autograd.Function):
         rows, heads, length, size = query.shape
         bias = _bias(layout.prefixes, rows * length, query.dtype)
         output, lse = q.new_zeros(q.shape), torch.full(q.shape[:2], torch.inf)
-        for index in (layout.plain, layout.prefixes, layout.branches):
-            if index.numel():
-                attended = attend(*(_take(tensor, index) for tensor in (q, k, v)), scale=scale, causal=True)
-                _put(output, lse, index, *attended)
+        for index in layout.causal:
+            attended = attend(*(_take(tensor, index) for tensor in (q, k, v)), scale=scale, causal=True)
+            _put(output, lse, index, *attended)
         if layout.tails.numel():
             seen = (_take(tensor, layout.prefixes) for tensor in (k, v))
             above = attend(_take(q, layout.tails), *seen, scale=scale, bias=bias)
@@ -179,9 +209,8 @@ class _TreeAttention(torch.autograd.Function):
             for total, part, where in zip((d_q, d_k, d_v), gradients, (seen_from, seen, seen), strict=True):
                 total.index_add_(0, where.flatten(), part.transpose(1, 2).flatten(0, 1))
 
-        for index in (layout.plain, layout.prefixes, layout.branches):
-            if index.numel():
-                add(index, index, causal=True)
+        for index in layout.causal:
+            add(index, index, causal=True)
         if layout.tails.numel():
             add(layout.tails, layout.prefixes, bias=ctx.bias)
         return _unflat(d_q, query), _unflat(d_k, keys), _unflat(d_v, values), None, None

@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reflectune.models.attention.tree_mask import STRIDE, TreeLayout, layout_of, tree_attention, tree_mask
+from reflectune.models.attention.tree_mask import (
+    CALL,
+    STRIDE,
+    TreeLayout,
+    layout_of,
+    like_lengths,
+    tree_attention,
+    tree_mask,
+)
 
 SCALE = 0.4
 TREES = st.lists(
@@ -112,6 +120,7 @@ def test_a_layout_written_out_and_kept():
     assert layout.prefixes.tolist() == [[0, 1], [6, 12]]
     assert layout.tails.tolist() == [[2, 3, 4], [7, 12, 12]]
     assert layout.branches.tolist() == [[2, 3], [4, 12], [7, 12]]
+    assert [rows.tolist() for rows in layout.causal] == [[[4, 12], [6, 12], [7, 12], [0, 1], [2, 3]]]
     assert layout_of(segments) is layout
     kept = weakref.ref(layout)
     del layout, segments
@@ -120,6 +129,28 @@ def test_a_layout_written_out_and_kept():
     bare = TreeLayout.of(torch.tensor([[0, 0, -1]]))
     assert bare.plain.tolist() == [[0, 1]]
     assert bare.trees.numel() == bare.branches.numel() == 0
+    assert TreeLayout.of(torch.tensor([[-1, -1]])).causal == ()
+
+
+@given(st.lists(st.integers(1, 2000), max_size=7))
+def test_rows_of_like_length_go_together(lengths):
+    def cost(groups):
+        return sum(len(group) * max(lengths[row] for row in group) ** 2 + CALL for group in groups)
+
+    def splits(rows):
+        if not rows:
+            yield []
+        for end in range(1, len(rows) + 1):
+            for rest in splits(rows[end:]):
+                yield [rows[:end], *rest]
+
+    groups = like_lengths(lengths)
+    assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
+    assert cost(groups) == min(map(cost, splits(sorted(range(len(lengths)), key=lengths.__getitem__))))
+
+
+def test_one_long_row_does_not_pad_the_short_ones():
+    assert like_lengths([1500, 40, 30, 50, 40]) == [[2, 1, 4, 3], [0]]
 
 
 def test_a_mask_written_out():
