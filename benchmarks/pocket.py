@@ -37,6 +37,7 @@ MINUTES = {
     "mr2ag": 60,
     "plain_tuned": 45,
     "evaluate": 30,
+    "reader": 1,
     "probe": 45,
     "labels": 1,
     "mmkb": 45,
@@ -87,6 +88,10 @@ def stages() -> dict[str, list[str]]:
         "mr2ag": recipe("train.sft", "mr2ag_lora"),
         "plain_tuned": recipe("train.sft", "plain_lora"),
         "evaluate": recipe("inference.evaluate", "evaluate"),
+        "reader": [
+            *(*python, "reflectune.train.merge", "--checkpoint", str(RUN / "plain_tuned")),
+            *("--output", str(RUN / "reader")),
+        ],
         "probe": recipe("data_builders.probe", "probe"),
         "labels": recipe("data_builders.derive_labels", "derive_labels"),
         "mmkb": recipe("train.sft", "mmkb_lora"),

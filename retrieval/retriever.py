@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,8 @@ from reflectune.retrieval.types import Hit
 Scores = npt.NDArray[np.float32]
 
 _BATCH = 16
+_KEPT_BATCHES = 2**14
+"""Encoded batches of pictures that a retriever keeps: some 800 MB of 768 dimensions, if ever so many are searched for."""
 
 
 class Retriever(Protocol):
@@ -38,6 +40,9 @@ class EntryRetriever:
     encoder maps I to in that space. Scores lie in [-1, 1]; nothing is clamped here. Entries with the same score keep
     the order of the knowledge base.
 
+    The vectors of a batch of pictures are kept: what the next pipeline searches for is mostly the same batch. They are
+    kept by batch and not by picture, since an encoder's last digits depend on what is encoded together.
+
     Args:
         index: Of the knowledge base to search.
         encoder: The one that the index was built with.
@@ -50,6 +55,7 @@ class EntryRetriever:
 
     def __init__(self, index: Index, encoder: ImageTextEncoder) -> None:
         self._index, self._encoder = index, encoder
+        self._kept: dict[tuple[bytes, ...], Vectors] = {}
         self._pictured, self._first_rows = np.unique(index.owner, return_index=True)
 
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
@@ -62,11 +68,20 @@ class EntryRetriever:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
         contents = [_content(image) for image in images]
         different = dict(zip(contents, images, strict=True))  # several questions are asked about one picture
-        pictures = list(different.values())
-        batches = [pictures[start : start + _BATCH] for start in range(0, len(pictures), _BATCH)]
-        found = [hits for batch in batches for hits in self._search(self._encoder.encode_images(batch), top_n)]
+        pictures = list(different.items())
+        batches = [dict(pictures[start : start + _BATCH]) for start in range(0, len(pictures), _BATCH)]
+        found = [hits for batch in batches for hits in self._search(self._encode(batch), top_n)]
         by_content = dict(zip(different, found, strict=True))
         return [by_content[content] for content in contents]
+
+    def _encode(self, pictures: Mapping[bytes, Image.Image]) -> Vectors:
+        """Vectors of a batch of pictures, by what tells them apart."""
+        key = tuple(pictures)
+        if key not in self._kept:
+            self._kept[key] = self._encoder.encode_images(list(pictures.values()))
+            if len(self._kept) > _KEPT_BATCHES:
+                del self._kept[next(iter(self._kept))]
+        return self._kept[key]
 
     def _search(self, queries: Vectors, top_n: int) -> list[list[Hit]]:
         as_titles = self._encoder.to_title_space(queries) if isinstance(self._encoder, TwoSpaceEncoder) else queries

@@ -69,7 +69,17 @@ def test_what_is_shipped_answers_from_real_pictures_and_articles(
 
 def check_inputs(commands: dict[str, list[str]], run: Path) -> None:
     written: set[Path] = set()
-    reads = ("dataset", "index", "model", "base_model", "plain_model", "knowledge", "reflection", "probes")
+    reads = (
+        "dataset",
+        "index",
+        "model",
+        "base_model",
+        "plain_model",
+        "knowledge",
+        "reflection",
+        "probes",
+        "checkpoint",
+    )
     for command in commands.values():
         given = {name.removeprefix("--"): value for name, value in zip(command[3::2], command[4::2], strict=False)}
         options = given
