@@ -101,10 +101,12 @@ def stages() -> dict[str, list[str]]:
 
 def quick_stages(limit: int = 40) -> dict[str, list[str]]:
     """The commands without training: the models that are shipped, on so many questions of each split."""
-    shipped = f"--model pocket/mr2ag --pipelines closed_book naive_rag mr2ag --limit {limit}"
+    models = "--model pocket/mr2ag --plain_model pocket/plain"
+    pipelines = "--pipelines closed_book naive_rag tuned_baselines mr2ag"
+    settings = f"{models} {pipelines} --limit {limit} --output {RUN / 'quick'}"
     return {
         **{name: command for name, command in stages().items() if name in ("parts", "gallery", "index")},
-        "quick": [*recipe("inference.evaluate", "evaluate"), *shipped.split(), "--output", str(RUN / "quick")],
+        "quick": [*recipe("inference.evaluate", "evaluate"), *settings.split()],
     }
 
 

@@ -20,7 +20,7 @@ Scores = npt.NDArray[np.float32]
 
 _BATCH = 16
 _KEPT_BATCHES = 2**14
-"""Encoded batches of pictures that a retriever keeps: some 800 MB of 768 dimensions, if ever so many are searched for."""
+"""Encoded batches of pictures that a retriever keeps: 800 MB of 768 dimensions, if ever so many are searched for."""
 
 
 class Retriever(Protocol):
