@@ -28,26 +28,23 @@ CALL = 2**15
 class TreeLayout:
     """Where the tokens of a batch's trees stand, as indices into its flattened tokens.
 
-    The index after the last token stands for none.
-
     Attributes:
         plain: Of shape (trees without branches, most tokens): they are ordinary causal rows.
         trees: Of shape (N, most tokens): the N trees with branches.
         prefixes: Of shape (N, P): each one's prefix.
         tails: Of shape (N, R): what follows it, all branches.
-        branches: Of shape (branches of all trees, T).
         segments: Those of `trees`, -1 for none.
-        causal: All rows that are causal by themselves, plain trees, prefixes and branches alike: each of shape (rows of
-            like length, most tokens of these).
+        rows: Of shape (M, most tokens): all that is causal by itself, plain trees, prefixes and branches alike.
+        none: The index after the last token, which stands for none.
     """
 
     plain: Tensor
     trees: Tensor
     prefixes: Tensor
     tails: Tensor
-    branches: Tensor
     segments: Tensor
-    causal: tuple[Tensor, ...]
+    rows: Tensor
+    none: int
 
     @classmethod
     def of(cls, segments: Tensor) -> TreeLayout:
@@ -63,17 +60,22 @@ class TreeLayout:
             _, number = what[kept].unique(return_inverse=True)
             return _padded(order[kept], number, int(number.max()) + 1 if len(number) else 0, len(flat))
 
-        trees, rows = by(tree, branching), by(flat, flat >= 0)
-        lengths = (rows < len(flat)).sum(1).tolist()
+        trees = by(tree, branching)
         return cls(
             plain=by(tree, (flat >= 0) & ~branching),
             trees=trees,
             prefixes=by(tree, branching & in_prefix),
             tails=by(tree, tail),
-            branches=by(flat, tail),
             segments=torch.cat([flat, flat.new_full((1,), -1)])[trees],
-            causal=tuple(rows[group, : lengths[group[-1]]] for group in like_lengths(lengths)),
+            rows=by(flat, flat >= 0),
+            none=len(flat),
         )
+
+    @cached_property
+    def causal(self) -> tuple[Tensor, ...]:
+        """`rows` in groups of like length, each of shape (rows, most tokens of these)."""
+        lengths = (self.rows < self.none).sum(1).tolist()
+        return tuple(self.rows[group, : lengths[group[-1]]] for group in like_lengths(lengths))
 
     @cached_property
     def dense(self) -> Tensor:
@@ -174,7 +176,7 @@ class _TreeAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, keys: Tensor, values: Tensor, layout: TreeLayout, scale: float) -> Tensor:
         q, k, v = (_flat(tensor) for tensor in (query, keys, values))
         rows, heads, length, size = query.shape
-        bias = _bias(layout.prefixes, rows * length, query.dtype)
+        bias = _bias(layout.prefixes, layout.none, query.dtype)
         output, lse = q.new_zeros(q.shape), torch.full(q.shape[:2], torch.inf)
         for index in layout.causal:
             attended = attend(*(_take(tensor, index) for tensor in (q, k, v)), scale=scale, causal=True)

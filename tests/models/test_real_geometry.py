@@ -108,4 +108,4 @@ def test_caches_positions_and_segments_at_true_width(made, key_heads, after_imag
     assert batch["attention_mask"].unique().tolist() == [0, 1, 2, 3, STRIDE, STRIDE + 1, STRIDE + 2, STRIDE + 3]
     layout = layout_of(batch["attention_mask"])
     assert layout.prefixes.shape == (2, length - 1)
-    assert layout.branches.shape == (6, BRANCH + 1)
+    assert sorted((layout.rows < layout.none).sum(1).tolist()) == sorted([length - 1] * 2 + [BRANCH + 1] * 6)

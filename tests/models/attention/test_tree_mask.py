@@ -119,7 +119,6 @@ def test_a_layout_written_out_and_kept():
     assert layout.plain.numel() == 0
     assert layout.prefixes.tolist() == [[0, 1], [6, 12]]
     assert layout.tails.tolist() == [[2, 3, 4], [7, 12, 12]]
-    assert layout.branches.tolist() == [[2, 3], [4, 12], [7, 12]]
     assert [rows.tolist() for rows in layout.causal] == [[[4, 12], [6, 12], [7, 12], [0, 1], [2, 3]]]
     assert layout_of(segments) is layout
     kept = weakref.ref(layout)
@@ -128,7 +127,7 @@ def test_a_layout_written_out_and_kept():
     assert kept() is None
     bare = TreeLayout.of(torch.tensor([[0, 0, -1]]))
     assert bare.plain.tolist() == [[0, 1]]
-    assert bare.trees.numel() == bare.branches.numel() == 0
+    assert bare.trees.numel() == bare.tails.numel() == 0
     assert TreeLayout.of(torch.tensor([[-1, -1]])).causal == ()
 
 
