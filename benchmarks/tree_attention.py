@@ -2,20 +2,23 @@
 
     python benchmarks/tree_attention.py
 
-Prints, for rows of a prefix and K branches, the milliseconds of both and the number of scores that each computes.
+Prints, for rows of a prefix and K branches, the milliseconds of both and the number of scores that each computes; then,
+for batches whose rows differ in length, those of rows grouped by length and of all rows padded to the longest.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from running import timed
 from torch import Tensor
 
+from reflectune.models.attention import tree_mask as attention
 from reflectune.models.attention.tree_mask import STRIDE, tree_attention, tree_mask
 
 
@@ -23,6 +26,25 @@ def segments_of(rows: int, prefix: int, branches: int, tokens: int) -> Tensor:
     """Segments of equal trees, of shape (trees, length), each tree's from its own multiple of STRIDE on."""
     row = torch.tensor([0] * prefix + [k for k in range(1, branches + 1) for _ in range(tokens)])
     return row + torch.arange(rows)[:, None] * STRIDE
+
+
+def packed(trees: Sequence[Sequence[int]]) -> Tensor:
+    """Segments of different trees in one row, each given as the tokens of its prefix and of its branches."""
+    codes = [t * STRIDE + k for t, sizes in enumerate(trees) for k, size in enumerate(sizes) for _ in range(size)]
+    return torch.tensor([codes])
+
+
+def all_together(lengths: Sequence[int]) -> list[list[int]]:
+    """Rows of whatever lengths in one group."""
+    return [sorted(range(len(lengths)), key=lengths.__getitem__)]
+
+
+def time_by_parts(segments: Tensor, dtype: str, repeats: int) -> float:
+    """Milliseconds of tree attention by parts, 9 heads of 64."""
+    shape = (1, 9, segments.shape[1], 64)
+    query, key, value = inputs = [torch.randn(shape, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3)]
+    compact = segments[:, None, None]  # one tensor for all calls: its layout is computed once
+    return milliseconds(functools.partial(tree_attention, query, key, value, compact, 0.1), inputs, repeats)
 
 
 def milliseconds(run: Callable[[], Tensor], inputs: list[Tensor], repeats: int) -> float:
@@ -58,6 +80,18 @@ def main() -> None:
             f"| {rows} × ({prefix} + {branches} × {tokens}), {heads} × {size} | {dense:.1f} | {parts:.1f} "
             f"| {dense / parts:.2f} | {rows * saved:,} |"
         )
+    print("\n| prefix + branches of each tree | grouped by length, ms | padded to the longest, ms | ratio |")
+    print("|---|---|---|---|")
+    for trees in (
+        [(80, 2, 120, 140, 160), (70, 2, 90, 100, 110)],  # mR²AG on pocket's gallery: a gate and passages
+        [(70, 40), (700, 12), (60, 20), (500, 12)],  # plain fine-tuning: visual questions beside read ones
+        [(70, 2, 40, 50, 60, 1500)],  # one long passage
+    ):
+        segments = packed(trees)
+        grouped = time_by_parts(segments, arguments.dtype, arguments.repeats)
+        with patch.object(attention, "like_lengths", all_together):
+            padded = time_by_parts(segments, arguments.dtype, arguments.repeats)
+        print(f"| {', '.join(map(str, trees))} | {grouped:.1f} | {padded:.1f} | {padded / grouped:.2f} |")
 
 
 if __name__ == "__main__":
