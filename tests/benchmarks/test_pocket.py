@@ -63,7 +63,7 @@ def test_what_is_shipped_answers_from_real_pictures_and_articles(
     metrics = json.loads((tmp_path / pocket.RUN / "quick/metrics.json").read_text())
     assert metrics["gate"]["accuracy"]["value"] >= 0.75
     assert metrics["answer"]["gold_passage"]["value"] >= 0.5
-    assert set(metrics["pipelines"]) >= {"closed_book", "naive_rag_passages", "naive_rag_passages_tuned", "mr2ag"}
+    assert set(metrics["pipelines"]) >= {"closed_book", "naive_rag_passages", "naive_rag_articles_tuned", "mr2ag"}
     assert "data:image/" in (tmp_path / pocket.RUN / "quick/report.html").read_text()
 
 
