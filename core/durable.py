@@ -31,14 +31,33 @@ def read_json(path: str | Path, what: str) -> Any:
     """Read a JSON file that `what` (e.g. "the index's manifest") should be in.
 
     Raises:
-        UserError: The file is missing or is not JSON.
+        UserError: The file is missing, or is not JSON in UTF-8.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{what} is missing: {path}") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number of 5,000 digits, 5,000 brackets
         raise UserError(f"{what} is not valid JSON: {path}: {error}") from error
+
+
+def read_row(line: bytes, where: str) -> dict[str, Any]:
+    """Parse a line of a JSONL file that holds an object.
+
+    Args:
+        line: The line.
+        where: What to call it: its file and place.
+
+    Raises:
+        UserError: It is not JSON in UTF-8, or no object.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: expected an object, found {type(row).__name__}")
+    return row
 
 
 def read_record(path: str | Path, what: str, **types: type) -> dict[str, Any]:
@@ -131,13 +150,18 @@ def read_rows(path: str | Path, fingerprint: str | None = None) -> Iterator[dict
 
 
 def scan_rows(path: str | Path, fingerprint: str | None = None) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """As `read_rows`, each row with the bytes of the file at which it begins and ends."""
+    """As `read_rows`, each row with the bytes of the file at which it begins and ends.
+
+    Raises:
+        UserError: As `read_rows`; or a row is damaged.
+    """
     end = 0
     with Path(path).open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            begin, end, row = end, end + len(line), json.loads(line)
+            begin, end = end, end + len(line)
+            row = read_row(line, f"{path} is damaged at byte {begin} (move it away to start again)")
             if begin:
                 yield begin, end, row
             elif fingerprint not in (None, row.get("fingerprint")):

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from reflectune.core.checks import short
 from reflectune.core.durable import read_record
 from reflectune.core.errors import UserError
+from reflectune.core.parquet import open_parquet
 from reflectune.core.partials import writing
 from reflectune.core.paths import listed_file, resolve_below
 from reflectune.core.questions import malformed
@@ -208,14 +209,14 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
     for path, rows in _parts(Path(folder), split, manifest):
         count = 0
         try:
-            with pq.ParquetFile(path) as file:
+            with open_parquet(path, "build the data set again") as file:
                 held = file.schema_arrow.names
                 names = [name for name in _SCHEMA.names if name in held or name not in _LATER]
                 for batch in file.iter_batches(batch_size=4096, columns=names):
                     count += len(batch)
                     for row in batch.to_pylist():
                         yield _checked(row, image_root, path)
-        except (pa.ArrowException, OSError, KeyError) as error:
+        except KeyError as error:
             raise UserError(f"{path} is damaged: {error}; build the data set again") from error
         if rows is not None and count != rows:
             raise UserError(f"{path} holds {count:,} questions, {MANIFEST} says {rows:,}; build the data set again")

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.parquet import open_parquet
 from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.data_builders import dataset
 from reflectune.models.schemes.examples import TrainingExample
@@ -77,25 +78,20 @@ def stream_examples(
     def refuse(row_id: str, problem: str) -> None:
         problems.append(f"{row_id}: {problem}")
 
-    try:
-        with pq.ParquetFile(path) as file:
-            columns = _columns(path, example_type, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=BATCH, columns=columns):
-                for row in batch.to_pylist():
-                    try:
-                        example = from_row(
-                            example_type, {name: value for name, value in row.items() if value is not None}
-                        )
-                    except ValueError as error:
-                        (reject or refuse)(str(row.get("id")), str(error))
-                        continue
-                    if problem := _problem(example, seen):
-                        (reject or refuse)(example.id, problem)
-                    else:
-                        yield example
-                    seen.add(example.id)
-    except pa.ArrowException as error:
-        raise UserError(f"{path} is no readable Parquet file: {error}; build it again") from error
+    with open_parquet(Path(path), "build it again") as file:
+        columns = _columns(path, example_type, file.schema_arrow.names)
+        for batch in file.iter_batches(batch_size=BATCH, columns=columns):
+            for row in batch.to_pylist():
+                try:
+                    example = from_row(example_type, {name: value for name, value in row.items() if value is not None})
+                except ValueError as error:
+                    (reject or refuse)(str(row.get("id")), str(error))
+                    continue
+                if problem := _problem(example, seen):
+                    (reject or refuse)(example.id, problem)
+                else:
+                    yield example
+                seen.add(example.id)
     if problems:
         raise UserError(bad_rows(path, problems))
 

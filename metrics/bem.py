@@ -7,7 +7,6 @@ Nothing stands in for it: a checkpoint that was not checked is refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from reflectune.core.durable import read_record
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.weights import check_finite, check_names
@@ -151,7 +151,7 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
         ) from error
     check_names(f"BEM in {name!r}", report)
     check_finite(f"BEM in {name!r}", model)
-    record = json.loads(files[RECORD].read_text(encoding="utf-8"))
+    record = read_record(files[RECORD], "the record of its conversion")
     return Bem(
         model.to(device),
         load_tokenizer(files["vocab.txt"]),

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 
 from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.parquet import open_parquet
 from reflectune.core.paths import listed_file
 from reflectune.core.types import Entry, Section
 
@@ -289,19 +291,19 @@ def _row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _opened(path: Path) -> pq.ParquetFile:
-    """A shard, checked for its columns."""
-    if not path.is_file():
-        raise UserError(f"a part of the knowledge base is missing: {path}; write or copy the knowledge base again")
-    try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowException as error:
-        raise UserError(f"{path} is no readable Parquet file: {error}; write the knowledge base again") from error
-    missing = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
-    if missing:
-        file.close()
-        raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; write the knowledge base again")
-    return file
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """A shard, checked for its columns and their types, within the block."""
+    with open_parquet(path, "write or copy the knowledge base again") as file:
+        missing = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
+        if missing:
+            raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; write the knowledge base again")
+        for field in SCHEMA:
+            if (found := file.schema_arrow.field(field.name).type) != field.type:
+                raise UserError(
+                    f"{path}: the column `{field.name}` is {found}, not {field.type}; write the knowledge base again"
+                )
+        yield file
 
 
 def _entry(row: dict[str, Any]) -> Entry:

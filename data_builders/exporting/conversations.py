@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import ijson
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
+from reflectune.core.parquet import open_parquet
 from reflectune.data_builders.exporting.trl import IMAGE_NAMES
 from reflectune.data_builders.readers.json_texts import HALF, has_half, json_reader
 from reflectune.models.rendering.untrusted import SafeTokenizer
@@ -60,7 +59,7 @@ def raw_rows(path: Path) -> Iterator[Any]:
     """
     try:
         if path.suffix == ".parquet":
-            with pq.ParquetFile(path) as file:
+            with open_parquet(path, "write or copy it again") as file:
                 for batch in file.iter_batches(batch_size=BATCH):
                     yield from batch.to_pylist()
         elif path.suffix == ".jsonl":
@@ -73,7 +72,7 @@ def raw_rows(path: Path) -> Iterator[Any]:
                 yield from reader.items(array, "item")
         else:
             raise UserError(f"{path}: chat data is read from .parquet, .jsonl or .json, not from `{path.suffix}`")
-    except (pa.ArrowException, ijson.JSONError) as error:
+    except ijson.JSONError as error:
         raise UserError(f"{path} can't be read: {error}") from error
 
 

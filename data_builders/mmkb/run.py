@@ -36,6 +36,8 @@ from reflectune.models.schemes.examples import PromptedExample
 
 SCHEME = "mmkb_rag"
 STATISTICS = "statistics.json"
+_PROBED = dict.fromkeys(("model", "prompts", "dataset", "knowledge", "split", "metric", "summary"), str) | {"seed": int}
+"""What is read of the settings that the probes were made by."""
 
 
 def run(config: DeriveConfig) -> str:
@@ -47,7 +49,7 @@ def run(config: DeriveConfig) -> str:
     Raises:
         UserError: The probes are not of this data set, the folder holds other data, or there is no label.
     """
-    dataset, settings = Dataset(Path(config.dataset)), read_settings(config.probes)
+    dataset, settings = Dataset(Path(config.dataset)), read_settings(config.probes, **_PROBED)
     if settings["dataset"] != dataset.fingerprint:
         raise UserError(
             f"{config.probes} was probed on the data set {settings['about'].get('dataset')} (fingerprint "

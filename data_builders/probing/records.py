@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from reflectune.core.errors import UserError
+from reflectune.core.parquet import open_parquet
 from reflectune.core.rows import from_row, schema_of
 from reflectune.core.types import Passage
 
@@ -105,18 +103,17 @@ def stream_probe_file(path: Path) -> Iterator[Probe]:
     Raises:
         UserError: The file is missing, damaged, or lacks a column.
     """
+    fix = "copy it again, or probe again"
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path, fix) as file:
             columns = schema_of(Probe).names
             if missing := sorted(set(columns) - set(file.schema_arrow.names)):
                 raise ValueError(f"it lacks {', '.join(missing)}")
             for batch in file.iter_batches(batch_size=512, columns=columns):
                 for row in batch.to_pylist():
                     yield from_row(Probe, row)
-    except FileNotFoundError as error:
-        raise UserError(f"a file of probes is missing: {path}; copy it again, or probe again") from error
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise UserError(f"{path} is no readable file of probes: {error}; copy it again, or probe again") from error
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{path} is no readable file of probes: {error}; {fix}") from error
 
 
 def finite_sum(log_probs: Sequence[float]) -> float | None:

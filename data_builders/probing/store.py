@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from reflectune.core.durable import read_json, read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.parquet import open_parquet
 from reflectune.core.paths import listed_file
 from reflectune.core.resumable import Logs
 from reflectune.core.rows import from_row, schema_of, to_row
@@ -94,14 +95,20 @@ def stream_probes(folder: str | Path) -> Iterator[Probe]:
         yield from stream_probe_file(path)
 
 
-def read_settings(folder: str | Path) -> dict[str, Any]:
+def read_settings(folder: str | Path, **needed: type) -> dict[str, Any]:
     """What determined the probes of a folder, and under `about` what else was remembered of them.
 
+    Args:
+        folder: Where the probes are.
+        **needed: Settings that they must have, and their types.
+
     Raises:
-        UserError: The folder holds no finished probes.
+        UserError: The folder holds no finished probes, or these files of it are damaged.
     """
     folder = Path(folder)
-    settings = read_record(folder / SETTINGS, "the settings of the probes")
+    settings = read_record(folder / SETTINGS, "the settings of the probes", **needed)
+    if missing := needed.keys() - settings.keys():
+        raise UserError(f"{folder / SETTINGS} lacks `{'`, `'.join(sorted(missing))}`; restore it, or probe again")
     return {**settings, "about": _manifest(folder).get("about", {})}
 
 
@@ -131,8 +138,9 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 def _manifest(folder: Path) -> dict[str, Any]:
     if not (folder / MANIFEST).is_file():
         return {"generation": 0, "questions": 0, "parts": []}
-    manifest = read_record(folder / MANIFEST, "the manifest of the probes", parts=list, questions=int, generation=int)
-    if missing := {"parts", "questions", "generation"} - manifest.keys():
+    keys = {"parts": list, "questions": int, "generation": int}
+    manifest = read_record(folder / MANIFEST, "the manifest of the probes", about=dict, **keys)
+    if missing := keys.keys() - manifest.keys():
         raise UserError(f"{folder / MANIFEST} lacks `{'`, `'.join(sorted(missing))}`; probe again")
     return manifest
 
@@ -148,10 +156,8 @@ def _logs(folder: Path) -> Logs:
 def _sealed_ids(folder: Path) -> set[str]:
     question_ids: set[str] = set()
     for path in _parts(folder):
-        try:
-            question_ids.update(pq.read_table(path, columns=["question_id"])["question_id"].to_pylist())
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{path} is no readable file of probes: {error}; copy it again, or probe again") from error
+        with open_parquet(path, "copy it again, or probe again") as file:
+            question_ids.update(file.read(columns=["question_id"])["question_id"].to_pylist())
     return question_ids
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.durable import read_json
+from reflectune.core.durable import read_json, read_row
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string
@@ -174,9 +173,6 @@ def _read_listed(path: Path, knowledge: KnowledgeBase) -> dict[str, list[str]]:
 def _rows(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{path}, line {number}: not valid JSON: {error}") from error
+            yield number, read_row(line, f"{path}, line {number}")

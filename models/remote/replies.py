@@ -35,7 +35,7 @@ class ReplyFile:
             raise UserError(
                 f"{self.path} is in use by another run; wait for it, or give this one its own `llm_cache`"
             ) from None
-        except json.JSONDecodeError as error:
+        except UserError as error:
             raise UserError(f"{self.path} is no file of replies, or is damaged: {error}; move it away") from error
         self._file = self.path.open("rb")
         self._lock = threading.Lock()

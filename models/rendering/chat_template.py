@@ -57,6 +57,16 @@ _PROBES: Final[Sequence[Messages]] = (
 )
 
 
+def check_has_template(processor: Any) -> None:
+    """Refuse a processor without a chat template, or with an empty one.
+
+    Raises:
+        UserError: It has none.
+    """
+    if not getattr(processor, "chat_template", None):
+        raise UserError("the model's processor has no chat template; set one (chat_template.jinja in its folder)")
+
+
 def extend_to_lists(template: str, tokens: Mapping[str, str]) -> str:
     """A chat template that takes lists of contents as well: images first, `<image>` and a new line each, then texts.
 

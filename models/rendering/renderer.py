@@ -15,7 +15,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE
-from reflectune.models.rendering.chat_template import ADVICE
+from reflectune.models.rendering.chat_template import ADVICE, check_has_template
 from reflectune.models.rendering.turns import (
     ANSWER,
     ANSWER_PROMPTS,
@@ -107,8 +107,7 @@ class Renderer:
     """
 
     def __init__(self, scheme: Vocabulary | None, processor: Any) -> None:
-        if getattr(processor, "chat_template", None) is None:
-            raise UserError("the model's processor has no chat template; set one (chat_template.jinja in its folder)")
+        check_has_template(processor)
         self.scheme, self.tokenizer = scheme, processor.tokenizer
         self.processor = processor
         self.reflection_tokens: tuple[str, ...] = tuple(scheme.tokens.values()) if scheme else ()

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import jinja2
 import torch
 from tokenizers import AddedToken
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from reflectune.core.errors import UserError
+from reflectune.models.rendering.chat_template import ADVICE, check_has_template
 from reflectune.models.schemes.base import Scheme
 
 NOISE = 0.1
@@ -82,10 +84,14 @@ def _puts_space_before(processor: Any) -> bool:
     LLaVA's does, and the space must then belong to the token (`lstrip`), so that it follows the cue directly. Qwen's
     cue ends in a line break, which a token with `lstrip` would swallow in training and not in inference.
     """
+    check_has_template(processor)
     user = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q"}]}
     said = {"role": "assistant", "content": [{"type": "text", "text": "A"}]}
-    cue = processor.apply_chat_template([user], add_generation_prompt=True)
-    return processor.apply_chat_template([user, said])[len(cue) :].startswith(" ")
+    try:
+        cue = processor.apply_chat_template([user], add_generation_prompt=True)
+        return processor.apply_chat_template([user, said])[len(cue) :].startswith(" ")
+    except (jinja2.TemplateError, TypeError) as error:
+        raise UserError(f"the chat template can't be rendered ({error}); {ADVICE}") from error
 
 
 def known_tokens(tokenizer: PreTrainedTokenizerBase, scheme: Scheme) -> set[str]:

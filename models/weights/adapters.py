@@ -39,7 +39,8 @@ def load_adapter(network: Any, folder: Path, *, is_trainable: bool = False) -> P
             )
     except KeyError as error:  # a matrix's new rows
         raise UserError(f"the adapter {folder} lacks {error.args[0]}; {_FIX}") from error
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, TypeError, AttributeError, ArithmeticError) as error:
+        # PEFT looks at few values of adapter_config.json before it computes with them
         raise UserError(f"cannot load the adapter {folder}: {' '.join(str(error).split())[:400]}") from error
     check_adapter(adapted, state, folder)
     return adapted

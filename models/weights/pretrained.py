@@ -66,10 +66,18 @@ def load_pretrained(
 
 
 def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
-    """The processor of a model; Qwen's without its video half where torchvision is absent, or was when it was saved."""
-    if model_type in _QWEN and (find_spec("torchvision") is None or _is_image_only(Path(source))):
-        return ImageOnlyQwen2VLProcessor.from_pretrained(source)
-    processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    """The processor of a model; Qwen's without its video half where torchvision is absent, or was when it was saved.
+
+    Raises:
+        UserError: A file of it is missing or damaged.
+    """
+    image_only = model_type in _QWEN and (find_spec("torchvision") is None or _is_image_only(Path(source)))
+    try:
+        if image_only:
+            return ImageOnlyQwen2VLProcessor.from_pretrained(source)
+        processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises no narrower class for a damaged file
+        raise UserError(f"cannot load the processor of {source}: {' '.join(str(error).split())[:400]}") from error
     use_pillow_padding(processor)
     return processor
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
+from reflectune.core.durable import read_row
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.core.parquet import open_parquet
 from reflectune.core.progress import progress_bar
 from reflectune.retrieval.encoders.encoder import ImageTower
 from reflectune.retrieval.encoders.title_map import Vectors
@@ -27,12 +27,12 @@ def training_pictures(path: Path) -> list[tuple[str, str]]:
     if not path.is_file():
         raise UserError(f"`pictures`: there is no file {path}")
     rows = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            row = read_row(line, f"{path}:{number}")
             try:
-                row = json.loads(line)
                 rows.append((str(row["image"]), str(row["entity"]), row["use"]))
-            except (ValueError, KeyError, TypeError) as error:
+            except KeyError as error:
                 raise UserError(f"{path}:{number}: should be JSON with image, entity and use: {error!r}") from error
     elsewhere = {image for image, _, use in rows if use != "train"} | _asked_about(path.parent / "questions")
     return [(image, entity) for image, entity, use in rows if use == "train" and image not in elsewhere]
@@ -41,7 +41,11 @@ def training_pictures(path: Path) -> list[tuple[str, str]]:
 def _asked_about(folder: Path) -> set[str]:
     """Images of the questions of every split whose name has no `train` in it."""
     files = [file for file in folder.rglob("*.parquet") if "train" not in str(file.relative_to(folder))]
-    return {image for file in files for image in pq.read_table(file, columns=["image"])["image"].to_pylist()}
+    images: set[str] = set()
+    for path in files:
+        with open_parquet(path, "build the data set again") as file:
+            images.update(file.read(columns=["image"])["image"].to_pylist())
+    return images
 
 
 def encode_pictures(tower: ImageTower, folder: Path, images: list[str], batch_size: int) -> Vectors:

@@ -47,9 +47,23 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_missing_or_broken_json_says_what_it_should_be(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the manifest is missing"):
         read_json(tmp_path / "a.json", "the manifest")
-    (tmp_path / "a.json").write_text("{")
-    with pytest.raises(UserError, match="the manifest is not valid JSON"):
-        read_json(tmp_path / "a.json", "the manifest")
+    for content in (b"{", b'{"a": "\xa0"}', b"[" * 100_000, b"9" * 5_000):
+        (tmp_path / "a.json").write_bytes(content)
+        with pytest.raises(UserError, match="the manifest is not valid JSON"):
+            read_json(tmp_path / "a.json", "the manifest")
+
+
+@pytest.mark.parametrize("damage", [b"\xa0", b"[1]", b'{"id": '])
+def test_a_damaged_row_of_a_log_is_named_by_its_place(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "rows.jsonl"
+    with RowLog(path, "f") as log:
+        log.append("a", {"value": 1})
+    whole = path.read_bytes()
+    path.write_bytes(whole + damage + b"\n" + b'{"id": "b"}\n')
+    with pytest.raises(UserError, match=rf"rows\.jsonl is damaged at byte {len(whole)} "):
+        list(read_rows(path))
+    with pytest.raises(UserError, match=rf"rows\.jsonl is damaged at byte {len(whole)} "):
+        RowLog(path, "f")
 
 
 def test_a_log_that_another_run_writes_is_refused_until_that_run_is_dead(tmp_path: Path) -> None:

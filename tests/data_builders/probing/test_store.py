@@ -121,6 +121,8 @@ def test_unfinished_probes_are_not_read(tmp_path: Path) -> None:
         list(stream_probes(tmp_path))
     seal(tmp_path, {"model": "name"})
     assert read_settings(tmp_path) == {**SETTINGS, "about": {"model": "name"}}
+    with pytest.raises(UserError, match=r"settings\.json lacks `knowledge`; restore it, or probe again"):
+        read_settings(tmp_path, knowledge=str)
 
 
 def test_a_missing_or_damaged_part_is_named(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_a_missing_or_damaged_part_is_named(tmp_path: Path) -> None:
     seal(tmp_path)
     (part,) = tmp_path.glob("part-*.parquet")
     part.write_bytes(b"no")
-    with pytest.raises(UserError, match="no readable file of probes"):
+    with pytest.raises(UserError, match="no readable Parquet file"):
         answered(tmp_path)
     part.unlink()
     with pytest.raises(UserError, match="is missing"):

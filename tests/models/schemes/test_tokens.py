@@ -26,6 +26,22 @@ def build(make, family, padding=0, tie=False, seed=0, scheme=MR2AG):
     return model, processor, ids, before, after
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "the model's processor has no chat template; set one"),
+        ("", "the model's processor has no chat template; set one"),
+        ("{% for m in messages", "the chat template can't be rendered .*; write one"),
+        ("{{ nobody.said }}", "the chat template can't be rendered .*; write one"),
+    ],
+)
+def test_a_processor_without_a_chat_template_that_can_be_rendered_is_refused(make, family, template, message):
+    processor = make.processor(family)
+    processor.chat_template = template
+    with pytest.raises(UserError, match=message):
+        add_reflection_tokens(make.model(family), processor, MR2AG)
+
+
 @pytest.mark.parametrize("padding", TABLES)
 @pytest.mark.parametrize("tie", TIES)
 @torch.no_grad()

@@ -215,6 +215,28 @@ def test_an_adapter_with_other_tensors_is_refused(adapter: Path, tmp_path: Path,
         load(copy)
 
 
+@pytest.mark.parametrize("change", [{"eva_config": []}, {"r": "x"}, {"r": 0}, {"target_modules": 3}], ids=str)
+def test_an_adapters_odd_configuration_is_one_error(adapter: Path, tmp_path: Path, change: dict) -> None:
+    shutil.copytree(adapter, tmp_path / "copy")
+    file = tmp_path / "copy/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UserError, match=rf"cannot load the adapter {tmp_path}/copy") as caught:
+        load(str(tmp_path / "copy"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b'{"model": 3}'], ids=str)
+def test_a_lost_or_damaged_tokenizer_is_one_error(base: Path, tmp_path: Path, content: bytes | None) -> None:
+    shutil.copytree(base, tmp_path / "copy")
+    file = tmp_path / "copy/tokenizer.json"
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=rf"cannot load the processor of {tmp_path}/copy") as caught:
+        load(str(tmp_path / "copy"))
+    assert "\n" not in str(caught.value)
+
+
 def test_whole_checkpoints_load(base: Path, adapter: Path) -> None:
     load(str(base))
     assert load(str(adapter)).is_tuned

@@ -49,13 +49,18 @@ class Bomb:
         return os.mkdir, (str(self._trace),)
 
 
+def assert_same(actual: np.ndarray, expected: np.ndarray) -> None:
+    """Equal vectors, but for the last digits: where weights lie in memory decides which kernel adds them up."""
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-7)
+
+
 # A folder.
 
 
 def test_a_folder_with_a_pickle_alone_gives_the_vectors_of_its_safetensors(bin_folder, encoder, picture) -> None:
     same = load_encoder(str(bin_folder))
-    np.testing.assert_array_equal(same.encode_images([picture(1)]), encoder.encode_images([picture(1)]))
-    np.testing.assert_array_equal(same.encode_texts(["the owl"]), encoder.encode_texts(["the owl"]))
+    assert_same(same.encode_images([picture(1)]), encoder.encode_images([picture(1)]))
+    assert_same(same.encode_texts(["the owl"]), encoder.encode_texts(["the owl"]))
     assert same.fingerprint != encoder.fingerprint
 
 
@@ -70,7 +75,7 @@ def test_a_pickle_in_parts_is_read_too(clip_folder, encoder, tmp_path, picture) 
         where.update(dict.fromkeys(part, file))
     (target / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     vectors = load_encoder(str(target)).encode_images([picture(1)])
-    np.testing.assert_array_equal(vectors, encoder.encode_images([picture(1)]))
+    assert_same(vectors, encoder.encode_images([picture(1)]))
 
 
 def test_the_fingerprint_follows_the_pickle(bin_folder) -> None:
@@ -165,7 +170,7 @@ def test_a_pickle_of_the_hub_is_loaded_at_a_commit_alone(cached, bin_folder, enc
         load_encoder("owner/clip")
     pinned = load_encoder(f"owner/clip@{COMMIT}")
     assert pinned.revision == COMMIT
-    np.testing.assert_array_equal(pinned.encode_images([picture(1)]), encoder.encode_images([picture(1)]))
+    assert_same(pinned.encode_images([picture(1)]), encoder.encode_images([picture(1)]))
 
 
 def test_what_to_pin_is_said_where_we_know_it(cached, bin_folder) -> None:

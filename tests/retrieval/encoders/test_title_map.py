@@ -279,7 +279,7 @@ def test_the_command_writes_an_encoder(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{", r"pictures\.jsonl:11: should be JSON with image, entity and use"),
+        ("{", r"pictures\.jsonl:11: not valid JSON"),
         ('{"image": "a.png"}', r"pictures\.jsonl:11: should be JSON with image, entity and use: KeyError\('entity'\)"),
         (
             '{"image": "images/98.png", "entity": "e99", "use": "train"}',

@@ -1,0 +1,66 @@
+"""A Parquet file that is damaged anywhere is one error that names it, when it is opened or when its rows are read."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.core.errors import UserError
+from reflectune.core.parquet import open_parquet
+
+ROWS = [{"id": f"row {number}", "text": f"{number * 7919}" * 20} for number in range(200)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("whole") / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), path, compression="zstd")
+    return path.read_bytes()
+
+
+def rows_of(path: Path) -> list[dict]:
+    with open_parquet(path, "build it again") as file:
+        return [row for batch in file.iter_batches() for row in batch.to_pylist()]
+
+
+@given(data=st.data())
+def test_a_flipped_bit_changes_nothing_or_is_one_error(
+    data: st.DataObject, whole: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Pages here have no checksum of their own, so that a bit may also turn a value into another."""
+    place, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
+    content = bytearray(whole)
+    content[place] ^= 1 << bit
+    path = tmp_path_factory.mktemp("flipped") / "rows.parquet"
+    path.write_bytes(content)
+    try:
+        rows, told = rows_of(path), f"{path} …; build it again"
+    except UserError as error:
+        rows, told = [], str(error)
+    assert isinstance(rows, list)
+    assert str(path) in told
+    assert told.endswith("; build it again")
+
+
+def test_damage_that_shows_when_rows_are_read_is_told_like_the_other(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(whole[:40] + bytes(60) + whole[100:])
+    with open_parquet(path, "") as file:
+        assert file.metadata.num_rows == len(ROWS)  # its end, where the schema is, is whole
+    with pytest.raises(UserError, match=r"rows\.parquet is no readable Parquet file: .*; build it again"):
+        rows_of(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.parquet is missing; build it again"):
+        rows_of(tmp_path / "none.parquet")
+
+
+def test_an_error_of_whoever_reads_stays_what_it_is(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(whole)
+    with pytest.raises(ZeroDivisionError), open_parquet(path, ""):
+        raise ZeroDivisionError
