@@ -244,8 +244,8 @@ def run(job: Job, arguments: Sequence[str], folder: Path, log: Path) -> int | No
     return None
 
 
-def judge(status: int | None, text: str, clean: dict[str, str], stable: set[str], out: Path) -> str:
-    """What became of a case whose inputs are as they were."""
+def judge(status: int | None, text: str, wanted: dict[str, str], out: Path) -> str:
+    """What became of a case whose inputs are as they were; `wanted` are the files of an undisturbed run."""
     if status is None:
         return "hang"
     if "Traceback (most recent call last)" in text or (status not in (0, 3) and "error: " not in text):
@@ -255,17 +255,22 @@ def judge(status: int | None, text: str, clean: dict[str, str], stable: set[str]
     if status:
         return "refused"
     found = files_of(out)
-    return "same" if all(found.get(name) == clean[name] for name in stable) else "used"
+    return "same" if wanted.items() <= found.items() else "used"
 
 
-def attempt(name: str, work: Path, stable: set[str], rng: random.Random) -> Outcome:
-    """One case of a command."""
-    job, folder = JOBS[name], work / "case"
+def case_folder(name: str, work: Path) -> Path:
+    """The folder of a case of a command, with whole inputs: always the same, since some outputs say where they lie."""
+    folder = work / "case"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    reads = READS[name]
-    for needed in dict.fromkeys(each.split("/")[0] for each in reads):
+    for needed in dict.fromkeys(each.split("/")[0] for each in READS[name]):
         shutil.copytree(work / "clean" / needed, folder / needed)
+    return folder
+
+
+def attempt(name: str, work: Path, wanted: dict[str, str], rng: random.Random) -> Outcome:
+    """One case of a command."""
+    job, folder, reads = JOBS[name], case_folder(name, work), READS[name]
     out = folder / "out"
     if rng.random() < 0.75:
         damage = damage_input(folder, reads, rng)
@@ -279,25 +284,28 @@ def attempt(name: str, work: Path, stable: set[str], rng: random.Random) -> Outc
     if {needed: files_of(folder / needed) for needed in reads} != before:
         kind = "inputs changed"
     else:
-        kind = judge(status, text, files_of(work / "clean" / name), stable, out)
+        kind = judge(status, text, wanted, out)
     lines = [line for line in text.splitlines() if line.strip()]
     said = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
     return Outcome(job.module, damage, kind, said.replace(str(work), "…")[:300])
 
 
-def prepare(work: Path) -> dict[str, set[str]]:
-    """Run the chain undisturbed, twice; the files of each output that do not differ."""
-    stable = {}
+def prepare(work: Path) -> dict[str, dict[str, str]]:
+    """Run the chain undisturbed, and each command twice as a case; the files of each output that do not differ."""
     (work / "clean").mkdir(parents=True)
-    (work / "again").mkdir()
     os.chdir(work / "clean")
     for name, job in JOBS.items():
         straight(job, work / "clean" / name, work / "chain.log")
-        if name in READS:
-            straight(job, work / "again" / name, work / "chain.log")
-            first, second = files_of(work / "clean" / name), files_of(work / "again" / name)
-            stable[name] = {each for each in first if first[each] == second.get(each)}
-    return stable
+    wanted = {}
+    for name in READS:
+        outputs = []
+        for _ in range(2):
+            os.chdir(folder := case_folder(name, work))
+            straight(JOBS[name], folder / "out", work / "chain.log")
+            outputs.append(files_of(folder / "out").items())
+        wanted[name] = dict(outputs[0] & outputs[1])
+    os.chdir(work)
+    return wanted
 
 
 def page(outcomes: Sequence[Outcome], minutes: float) -> str:
@@ -340,7 +348,7 @@ def main() -> None:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    stable = prepare(work)
+    wanted = prepare(work)
     importlib.import_module(
         "reflectune.train.fine_tuning.fine_tune"
     )  # torch, transformers and peft, once for all cases
@@ -350,7 +358,7 @@ def main() -> None:
     for number in range(arguments.cases):
         rng = random.Random(f"{arguments.seed}/{number}")
         name = rng.choice(arguments.only)
-        outcome = attempt(name, work, stable[name], rng)
+        outcome = attempt(name, work, wanted[name], rng)
         outcomes.append(outcome)
         print(f"{number} {outcome.kind}: {outcome.command}, {outcome.damage!r}: {outcome.said}", flush=True)
     text = page(outcomes, (time.monotonic() - began) / 60)

@@ -3,9 +3,9 @@
     python benchmarks/soak_kill.py --kills 10 --output benchmarks/soak_kill.md
 
 The commands are a chain on a tiny drawn world, each reading what the ones before it wrote undisturbed. Each runs twice
-straight: files that differ between these two (clocks, process ids) are named and not compared. Then it is started and
-killed with SIGKILL at moments drawn over its duration, and started again until it ends; every other file must have the
-bytes of the undisturbed run, and nothing else may lie there. Last, of a launch in two processes the launcher alone is
+straight: what clocks measured is left out of JSON, and files that still differ between these two are named and not
+compared. Then it is started and killed with SIGKILL at moments drawn over its duration, and started again until it
+ends; every other file must have the bytes of the undisturbed run, and nothing else may lie there. Last, of a launch in two processes the launcher alone is
 killed: what it leaves behind must end by itself, or keep a second start from writing beside it.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import json
 import os
 import random
 import re
@@ -25,6 +26,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from page import command_line
@@ -33,6 +35,13 @@ from quickstart import CONFIGS, ROOT, launch
 GRACE = 60.0
 """Seconds that processes have to end in after their launcher was killed."""
 WORLD, INDEX, DATA = "world", "index", "reflection"
+CLOCKS = (
+    *("seconds", "minutes", "peak_gib", "tokens_per_second", "train_runtime"),
+    *("train_samples_per_second", "train_steps_per_second"),
+    "train_loss",  # the stock Trainer's last row: the mean over the steps since it was started
+    "trainer_state.json",  # in a checkpoint's record: how long that file is, which the digits of these decide
+)
+"""Keys of what a clock measured, which differs from run to run."""
 ACCEPTED = (0, 3)
 """Exit status of a command that ended; 3 says that rows were left out."""
 
@@ -120,11 +129,30 @@ class Result:
     wrong: list[str] = field(default_factory=list)
 
 
+def without_clocks(value: Any) -> Any:
+    """A JSON value but for what a clock measured."""
+    if isinstance(value, dict):
+        return {key: without_clocks(each) for key, each in value.items() if key not in CLOCKS}
+    return [without_clocks(each) for each in value] if isinstance(value, list) else value
+
+
+def content_of(path: Path) -> bytes:
+    """A file's bytes; of JSON without what a clock measured."""
+    content = path.read_bytes()
+    if path.suffix not in (".json", ".jsonl") or not any(name.encode() in content for name in CLOCKS):
+        return content
+    try:
+        rows = [json.loads(row) for row in (content.splitlines() if path.suffix == ".jsonl" else [content])]
+    except ValueError:
+        return content
+    return json.dumps(without_clocks(rows)).encode()
+
+
 def files_of(path: Path) -> dict[str, str]:
     """A hash of each file of an output, by its path in it. Locks are files that stay, and hold nothing."""
     files = [path] if path.is_file() else [each for each in sorted(path.rglob("*")) if each.is_file()]
     return {
-        str(each.relative_to(path)): hashlib.sha256(each.read_bytes()).hexdigest()
+        str(each.relative_to(path)): hashlib.sha256(content_of(each)).hexdigest()
         for each in files
         if each.suffix != ".lock"
     }
