@@ -5,8 +5,9 @@
 The commands are a chain on a tiny drawn world, each reading what the ones before it wrote undisturbed. Each runs twice
 straight: what clocks measured is left out of JSON, and files that still differ between these two are named and not
 compared. Then it is started and killed with SIGKILL at moments drawn over its duration, and started again until it
-ends; every other file must have the bytes of the undisturbed run, and nothing else may lie there. Last, of a launch in two processes the launcher alone is
-killed: what it leaves behind must end by itself, or keep a second start from writing beside it.
+ends; every other file must have the bytes of the undisturbed run, and nothing else may lie there. Last, of a launch in
+two processes the launcher alone is killed: what it leaves behind must end by itself, or keep a second start from
+writing beside it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CLOCKS = (
     "train_loss",  # the stock Trainer's last row: the mean over the steps since it was started
     "trainer_state.json",  # in a checkpoint's record: how long that file is, which the digits of these decide
 )
-"""Keys of what a clock measured, which differs from run to run."""
+"""Keys of JSON that differ from run to run: what a clock measured, and what follows from it."""
 ACCEPTED = (0, 3)
 """Exit status of a command that ended; 3 says that rows were left out."""
 
