@@ -307,7 +307,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def _entry(row: dict[str, Any]) -> Entry:
-    if empty := [name for name in SCHEMA.names if row[name] is None]:
+    if empty := [name for name in SCHEMA.names if row[name] is None or (name == "id" and not row[name])]:
         raise UserError(f"entry {row['id']} of the knowledge base has no {', '.join(empty)}; write it again")
     sections = tuple(Section(**section) for section in row["sections"])
     return Entry(**{**row, "images": tuple(row["images"]), "sections": sections})

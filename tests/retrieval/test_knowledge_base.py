@@ -121,6 +121,10 @@ def test_an_entry_without_a_value_and_a_shard_with_too_many_are_named(kb, column
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), shard)
     with pytest.raises(UserError, match=f"entry {rows[0]['id']} of the knowledge base has no {column}"):
         list(kb)
+    rows[0] |= {column: table.to_pylist()[0][column], "id": ""}
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), shard)
+    with pytest.raises(UserError, match="of the knowledge base has no id"):
+        list(kb)
 
 
 @pytest.mark.parametrize("column", ["title", "images", "sections"])
