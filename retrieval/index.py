@@ -141,9 +141,7 @@ def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder,
             changed.
     """
     folder = Path(folder)
-    manifest = read_json(folder / MANIFEST, "the index's manifest")
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("vectors"), dict):
-        raise UserError(f"{folder / MANIFEST} is no index's manifest; delete the folder and build the index again")
+    manifest = _read_manifest(folder)
     _check_origin(folder, manifest, _origin(kb, encoder))
     if CHECKSUMS in manifest:
         check_files(folder, manifest[CHECKSUMS], _FILES, verify=verify)
@@ -163,10 +161,25 @@ def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder,
     return Index(manifest, tuple(rows["title"]), vectors["image"], owner, vectors["title"])
 
 
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    """What an index was built from, with whole numbers wherever something is counted."""
+    manifest = read_json(folder / MANIFEST, "the index's manifest")
+    known = manifest if isinstance(manifest, dict) else {}
+    vectors, left = known.get("vectors"), known.get("left_out", {})
+    counts = [known.get("dimensions"), known.get("title_dimensions", 0)]
+    counts += [vectors.get(kind) for kind in KINDS] if isinstance(vectors, dict) else [None]
+    counts += left.values() if isinstance(left, dict) else [None]
+    if not all(isinstance(count, int) for count in counts):
+        raise UserError(f"{folder / MANIFEST} is no index's manifest; delete the folder and build the index again")
+    return known
+
+
 def _read_rows(folder: Path) -> dict[str, list[str]]:
     """The entry of each vector: one id for each image, and one for each title."""
     rows = read_json(folder / _ROWS, "the index's rows")
-    is_whole = isinstance(rows, dict) and all(isinstance(rows.get(kind), list) for kind in KINDS)
+    is_whole = isinstance(rows, dict) and all(
+        isinstance(rows.get(kind), list) and all(isinstance(entry_id, str) for entry_id in rows[kind]) for kind in KINDS
+    )
     if not is_whole or not set(rows["image"]) <= set(rows["title"]):
         raise UserError(f"{folder / _ROWS} is damaged; delete the folder and build the index again")
     return rows

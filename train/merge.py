@@ -1,7 +1,8 @@
 """Write an adapter into its base model: `python -m reflectune.train.merge --checkpoint DIR --output DIR`.
 
 The result is a full checkpoint that transformers and vLLM load by its path, and reflectune with its scheme. An adapter
-of QLoRA is merged into the 4-bit weights written out, which is what it was trained on.
+of QLoRA is merged into the 4-bit weights written out, which is what it was trained on. Given again, it finds its work
+done.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 
 from reflectune.core import checks
 from reflectune.core.config import parse_config, setting
-from reflectune.core.errors import entry_point
+from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
 from reflectune.models.schemes.base import SCHEME_FILE
 
@@ -36,10 +37,14 @@ class MergeConfig:
             whole = (folder / SCHEME_FILE).is_file()
             why = "a full checkpoint already" if whole else "no adapter: adapter_config.json is not there"
             issues.append(f"`checkpoint`: {folder} holds {why}")
-        target = Path(self.output)
-        if self.output and target.exists() and (not target.is_dir() or any(target.iterdir())):
-            issues.append(f"`output`: {target} is there already; choose another folder")
+        if self.output and is_occupied(Path(self.output)) and not Path(self.output, "reflectune.json").is_file():
+            issues.append(f"`output`: {self.output} is there already; choose another folder")
         return issues
+
+
+def is_occupied(path: Path) -> bool:
+    """Whether something is there, and be it a file."""
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
 @entry_point
@@ -47,9 +52,14 @@ def main() -> None:
     """Parse the config, then merge."""
     (config,) = parse_config(MergeConfig)
     hold(config.output, unless=config.dry_run)
-    from reflectune.train.saving.merging import merge, plan  # slow to import: after the config is right
+    from reflectune.train.saving.merging import is_merged, merge, plan  # slow to import: after the config is right
 
     made = plan(config.checkpoint, config.dtype)
+    if is_occupied(Path(config.output)):
+        if not is_merged(config.checkpoint, config.output, made):
+            raise UserError(f"`output`: {config.output} is there already, and of another merge; choose another folder")
+        print(f"nothing to do: {config.output} holds this merge")
+        return
     print(f"{config.checkpoint} merged into {made.base_model}{made.remark}, as {made.dtype}, into {config.output}")
     if not config.dry_run:
         merge(config.checkpoint, config.output, made)

@@ -391,6 +391,31 @@ def test_a_manifest_of_the_wrong_shape_is_refused(kb, encoder, tmp_path, content
         load_index(tmp_path / "index", kb, encoder)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"vectors": {"image": ["x"], "title": 3}}, {"dimensions": None}, {"left_out": {"no title": []}}, {"vectors": {}}],
+    ids=str,
+)
+def test_a_manifest_that_does_not_count_is_refused(kb, encoder, tmp_path, change) -> None:
+    build_index(kb, encoder, tmp_path / "index")
+    path = tmp_path / "index/manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match=r"manifest\.json is no index's manifest"):
+        load_index(tmp_path / "index", kb, encoder)
+
+
+@pytest.mark.parametrize("entry_ids", [[["x"]], [3], [None], "e0"])
+def test_rows_that_name_no_entries_are_refused(kb, encoder, tmp_path, entry_ids) -> None:
+    build_index(kb, encoder, tmp_path / "index")
+    path = tmp_path / "index/rows.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"image": entry_ids}))
+    manifest = tmp_path / "index/manifest.json"
+    without = {name: each for name, each in json.loads(manifest.read_text()).items() if name != "checksums"}
+    manifest.write_text(json.dumps(without))
+    with pytest.raises(UserError, match=r"rows\.json is damaged"):
+        load_index(tmp_path / "index", kb, encoder)
+
+
 @pytest.mark.parametrize("checked", [{}, {"rows.json": 3}, [1]])
 def test_checksums_of_the_wrong_shape_are_refused(kb, encoder, tmp_path, checked) -> None:
     build_index(kb, encoder, tmp_path / "index")

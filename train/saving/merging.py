@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reflectune.core.hashing import file_fingerprint
 from reflectune.core.partials import writing
-from reflectune.models.loading import load, read_info, save_checkpoint, stored_dtype
+from reflectune.models.loading import INFO_FILE, load, read_info, save_checkpoint, stored_dtype
+from reflectune.models.weights.adapters import ADAPTER_WEIGHTS
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.train.saving.checkpoints import refuse_full_disk
 
@@ -38,6 +40,27 @@ def plan(checkpoint: str | Path, dtype: str = "auto") -> Plan:
     return Plan(base, dtype, " (its 4-bit weights written out)" if info.get("quantization") else "")
 
 
+def is_merged(checkpoint: str | Path, output: str | Path, how: Plan) -> bool:
+    """Whether a folder holds what `merge` would write, from the same adapter at the same precision.
+
+    Raises:
+        UserError: The adapter is damaged, or the folder's record is.
+    """
+    if not Path(output, INFO_FILE).is_file():
+        return False
+    return _record(checkpoint, how).items() <= read_info(output).items()
+
+
+def _record(checkpoint: str | Path, how: Plan) -> dict[str, str]:
+    """What a merged checkpoint remembers of where it comes from."""
+    return {
+        "base_model": how.base_model,
+        "merged_from": str(Path(checkpoint).resolve()),
+        "merged_adapter": file_fingerprint(Path(checkpoint, ADAPTER_WEIGHTS)),
+        "merged_dtype": how.dtype,
+    }
+
+
 def merge(checkpoint: str | Path, output: str | Path, how: Plan) -> None:
     """Add an adapter to its base model and write the whole. The folder appears at once, or not at all.
 
@@ -60,5 +83,4 @@ def merge(checkpoint: str | Path, output: str | Path, how: Plan) -> None:
         refuse_full_disk(partial, sum(p.numel() * p.element_size() for p in model.parameters()))
         info = {name: value for name, value in read_info(checkpoint).items() if name not in ("kind", "scheme")}
         assert loaded.scheme is not None  # an adapter without one is not loaded
-        merged_from = str(Path(checkpoint).resolve())
-        save_checkpoint(partial, model, loaded.processor, loaded.scheme, {**info, "merged_from": merged_from})
+        save_checkpoint(partial, model, loaded.processor, loaded.scheme, info | _record(checkpoint, how))

@@ -131,6 +131,12 @@ def test_the_command_merges_and_a_base_that_is_gone_is_one_line(
     done = subprocess.run([*command, str(tmp_path / "merged")], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert load(str(tmp_path / "merged")).is_tuned
+    again = subprocess.run([*command, str(tmp_path / "merged")], capture_output=True, text=True, cwd=tmp_path)
+    assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stderr
+    other = [*command, str(tmp_path / "merged"), "--dtype", "bfloat16"]
+    refused = subprocess.run(other, capture_output=True, text=True, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "is there already, and of another merge; choose another folder" in refused.stderr
     base.rename(tmp_path / "moved")
     gone = subprocess.run([*command, str(tmp_path / "other")], capture_output=True, text=True, cwd=tmp_path)
     assert gone.returncode == 2
