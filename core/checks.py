@@ -34,9 +34,8 @@ _HOLDS: Final = {
     "manifest.json": "an index",
     "probes.json": "probes",
     "reflection.json": "reflection data",
-    "scheme.json": "a checkpoint",
     "adapter_config.json": "an adapter",
-    "config.json": "a model",
+    "config.json": "a model",  # scheme.json alone is none: exported data have it too
 }
 """What a folder is, by the file that only it has."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from reflectune.core.config import parse_config
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.run import LAYOUTS, export
 from reflectune.models.miniature.architecture import train_tokenizer
@@ -44,6 +45,16 @@ def test_llamafactory_reads_every_row_by_its_dataset_info(reflected: Path, tmp_p
         text = "".join(message[tags["content_tag"]] for message in messages)
         assert text.count("<image>") == len(row[columns["images"]]) == 1
         assert (output / row[columns["images"]][0]).is_file()  # media_dir, as os.path.join takes it
+
+
+@pytest.mark.parametrize("to", LAYOUTS)
+def test_an_export_can_be_given_again(reflected: Path, tmp_path: Path, to: str) -> None:
+    """What lies there of the first, `scheme.json` among it, is not taken for something else."""
+    output = write(reflected, to, tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
+    (config,) = parse_config(ExportConfig, argv=["--data", str(reflected), "--to", to, "--output", str(output)])
+    export(config)
+    assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == before
 
 
 def test_llamafactorys_yaml_masks_the_history_and_names_data_and_tokens(reflected: Path, tmp_path: Path) -> None:
