@@ -161,6 +161,12 @@ class KnowledgeBase:
             raise UserError(f"{self.folder / MANIFEST}: a shard lacks its file or its entries; write it again")
         if missing:
             raise UserError(f"{self.folder / MANIFEST} lacks `{'`, `'.join(missing)}`; write the knowledge base again")
+        counts = [shard["entries"] for shard in shards]
+        if not all(type(count) is int and count >= 0 for count in counts) or sum(counts) != self.manifest["entries"]:
+            raise UserError(
+                f"{self.folder / MANIFEST}: `entries` is {self.manifest['entries']}, its shards hold {counts[:3]} …; "
+                "write the knowledge base again"
+            )
         self._group = functools.lru_cache(maxsize=_GROUPS_KEPT)(self._read_group)
 
     @property
