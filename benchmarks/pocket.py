@@ -35,16 +35,16 @@ MINUTES = {
     "look": 5,
     "index": 4,
     "reflection": 4,
-    "baseline": 4,
-    "mr2ag": 60,
-    "plain_tuned": 45,
+    "baseline": 8,
+    "mr2ag": 20,
+    "plain_tuned": 25,
     "evaluate": 30,
     "reader": 1,
     "probe": 45,
     "labels": 1,
     "mmkb": 45,
     "evaluate_mmkb": 20,
-    "quick": 15,
+    "quick": 10,
 }
 """About how long each stage takes on two idle cores."""
 

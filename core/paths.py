@@ -23,6 +23,11 @@ class OutsideRoot(UserError):
     """A path that data names leads out of the folders that it may lead into."""
 
 
+def is_occupied(path: Path) -> bool:
+    """Whether a file is there, or a folder that holds something."""
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
 def resolve_below(path: str | Path, roots: Roots) -> Path:
     """The absolute path, links resolved, of a file that data names. The file need not exist.
 

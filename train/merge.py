@@ -15,6 +15,8 @@ from reflectune.core import checks
 from reflectune.core.config import parse_config, setting
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
+from reflectune.core.paths import is_occupied
+from reflectune.models.loading import INFO_FILE
 from reflectune.models.schemes.base import SCHEME_FILE
 
 
@@ -37,14 +39,9 @@ class MergeConfig:
             whole = (folder / SCHEME_FILE).is_file()
             why = "a full checkpoint already" if whole else "no adapter: adapter_config.json is not there"
             issues.append(f"`checkpoint`: {folder} holds {why}")
-        if self.output and is_occupied(Path(self.output)) and not Path(self.output, "reflectune.json").is_file():
+        if self.output and is_occupied(Path(self.output)) and not Path(self.output, INFO_FILE).is_file():
             issues.append(f"`output`: {self.output} is there already; choose another folder")
         return issues
-
-
-def is_occupied(path: Path) -> bool:
-    """Whether something is there, and be it a file."""
-    return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
 @entry_point

@@ -21,6 +21,7 @@ from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.locking import locked
 from reflectune.core.partials import replacing
+from reflectune.core.paths import is_occupied
 
 RECORD = ".package.json"
 """Lies in an unpacked folder: the package, and the names of all its members."""
@@ -92,7 +93,7 @@ def unpack(
     """
     folder = Path(folder)
     with locked(folder):
-        if folder.exists() and not (folder / RECORD).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        if is_occupied(folder) and not (folder / RECORD).is_file():
             raise UserError(f"{folder} is there already and was not unpacked from a package; choose another folder")
         if (names := _unpacked(package, wanted, folder)) is None:
             with replacing(folder) as partial:

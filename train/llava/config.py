@@ -8,6 +8,7 @@ from typing import Literal
 
 from reflectune.core import checks
 from reflectune.core.config import setting
+from reflectune.core.paths import is_occupied
 from reflectune.models.names import model_name
 
 
@@ -54,7 +55,6 @@ class AssembleConfig:
             value = getattr(self, name)
             if not Path(value).is_dir() and (value.count("/") > 1 or value.startswith((".", "/", "~"))):
                 issues.append(f"`{name}`: there is no folder {value}")
-        output = Path(self.output)
-        if self.output and output.exists() and (output.is_file() or any(output.iterdir())):
-            issues.append(f"`output`: {output} is there already; choose a new folder")
+        if self.output and is_occupied(Path(self.output)):
+            issues.append(f"`output`: {Path(self.output)} is there already; choose a new folder")
         return issues

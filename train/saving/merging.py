@@ -8,7 +8,7 @@ from typing import Any
 
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.partials import writing
-from reflectune.models.loading import INFO_FILE, load, read_info, save_checkpoint, stored_dtype
+from reflectune.models.loading import load, read_info, save_checkpoint, stored_dtype
 from reflectune.models.weights.adapters import ADAPTER_WEIGHTS
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.train.saving.checkpoints import refuse_full_disk
@@ -41,13 +41,11 @@ def plan(checkpoint: str | Path, dtype: str = "auto") -> Plan:
 
 
 def is_merged(checkpoint: str | Path, output: str | Path, how: Plan) -> bool:
-    """Whether a folder holds what `merge` would write, from the same adapter at the same precision.
+    """Whether a checkpoint is what `merge` would write, from the same adapter at the same precision.
 
     Raises:
-        UserError: The adapter is damaged, or the folder's record is.
+        UserError: A record is missing or damaged.
     """
-    if not Path(output, INFO_FILE).is_file():
-        return False
     return _record(checkpoint, how).items() <= read_info(output).items()
 
 
