@@ -2,7 +2,7 @@
 
     python benchmarks/soak_hostile.py 2000 --output benchmarks/soak_hostile.md
 
-A case is a command of the chain of `soak_kill.py` on a copy of its inputs in which one thing is wrong: a byte of a
+A case is a command of the chain of `soak_chain.py` on a copy of its inputs in which one thing is wrong: a byte of a
 file, its end, a value of a manifest, a cell or column of a Parquet file, a picture, or a value of the config. It runs
 in a process of its own, forked when the libraries are loaded, and ends as one of
 
@@ -38,7 +38,8 @@ import yaml
 from page import command_line
 from PIL import Image
 from quickstart import ROOT
-from soak_kill import JOBS, Job, files_of, straight
+from soak_chain import BEFORE_GIVEN, JOBS, Job, give, straight
+from soak_kill import files_of
 
 LIMIT = 180
 """Seconds after which a case hangs: the longest command of the chain takes a tenth of it."""
@@ -64,8 +65,17 @@ READS: dict[str, Sequence[str]] = {
     "export": ("reflection", "world"),
     "adapter": ("reflection", "world"),
     "merged": ("adapter",),
+    "refined": ("world", "index", "tuned"),
+    "probes": ("world", "index"),
     "labels": ("probes", "world"),
     "evaluation": ("world", "index", "tuned"),
+    "sweep": ("world", "index", "tuned"),
+    "scores": ("evaluation/traces", "world/questions"),
+    "converted": ("given/own",),
+    "title_map": ("given/own", "given/tower", "world/knowledge"),
+    "assembled": ("given/language", "given/vision"),
+    "packed": ("tuned",),
+    "bem": ("given/bem",),
 }
 """What each command of the chain reads: folders of earlier ones."""
 
@@ -264,7 +274,7 @@ def case_folder(name: str, work: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for needed in dict.fromkeys(each.split("/")[0] for each in READS[name]):
-        shutil.copytree(work / "clean" / needed, folder / needed)
+        shutil.copytree(work / "clean" / needed, folder / needed, symlinks=True)
     return folder
 
 
@@ -295,7 +305,11 @@ def prepare(work: Path) -> dict[str, dict[str, str]]:
     (work / "clean").mkdir(parents=True)
     os.chdir(work / "clean")
     for name, job in JOBS.items():
+        if job.fetches:
+            continue
         straight(job, work / "clean" / name, work / "chain.log")
+        if name == BEFORE_GIVEN:
+            give(work / "clean")
     wanted = {}
     for name in READS:
         outputs = []

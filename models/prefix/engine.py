@@ -347,7 +347,13 @@ class PrefixEngine:
         return Generation(ids, text, log_probs, math.exp(sum(log_probs) / max(1, len(log_probs))), finished)
 
     def _log_probabilities(self, hidden: Tensor) -> Tensor:
-        return self._model.get_output_embeddings()(hidden).float().log_softmax(-1)  # (rows, vocabulary)
+        log_probs = self._model.get_output_embeddings()(hidden).float().log_softmax(-1)  # (rows, vocabulary)
+        if log_probs[:, 0].isnan().any():  # one logit that is no number makes the whole row so
+            raise UserError(
+                f"the model computes probabilities that are no numbers, in {str(hidden.dtype).removeprefix('torch.')}: "
+                "float16 overflows in some models, which bfloat16 and float32 do not; else its weights are damaged"
+            )
+        return log_probs
 
     def _index(self, rows: Sequence[int]) -> Tensor:
         return torch.tensor(rows, device=self._model.device)

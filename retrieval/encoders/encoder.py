@@ -125,7 +125,7 @@ class _TransformersEncoder:
             return np.zeros((0, self.dimensions), dtype=np.float32)
         inputs = self._image_processor(images=[to_rgb(image) for image in images], return_tensors="pt")
         with torch.inference_mode():
-            return _unit(self._model.get_image_features(**inputs.to(self._model.device)))
+            return _unit(self._model.get_image_features(**inputs.to(self._model.device)), self.name)
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
         """Vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
@@ -136,7 +136,7 @@ class _TransformersEncoder:
         )
         inputs.pop("token_type_ids", None)
         with torch.inference_mode():
-            return _unit(self._model.get_text_features(**inputs.to(self._model.device)))
+            return _unit(self._model.get_text_features(**inputs.to(self._model.device)), self.name)
 
 
 class _MappedEncoder:
@@ -182,7 +182,8 @@ class ImageTower:
         if config.model_type != "clip_vision_model":
             raise UserError(f"{checkpoint.name} is a `{config.model_type}`; a title map needs a `clip_vision_model`")
         self._model: Any = load_weights(checkpoint, CLIPVisionModelWithProjection, dtype=torch.float32, device=device)
-        self._image_processor, self.dimensions = _image_processor(checkpoint), int(config.projection_dim)
+        self._name, self._image_processor = checkpoint.name, _image_processor(checkpoint)
+        self.dimensions = int(config.projection_dim)
 
     def encode(self, images: Sequence[Image.Image]) -> Vectors:
         """Vectors of length 1, shape (n, dimensions)."""
@@ -190,7 +191,7 @@ class ImageTower:
             return np.zeros((0, self.dimensions), dtype=np.float32)
         inputs = self._image_processor(images=[to_rgb(image) for image in images], return_tensors="pt")
         with torch.inference_mode():
-            return _unit(self._model(**inputs.to(self._model.device)).image_embeds)
+            return _unit(self._model(**inputs.to(self._model.device)).image_embeds, self._name)
 
 
 class TitleModel:
@@ -199,11 +200,13 @@ class TitleModel:
     def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
         pooling = declared_pooling(checkpoint, "write it there as mean, last or cls")
         self._model = TextModel(checkpoint, device, pooling=pooling)
-        self.dimensions = self._model.dimensions
+        self._name, self.dimensions = checkpoint.name, self._model.dimensions
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
-        return _unit(self._model.encode(texts)) if texts else np.zeros((0, self.dimensions), dtype=np.float32)
+        if not texts:
+            return np.zeros((0, self.dimensions), dtype=np.float32)
+        return _unit(self._model.encode(texts), self._name)
 
 
 def _image_processor(checkpoint: Checkpoint) -> Any:
@@ -218,7 +221,16 @@ def _image_processor(checkpoint: Checkpoint) -> Any:
         ) from error
 
 
-def _unit(output: Any) -> Vectors:
-    """Rows of a model's output, scaled to length 1."""
+def _unit(output: Any, name: str) -> Vectors:
+    """Rows of a model's output, scaled to length 1; `name` is the encoder's.
+
+    Raises:
+        UserError: One is zero, or no number: it would be equally near to everything.
+    """
     rows = output if isinstance(output, torch.Tensor) else output.pooler_output
-    return torch.nn.functional.normalize(rows.float(), dim=-1).cpu().numpy()
+    lengths = rows.float().norm(dim=-1, keepdim=True)
+    if not bool((lengths.isfinite() & (lengths > 0)).all()):
+        raise UserError(
+            f"the encoder {name} computes vectors that are zero or no numbers: replace its weights, which are damaged"
+        )
+    return (rows.float() / lengths).cpu().numpy()

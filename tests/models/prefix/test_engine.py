@@ -202,6 +202,23 @@ def test_too_long_a_row_is_refused_not_cut(loaded, prefixes, branches):
         engine.read(prefixes[:1])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_computes_no_numbers_is_refused(make, family):
+    """A finite weight may be so large that what follows overflows; every answer would be the same token."""
+    loaded = make.loaded(family)
+    norm = next(
+        weight for name, weight in loaded.model.named_parameters() if name.endswith("language_model.norm.weight")
+    )
+    with torch.no_grad():
+        norm.fill_(3e38)
+    engine = PrefixEngine(loaded)
+    prefixes = engine.read([loaded.renderer.prefix(QUESTIONS[0], make.image(0, SIZES[0]))])
+    with pytest.raises(UserError, match="no numbers, in float32"):
+        prefixes.probabilities(gate_ids(loaded))
+    with pytest.raises(UserError, match="no numbers, in float32"):
+        engine.generate(prefixes, [(0, 0)], max_new_tokens=2)
+
+
 def test_other_attention_is_refused(make):
     loaded = make.loaded("llava")
     loaded.model.set_attn_implementation("eager")

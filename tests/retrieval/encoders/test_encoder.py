@@ -37,6 +37,18 @@ def test_a_vector_does_not_depend_on_its_companions(encoder, picture) -> None:
     )
 
 
+@pytest.mark.parametrize("value", [0.0, 3e38])
+@pytest.mark.parametrize("tower", ["visual", "text"])
+def test_vectors_that_are_zero_or_no_numbers_are_refused(clip_folder, tmp_path, picture, tower, value) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(clip_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights[f"{tower}_projection.weight"].fill_(value)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"damaged computes vectors that are zero or no numbers"):
+        load_encoder(str(folder)).encode_images([picture(1)])
+
+
 def test_nothing_gives_no_rows(encoder) -> None:
     assert encoder.encode_images([]).shape == encoder.encode_texts([]).shape == (0, encoder.dimensions)
 

@@ -1,0 +1,256 @@
+"""The commands that the soaks run: a chain on a tiny drawn world, each reading what the ones before it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_lowercase
+
+import numpy as np
+import torch
+import yaml
+from quickstart import CONFIGS, launch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from reflectune.data_builders.dataset import read_questions
+from reflectune.metrics.bem import Bem, load_tokenizer
+from reflectune.models.miniature.architecture import build_clip, build_clip_processor, train_tokenizer
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+
+BEFORE_GIVEN = "tuned"
+"""The command after which `give` has what it needs."""
+ACCEPTED = (0, 3)
+"""Exit status of a command that ended; 3 says that rows were left out."""
+WORLD, INDEX, DATA, GIVEN = "world", "index", "reflection", "given"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command and what it writes.
+
+    Attributes:
+        module: Below `reflectune`.
+        settings: Its arguments; `{out}` is where it writes.
+        launched: The miniature's recipe with which it is launched in two processes; "" if it runs in one.
+        launcher_alone: Whether it is the launcher alone that a kill hits, and not the processes it launched.
+        fetches: Whether it fetches packages, which needs a registry. One without `{out}` writes into the user's cache.
+    """
+
+    module: str
+    settings: str
+    launched: str = ""
+    launcher_alone: bool = False
+    fetches: bool = False
+
+    def command(self, out: Path) -> list[str]:
+        """The command line."""
+        settings = self.settings.format(out=out, configs=CONFIGS / "miniature").split()
+        if self.launched:
+            return [*launch(f"{self.module.replace('.', '/')}.py", self.launched, 2), *settings]
+        return [sys.executable, "-m", f"reflectune.{self.module}", *settings]
+
+    def environment(self, out: Path) -> dict[str, str]:
+        """The environment that it runs in."""
+        quiet = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        if not self.fetches:
+            return os.environ | quiet | {"HF_HUB_OFFLINE": "1"}
+        return os.environ | quiet | ({} if "{out}" in self.settings else {"REFLECTUNE_CACHE": str(out)})
+
+
+_WORLD = f"--dataset {WORLD} --index {INDEX} --encoder miniature/clip --device cpu"
+_PROBE = (
+    f"--dataset {WORLD} --index {INDEX} --model miniature/llava --device cpu --summary sentences --samples 1 "
+    "--documents 5 --max_new_tokens 8 --window 8 --batch_questions 4 --limit 48 --output {out}"
+)
+_TUNE = "--device cpu --max_steps 12 --save_steps 3 --logging_steps 1 --output_dir {out}"
+JOBS: dict[str, Job] = {
+    WORLD: Job("data_builders.build_world", "--size tiny --output {out}"),
+    INDEX: Job("retrieval.build_index", f"--knowledge {WORLD}/knowledge --encoder miniature/clip --output {{out}}"),
+    DATA: Job(
+        "data_builders.build_mr2ag",
+        f"--config {{configs}}/mr2ag_data.yaml --dataset {WORLD} --index {INDEX} --output {{out}}",
+    ),
+    "plain": Job(
+        "data_builders.build_plain",
+        f"--config {{configs}}/plain_data.yaml --dataset {WORLD} --reflection {DATA} --index {INDEX} --output {{out}}",
+    ),
+    "agreement": Job(
+        "data_builders.compare_annotators",
+        f"--dataset {WORLD} --annotators string gold --limit 40 --output {{out}}",
+    ),
+    "export": Job("data_builders.export", f"--data {DATA} --to trl --output {{out}}"),
+    "tuned": Job(
+        "train.sft", f"--config {{configs}}/mr2ag_full.yaml --model miniature/llava --train_data {DATA} {_TUNE}"
+    ),
+    "launched": Job(
+        "train.sft",
+        f"--model miniature/llava --train_data {DATA} --per_device_train_batch_size 4 {_TUNE}",
+        launched="mr2ag_full.yaml",
+        launcher_alone=True,
+    ),
+    "adapter": Job(
+        "train.sft", f"--config {{configs}}/mr2ag_lora.yaml --model miniature/llava --train_data {DATA} {_TUNE}"
+    ),
+    "merged": Job("train.merge", "--checkpoint adapter --output {out}"),
+    "refined": Job(
+        "train.grpo",
+        f"--config {{configs}}/grpo.yaml --model tuned {_WORLD} --limit 16 --visual_limit 4 --max_steps 9 --epochs 9 "
+        "--per_device_train_batch_size 4 --save_steps 2 --logging_steps 1 --output_dir {out}",
+    ),
+    "probes": Job("data_builders.probe", _PROBE),
+    "probes_of_two": Job("data_builders.probe", _PROBE, launched="probe.yaml"),
+    "labels": Job("data_builders.derive_labels", f"--probes probes --dataset {WORLD} --output {{out}}"),
+    "evaluation": Job(
+        "inference.evaluate",
+        f"{_WORLD} --model tuned --base_model miniature/llava --limit 12 --pipelines closed_book naive_rag mr2ag "
+        "--output {out}",
+    ),
+    "sweep": Job(
+        "inference.sweep",
+        f'--pipeline mr2ag --grid {{{{"gamma":[0.1,0.9],"top_n":[1,2]}}}} {_WORLD} --model tuned --limit 6 '
+        "--output {out}",
+    ),
+    "tables": Job(
+        "inference.tables",
+        f"--runs {GIVEN}/run --seeds 0 --epochs 0.2 --limit 4 --top_n 2 --device cpu --output {{out}}",
+    ),
+    "scores": Job(
+        "metrics.score", f"--predictions evaluation/traces/mr2ag.jsonl --dataset {WORLD} --output {{out}}/scores.json"
+    ),
+    "converted": Job("data_builders.convert", f"--config {GIVEN}/own/own.yaml --output {{out}}"),
+    "title_map": Job(
+        "retrieval.fit_title_map",
+        f"--pictures {GIVEN}/own/pictures.jsonl --knowledge {WORLD}/knowledge --vision {GIVEN}/tower "
+        "--text miniature/text --output {out}/map.safetensors",
+    ),
+    "assembled": Job(
+        "train.assemble_llava", f"--language {GIVEN}/language --vision {GIVEN}/vision --dtype float32 --output {{out}}"
+    ),
+    "packed": Job("models.pocket.pack", "--checkpoint tuned --output {out}"),
+    "bem": Job(
+        "metrics.convert_bem",
+        f"--variables {GIVEN}/bem/bem.npz --vocabulary {GIVEN}/bem/vocab.txt --examples {GIVEN}/bem/logits.json "
+        f"--names {GIVEN}/bem/names.json --output {{out}}",
+    ),
+    "pretrained": Job("models.miniature.pretrain", "--family text --scale 0.02 --output {out}"),
+    "gallery": Job("data_builders.build_gallery", "--limit 3 --output {out}", fetches=True),
+    "fetched": Job("models.pocket.fetch", "text", fetches=True),
+}
+"""The chain, by the name of what is written; undisturbed, each stands under that name."""
+
+
+def straight(job: Job, out: Path, log: Path) -> float:
+    """Run a command undisturbed; its seconds."""
+    began = time.monotonic()
+    with log.open("wb") as file:
+        command, environment = job.command(out), job.environment(out)
+        status = subprocess.run(command, stdout=file, stderr=file, env=environment, check=False).returncode
+    if status not in ACCEPTED:
+        sys.exit(f"{job.module} ended with {status} undisturbed; see {log}")
+    return time.monotonic() - began
+
+
+def give(folder: Path) -> None:
+    """Write what the chain's commands are given from outside, beside its finished `world`.
+
+    Questions and articles as a user has them, pictures for a title map, parts of a LLaVA and a BEM with random weights,
+    and a finished quick start for the tables.
+    """
+    given = folder / GIVEN
+    for name in ("own", "language", "vision", "tower", "bem", "run"):
+        (given / name).mkdir(parents=True)
+    _give_own(folder / WORLD, given / "own")
+    _give_parts(given)
+    _give_bem(given / "bem")
+    for name, target in {WORLD: WORLD, INDEX: INDEX, DATA: DATA, "checkpoint": "tuned"}.items():
+        (given / "run" / name).symlink_to(folder / target)
+
+
+def _give_own(world: Path, folder: Path) -> None:
+    columns = {"id": "id", "image": "image", "text": "question", "answers": "answers", "entity_ids": "entity_ids"}
+    questions = [
+        {column: getattr(question, name) for name, column in columns.items()}
+        for question in read_questions(world, "train")
+    ]
+    entries = list(KnowledgeBase(world / "knowledge"))
+    articles = [
+        {"id": entry.id, "title": entry.title, "text": "\n\n".join(section.text for section in entry.sections)}
+        for entry in entries
+    ]
+    pictures = [{"image": image, "entity": entry.id, "use": "train"} for entry in entries for image in entry.images]
+    for name, rows in {"questions": questions, "knowledge": articles, "pictures": pictures}.items():
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    shutil.copytree(world / "images", folder / "images")
+    settings = {
+        "root": f"{GIVEN}/own",
+        "questions": "own",
+        "splits": {"train": "questions.jsonl"},
+        "images": ".",
+        "knowledge": "own",
+        "knowledge_source": "knowledge.jsonl",
+    }
+    (folder / "own.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+
+
+def _give_parts(given: Path) -> None:
+    torch.manual_seed(0)
+    words = train_tokenizer(["USER: When was it founded? ASSISTANT: in 1872", "a gold tower"], 300, "clip")
+    words.pad_token = None
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=2048,
+    )
+    language = LlamaForCausalLM(config)
+    language.save_pretrained(given / "language")
+    words.save_pretrained(given / "language")
+    clip, pictures = build_clip(words, size="test"), build_clip_processor(words).image_processor
+    clip.save_pretrained(given / "vision")
+    CLIPVisionModelWithProjection(CLIPVisionConfig(**clip.config.to_dict()["vision_config"])).save_pretrained(
+        given / "tower"
+    )
+    for name in ("vision", "tower"):
+        pictures.save_pretrained(given / name)
+
+
+def _give_bem(folder: Path) -> None:
+    letters = [front + letter for front in ("", "##") for letter in ascii_lowercase]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]
+    (folder / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(pieces),
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        type_vocab_size=3,
+        initializer_range=0.2,
+    )
+    network = BertForSequenceClassification(config).eval()
+    bem = Bem(network, load_tokenizer(folder / "vocab.txt"), mask_padding=True)
+    keys, triples = (
+        ("candidate", "reference", "question"),
+        [("a tower", "the tower", "what"), ("x", "y", "where is it")],
+    )
+    rows = [{**dict(zip(keys, triple, strict=True)), "logits": bem(*triple)} for triple in triples]
+    (folder / "logits.json").write_text(json.dumps(rows), encoding="utf-8")
+    variables = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    np.savez(folder / "bem.npz", **variables)
+    (folder / "names.json").write_text(json.dumps({name: name for name in variables}), encoding="utf-8")
