@@ -64,7 +64,8 @@ def read_record(path: str | Path, what: str, **types: type) -> dict[str, Any]:
     """As `read_json`, of a file that holds an object. Keys that it has must have these types; it may lack them.
 
     Raises:
-        UserError: As `read_json`; or it holds something else, or a key has a value of another type.
+        UserError: As `read_json`; or it holds something else, or a key has a value of another type, or a text with a
+            zero byte, which no path may have.
     """
     record = read_json(path, what)
     if not isinstance(record, dict):
@@ -73,6 +74,8 @@ def read_record(path: str | Path, what: str, **types: type) -> dict[str, Any]:
         value = record.get(key)
         if key in record and (not isinstance(value, kind) or isinstance(value, bool)):
             raise UserError(f"{what} is damaged: {path}: `{key}` is {type(value).__name__}, not {kind.__name__}")
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"{what} is damaged: {path}: `{key}` holds a zero byte")
     return record
 
 

@@ -14,6 +14,7 @@ from types import FunctionType, TracebackType
 from typing import Final
 
 from reflectune.core.addresses import conceal_environment, redacted
+from reflectune.core.launching import end_with_launcher
 from reflectune.core.progress import quiet_libraries
 
 
@@ -28,8 +29,8 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap an entry script's `main` so that a user's mistake, a file that can't be used or Ctrl-C ends in a clear line.
 
     After a `main` that ends well the process group of its launch is destroyed, if there is one, and its threads have
-    ended before the interpreter does. In a log the libraries' progress bars are hidden. What `main` holds of
-    `core.outputs` is released in any case.
+    ended before the interpreter does; one whose launcher is gone ends at once. In a log the libraries' progress bars
+    are hidden. What `main` holds of `core.outputs` is released in any case.
 
     Exit status: 2 for a `UserError` and for a path that can't be read or written, 28 for a full disk, 130 for Ctrl-C.
     Anything else is our own bug and keeps its traceback. Passwords and keys are taken out of both.
@@ -40,6 +41,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
         from reflectune.core.outputs import release_outputs  # it imports this module
 
         quiet_libraries()
+        end_with_launcher()
         sys.excepthook = _show_traceback
         conceal_environment(os.environ)
         try:

@@ -10,11 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import read_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+UNLOADABLE: Final = (
+    *(OSError, ValueError, RuntimeError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(AssertionError, ImportError, SafetensorError, StrictDataclassError),
+)
+"""What transformers and peft raise for a damaged or odd config, tokenizer or weights: they check little first."""
 
 _SHOWN: Final = 5
 _COMPUTED: Final = ("position_ids", "inv_freq")

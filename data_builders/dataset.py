@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from reflectune.core.checks import short
 from reflectune.core.durable import read_record
 from reflectune.core.errors import UserError
-from reflectune.core.parquet import open_parquet
-from reflectune.core.partials import writing
+from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import listed_file, resolve_below
 from reflectune.core.questions import malformed
 from reflectune.core.types import Evidence, FollowUp, Question
@@ -171,8 +169,7 @@ def write_questions(folder: str | Path, split: str, questions: Iterable[Question
 
 def write_question_file(path: Path, questions: Sequence[Question]) -> None:
     """Write one file of questions, a whole split or a part of one; it appears whole or not at all."""
-    with writing(path) as partial:
-        pq.write_table(pa.Table.from_pylist([_row(question) for question in questions], schema=_SCHEMA), partial)
+    write_parquet(path, pa.Table.from_pylist([_row(question) for question in questions], schema=_SCHEMA))
 
 
 def read_questions(folder: str | Path, split: str) -> list[Question]:
@@ -212,10 +209,9 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
             with open_parquet(path, "build the data set again") as file:
                 held = file.schema_arrow.names
                 names = [name for name in _SCHEMA.names if name in held or name not in _LATER]
-                for batch in file.iter_batches(batch_size=4096, columns=names):
-                    count += len(batch)
-                    for row in batch.to_pylist():
-                        yield _checked(row, image_root, path)
+                for row in stream_rows(file, names, batch_size=4096):
+                    count += 1
+                    yield _checked(row, image_root, path)
         except KeyError as error:
             raise UserError(f"{path} is damaged: {error}; build the data set again") from error
         if rows is not None and count != rows:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from reflectune.core.durable import read_record, write_atomically, write_json
+from reflectune.core.durable import read_record, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.parquet import open_parquet
+from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.data_builders import dataset
 from reflectune.models.schemes.examples import TrainingExample
@@ -24,10 +22,8 @@ MANIFEST = "reflection.json"
 LATER = frozenset({"follow_ups"})
 """Columns that came when there was data already: a file without them has none."""
 
-BATCH = 256
-"""Examples that are in memory at a time."""
-
 Example = TypeVar("Example", bound=TrainingExample)
+Problem = Callable[[Example], str]
 
 
 def write_examples(path: str | Path, examples: Sequence[TrainingExample], example_type: type | None = None) -> None:
@@ -39,31 +35,38 @@ def write_examples(path: str | Path, examples: Sequence[TrainingExample], exampl
         example_type: That type; needed if there is no example to tell it by.
     """
     schema = schema_of(example_type or type(examples[0]))
-    buffer = io.BytesIO()
-    pq.write_table(
-        pa.Table.from_pylist([to_row(example) for example in examples], schema=schema), buffer, compression="zstd"
-    )
-    write_atomically(path, buffer.getvalue())
+    write_parquet(Path(path), pa.Table.from_pylist([to_row(example) for example in examples], schema=schema))
 
 
-def read_examples(path: str | Path, example_type: type[Example]) -> list[Example]:
+def read_examples(
+    path: str | Path, example_type: type[Example], problem: Problem[Example] | None = None
+) -> list[Example]:
     """Read a Parquet file that `write_examples` wrote.
+
+    Args:
+        path: The file.
+        example_type: The type of its scheme's examples.
+        problem: What of an example is not as its scheme has it, or "" (`Scheme.problem`); None: such rows are taken.
 
     Raises:
         UserError: The file is missing, is no Parquet file, lacks a column, or has bad rows: of other types, without id,
-            question or image, or with an id that came before.
+            question or image, with an id that came before, or such as the scheme doesn't have.
     """
-    return list(stream_examples(path, example_type))
+    return list(stream_examples(path, example_type, problem))
 
 
 def stream_examples(
-    path: str | Path, example_type: type[Example], reject: Callable[[str, str], None] | None = None
+    path: str | Path,
+    example_type: type[Example],
+    problem: Problem[Example] | None = None,
+    reject: Callable[[str, str], None] | None = None,
 ) -> Iterator[Example]:
     """The examples of a Parquet file, in order, some hundreds of them in memory at a time.
 
     Args:
         path: The file.
         example_type: The type of its scheme's examples.
+        problem: See `read_examples`.
         reject: Takes the id of a bad row, and what is wrong with it; without it they are an error, at the end of the
             file.
 
@@ -80,18 +83,17 @@ def stream_examples(
 
     with open_parquet(Path(path), "build it again") as file:
         columns = _columns(path, example_type, file.schema_arrow.names)
-        for batch in file.iter_batches(batch_size=BATCH, columns=columns):
-            for row in batch.to_pylist():
-                try:
-                    example = from_row(example_type, {name: value for name, value in row.items() if value is not None})
-                except ValueError as error:
-                    (reject or refuse)(str(row.get("id")), str(error))
-                    continue
-                if problem := _problem(example, seen):
-                    (reject or refuse)(example.id, problem)
-                else:
-                    yield example
-                seen.add(example.id)
+        for row in stream_rows(file, columns):
+            try:
+                example = from_row(example_type, {name: value for name, value in row.items() if value is not None})
+            except ValueError as error:
+                (reject or refuse)(str(row.get("id")), str(error))
+                continue
+            if wrong := _problem(example, seen) or (problem(example) if problem else ""):
+                (reject or refuse)(example.id, wrong)
+            else:
+                yield example
+            seen.add(example.id)
     if problems:
         raise UserError(bad_rows(path, problems))
 
@@ -166,8 +168,10 @@ def read_manifest(folder: str | Path) -> Manifest:
     )
     if missing := {"scheme", "image_root", "fingerprints"} - values.keys():
         raise UserError(f"{Path(folder, MANIFEST)} lacks `{'`, `'.join(sorted(missing))}`; build the data again")
-    root, folders = Path(folder, values["image_root"]).resolve(), tuple(values.get("image_folders", ()))
-    return Manifest(values["scheme"], root, values["fingerprints"], folders)
+    folders = tuple(values.get("image_folders", ()))
+    if bad := [each for each in folders if not isinstance(each, str) or not os.path.isabs(each) or "\0" in each]:
+        raise UserError(f"{Path(folder, MANIFEST)}: {bad[0]!r} of `image_folders` is no absolute path; build it again")
+    return Manifest(values["scheme"], Path(folder, values["image_root"]).resolve(), values["fingerprints"], folders)
 
 
 def earlier_manifest(folder: Path, scheme: str, image_root: Path) -> Manifest:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from reflectune.core.durable import read_record
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
-from reflectune.core.weights import check_finite, check_names
+from reflectune.core.weights import UNLOADABLE, check_finite, check_names
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +131,6 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
         UserError: There is no such checkpoint, it is not BEM, or it was never checked against the original; or tensors
             of it are missing, of another shape, or not finite.
     """
-    from safetensors import SafetensorError
     from transformers import BertForSequenceClassification
     from transformers.utils.hub import cached_file
 
@@ -144,7 +143,7 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
         model, report = kind.from_pretrained(
             name, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except UNLOADABLE as error:
         raise UserError(
             f"BEM can't be loaded from {name!r}: {error}. Expected a folder or hub id with config.json, "
             f"model.safetensors, vocab.txt and {RECORD}; `python -m reflectune.metrics.convert_bem --help` makes one"

@@ -16,7 +16,7 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.weights import FiniteFiles, checking_finite
+from reflectune.core.weights import UNLOADABLE, FiniteFiles, checking_finite
 from reflectune.models.processing.image_config import AS_IN_PROCESSOR, ImageSettings
 from reflectune.models.processing.image_fitting import fit_images, images_fingerprint, images_in_words
 from reflectune.models.rendering.renderer import Renderer
@@ -184,7 +184,7 @@ def stored_dtype(model: str) -> Any:
     """
     try:
         return AutoConfig.from_pretrained(resolve(model), trust_remote_code=False).dtype
-    except (OSError, ValueError) as error:
+    except UNLOADABLE as error:
         raise UserError(f"cannot load the model {model}: {' '.join(str(error).split())[:400]}") from error
 
 

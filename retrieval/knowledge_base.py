@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reflectune.core.durable import read_record, write_atomically, write_json
+from reflectune.core.durable import read_record, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.parquet import open_parquet
+from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import listed_file
 from reflectune.core.types import Entry, Section
 
@@ -93,7 +92,7 @@ def write_shard(path: Path, entries: Sequence[Entry]) -> list[bytes]:
         The digest of each entry, 16 bytes, in order: what `finish_knowledge_base` makes the fingerprint of.
     """
     rows = [_row(entry) for entry in entries]
-    _write_table(path, pa.Table.from_pylist(rows, schema=SCHEMA))
+    write_parquet(path, pa.Table.from_pylist(rows, schema=SCHEMA), _ROW_GROUP)
     return [hashlib.sha256(json.dumps(row, sort_keys=True).encode()).digest()[:16] for row in rows]
 
 
@@ -104,7 +103,7 @@ def drop_entries(path: Path, positions: Sequence[int]) -> None:
     gone = set(positions)
     kept = table.filter(pa.array([row not in gone for row in range(table.num_rows)], pa.bool_()))
     if kept.num_rows:
-        _write_table(path, kept)
+        write_parquet(path, kept, _ROW_GROUP)
     else:
         path.unlink()
 
@@ -198,8 +197,7 @@ class KnowledgeBase:
                         f"{shard} holds {file.metadata.num_rows:,} entries, {MANIFEST} says {record['entries']}; "
                         "write the knowledge base again"
                     )
-                for batch in file.iter_batches(batch_size=_ROW_GROUP, columns=SCHEMA.names):
-                    yield from map(_entry, batch.to_pylist())
+                yield from map(_entry, stream_rows(file, SCHEMA.names, _ROW_GROUP))
 
     def __contains__(self, entry_id: object) -> bool:
         return entry_id in self._places
@@ -278,12 +276,6 @@ def _check_id(entry: Entry, seen: set[str]) -> None:
     if entry.id in seen:
         raise UserError(f"entry {entry.id} comes twice; ids must be unique within a knowledge base")
     seen.add(entry.id)
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", row_group_size=_ROW_GROUP)
-    write_atomically(path, buffer.getvalue())
 
 
 def _row(entry: Entry) -> dict[str, Any]:

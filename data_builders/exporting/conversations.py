@@ -11,7 +11,7 @@ from typing import Any
 import ijson
 
 from reflectune.core.errors import UserError
-from reflectune.core.parquet import open_parquet
+from reflectune.core.parquet import open_parquet, stream_rows
 from reflectune.data_builders.exporting.trl import IMAGE_NAMES
 from reflectune.data_builders.readers.json_texts import HALF, has_half, json_reader
 from reflectune.models.rendering.untrusted import SafeTokenizer
@@ -60,8 +60,7 @@ def raw_rows(path: Path) -> Iterator[Any]:
     try:
         if path.suffix == ".parquet":
             with open_parquet(path, "write or copy it again") as file:
-                for batch in file.iter_batches(batch_size=BATCH):
-                    yield from batch.to_pylist()
+                yield from stream_rows(file)
         elif path.suffix == ".jsonl":
             with path.open("rb") as lines:
                 yield from (_parsed(line) for line in lines if line.strip())

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reflectune.core.durable import read_json, write_atomically
+from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.images import read_header
@@ -19,7 +19,7 @@ from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.conversations import Conversation, conversation, find_file, raw_rows
 from reflectune.data_builders.exporting.images import FOLDER, ImagePlacer
 from reflectune.data_builders.exporting.recognise import Piece, recognise
-from reflectune.data_builders.exporting.run import RECORD, Summary
+from reflectune.data_builders.exporting.run import Summary, earlier_export
 from reflectune.data_builders.exporting.source import BadRows
 from reflectune.data_builders.exporting.writers import open_writer
 from reflectune.data_builders.reflection_data import Manifest, earlier_manifest, write_manifest
@@ -257,5 +257,4 @@ def _image_roots(config: ExportConfig, folder: Path) -> list[Path]:
     """The folders that image paths may lead into: `image_root`, or the data's own and what `export --to` noted."""
     if config.image_root:
         return [Path(config.image_root), folder]
-    noted = read_json(folder / RECORD, "the record of an export") if (folder / RECORD).is_file() else {}
-    return [folder, *map(Path, noted.get("image_folders", ()))]
+    return [folder, *map(Path, earlier_export(folder).get("image_folders", ()))]

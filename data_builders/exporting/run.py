@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.data_builders.exporting import llamafactory, llava, ms_swift, trl
 from reflectune.data_builders.exporting.config import ExportConfig
@@ -64,7 +64,7 @@ def export(config: ExportConfig) -> Summary:
     examples = rows = altered = 0
     sample: dict[str, Any] = {}
     with nullcontext() if config.dry_run else open_writer(output / file, schema) as writer:
-        stream: Iterator[TrainingExample] = stream_examples(path, scheme.example_type, bad.add)
+        stream: Iterator[TrainingExample] = stream_examples(path, scheme.example_type, scheme.problem, bad.add)
         for example in stream:
             before, examples = clean.changed, examples + 1
             try:
@@ -101,16 +101,30 @@ def _earlier(config: ExportConfig, scheme: Scheme) -> dict[str, Any]:
     """
     output = Path(config.output)
     wanted = {"to": config.to, "scheme": scheme.name, "images": config.images}
-    if not (output / RECORD).is_file():
+    record = earlier_export(output)
+    if not record:
         visible = [path.name for path in output.iterdir() if path.name[0] != "."] if output.is_dir() else []
         if visible and not _is_cut_off(visible, config):
             raise UserError(f"`output`: {output} holds other files ({visible[0]}, …); choose an empty or a new folder")
         return {**wanted, "files": {}, "rows": {}}
-    record = read_json(output / RECORD, "the record of an export")
     for name, value in wanted.items():
         if record.get(name) != value:
             raise UserError(f"`output`: {output} holds an export with {name} {record.get(name)}, not {value}")
-    return dict(record)
+    return {"files": {}, "rows": {}, **record}
+
+
+def earlier_export(folder: Path) -> dict[str, Any]:
+    """What an export noted of itself in its folder; {} if none did.
+
+    Raises:
+        UserError: The record is damaged.
+    """
+    if not (folder / RECORD).is_file():
+        return {}
+    record = read_record(folder / RECORD, "the record of an export", files=dict, rows=dict, image_folders=list)
+    if not all(isinstance(each, str) for each in record.get("image_folders", ())):
+        raise UserError(f"the record of an export is damaged: {folder / RECORD}: `image_folders` should be paths")
+    return record
 
 
 def _is_cut_off(visible: list[str], config: ExportConfig) -> bool:
@@ -126,8 +140,7 @@ def _with_split(config: ExportConfig, scheme: Scheme, record: dict[str, Any]) ->
 
 def _image_folders(output: Path, roots: Sequence[Path]) -> list[str]:
     """The folders that rows of this split and of those before it name images in."""
-    earlier = read_json(output / RECORD, "the record of an export") if (output / RECORD).is_file() else {}
-    return sorted({*earlier.get("image_folders", ()), *(str(root.resolve()) for root in roots)})
+    return sorted({*earlier_export(output).get("image_folders", ()), *(str(root.resolve()) for root in roots)})
 
 
 def _write_companions(

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from reflectune.core.parquet import WRITING
 from reflectune.core.partials import writing
 
 ROW_GROUP = 1000
@@ -82,7 +83,7 @@ class _Parquet:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._schema, self._rows = schema, list[dict[str, Any]]()
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
+        self._writer = pq.ParquetWriter(path, schema, **WRITING)
 
     def write(self, row: dict[str, Any]) -> None:
         self._rows.append(row)

@@ -25,6 +25,7 @@ from reflectune.data_builders.reflection_data import (
 )
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, ReflectionExample
+from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.retrieval.contexts import ContextBuilder, ContextForm
 from reflectune.retrieval.rerankers.loading import open_reranker
@@ -44,7 +45,7 @@ def run(config: PlainConfig) -> None:
     dataset, source = Dataset(Path(config.dataset)), read_manifest(config.reflection)
     if source.image_root != dataset.root.resolve():
         raise UserError(f"`reflection`: {config.reflection} was not built from {dataset.root}; name its own `dataset`")
-    examples = read_examples(Path(config.reflection, f"{config.split}.parquet"), ReflectionExample)
+    examples = read_examples(Path(config.reflection, f"{config.split}.parquet"), ReflectionExample, MR2AG.problem)
     builder = PlainBuilder(dataset, config, image_roots(config.reflection, source))
     if config.dry_run:
         print(f"{len(examples):,} questions of {config.split}, the first one that is looked up:")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reflectune.core.errors import UserError
-from reflectune.core.parquet import open_parquet
+from reflectune.core.parquet import open_parquet, stream_rows
 from reflectune.core.rows import from_row, schema_of
 from reflectune.core.types import Passage
 
@@ -106,12 +106,8 @@ def stream_probe_file(path: Path) -> Iterator[Probe]:
     fix = "copy it again, or probe again"
     try:
         with open_parquet(path, fix) as file:
-            columns = schema_of(Probe).names
-            if missing := sorted(set(columns) - set(file.schema_arrow.names)):
-                raise ValueError(f"it lacks {', '.join(missing)}")
-            for batch in file.iter_batches(batch_size=512, columns=columns):
-                for row in batch.to_pylist():
-                    yield from_row(Probe, row)
+            for row in stream_rows(file, schema_of(Probe).names):
+                yield from_row(Probe, row)
     except (KeyError, ValueError) as error:
         raise UserError(f"{path} is no readable file of probes: {error}; {fix}") from error
 

@@ -7,7 +7,6 @@ writes the manifest, which alone decides what counts: whatever a crash leaves be
 from __future__ import annotations
 
 import heapq
-import io
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -15,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from reflectune.core.durable import read_json, read_record, write_atomically, write_json
+from reflectune.core.durable import read_json, read_record, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.parquet import open_parquet
+from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import listed_file
 from reflectune.core.resumable import Logs
 from reflectune.core.rows import from_row, schema_of, to_row
@@ -86,13 +84,20 @@ def stream_probes(folder: str | Path) -> Iterator[Probe]:
     """The sealed probes of a folder, sorted by question id.
 
     Raises:
-        UserError: The folder holds none, is not sealed yet, or a file of it is missing or damaged.
+        UserError: The folder holds none, is not sealed yet, a file of it is missing or damaged, or a question comes
+            twice.
     """
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder} holds no finished probes; let data_builders/probe.py run to its end")
+    before = ""
     for path in _parts(folder):
-        yield from stream_probe_file(path)
+        for probe in stream_probe_file(path):
+            if probe.question_id <= before:
+                order = f"{probe.question_id!r} follows {before!r}"
+                raise UserError(f"{path}: {order}, but questions come once and in order; copy it again, or probe again")
+            before = probe.question_id
+            yield probe
 
 
 def read_settings(folder: str | Path, **needed: type) -> dict[str, Any]:
@@ -157,7 +162,7 @@ def _sealed_ids(folder: Path) -> set[str]:
     question_ids: set[str] = set()
     for path in _parts(folder):
         with open_parquet(path, "copy it again, or probe again") as file:
-            question_ids.update(file.read(columns=["question_id"])["question_id"].to_pylist())
+            question_ids.update(row["question_id"] for row in stream_rows(file, ["question_id"]))
     return question_ids
 
 
@@ -176,14 +181,7 @@ def _write_generation(folder: Path, probes: Iterator[Probe], about: dict[str, An
     names, rows = [], 0
     for number, shard in enumerate(_shards(probes, shard_size)):
         names.append(f"part-{generation:03d}-{number:05d}.parquet")
-        _write_part(folder / names[-1], shard)
+        table = pa.Table.from_pylist([to_row(probe) for probe in shard], schema=schema_of(Probe))
+        write_parquet(folder / names[-1], table)
         rows += len(shard)
     write_json(folder / MANIFEST, {"generation": generation, "questions": rows, "parts": names, "about": about})
-
-
-def _write_part(path: Path, probes: list[Probe]) -> None:
-    buffer = io.BytesIO()
-    pq.write_table(
-        pa.Table.from_pylist([to_row(probe) for probe in probes], schema=schema_of(Probe)), buffer, compression="zstd"
-    )
-    write_atomically(path, buffer.getvalue())

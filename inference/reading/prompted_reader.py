@@ -128,6 +128,7 @@ class PromptedReader:
         branches = [[prompts[i]] if i in prompts else [] for i in range(len(opened.questions))]
         state = self._engine.branch(opened.prefixes, branches)
         generations = self._engine.generate(state, [(i, 0) for i in prompts], max_new_tokens=most)
+        self._engine.check_numbers(*(generation.score for generation in generations))
         return dict(zip(prompts, generations, strict=True))
 
     def _ids(self, *roles: str) -> list[int]:

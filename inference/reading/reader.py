@@ -86,6 +86,7 @@ class Reader:
         generations: list[Generation] = self._engine.generate(
             state, rows=list(rows), forced=list(forced), max_new_tokens=self._max_new_tokens
         )
+        self._engine.check_numbers(*(generation.score for generation in generations))
         return [Answer(self._renderer.strip(g.text), g.score, len(g.token_ids)) for g in generations]
 
 

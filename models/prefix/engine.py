@@ -262,11 +262,29 @@ class PrefixEngine:
     def probabilities(
         self, hidden: Sequence[Tensor], places: Sequence[tuple[int, int]], token_ids: Sequence[int]
     ) -> Tensor:
-        """Softmax probabilities of tokens at some rows of chunks of hidden states: (places, tokens), on the CPU."""
+        """Softmax probabilities of tokens at some rows of chunks of hidden states: (places, tokens), on the CPU.
+
+        Raises:
+            UserError: One is no number.
+        """
         if not places:
             return torch.empty(0, len(token_ids))
         chunks = [self._log_probabilities(chunk)[:, list(token_ids)].exp().cpu() for chunk in hidden]
-        return torch.stack([chunks[chunk][row] for chunk, row in places])
+        told = torch.stack([chunks[chunk][row] for chunk, row in places])
+        self.check_numbers(told.sum().item())
+        return told
+
+    def check_numbers(self, *values: float) -> None:
+        """Refuse probabilities or scores that are no numbers: whatever is chosen by them means nothing.
+
+        Raises:
+            UserError: One is NaN.
+        """
+        if any(map(math.isnan, values)):
+            raise UserError(
+                f"the model computes what is no number, in {str(self._model.dtype).removeprefix('torch.')}: float16 "
+                "overflows in some models, where bfloat16 and float32 do not; else its weights are damaged"
+            )
 
     # Branches and answers.
 
@@ -347,13 +365,7 @@ class PrefixEngine:
         return Generation(ids, text, log_probs, math.exp(sum(log_probs) / max(1, len(log_probs))), finished)
 
     def _log_probabilities(self, hidden: Tensor) -> Tensor:
-        log_probs = self._model.get_output_embeddings()(hidden).float().log_softmax(-1)  # (rows, vocabulary)
-        if log_probs[:, 0].isnan().any():  # one logit that is no number makes the whole row so
-            raise UserError(
-                f"the model computes probabilities that are no numbers, in {str(hidden.dtype).removeprefix('torch.')}: "
-                "float16 overflows in some models, which bfloat16 and float32 do not; else its weights are damaged"
-            )
-        return log_probs
+        return self._model.get_output_embeddings()(hidden).float().log_softmax(-1)  # (rows, vocabulary)
 
     def _index(self, rows: Sequence[int]) -> Tensor:
         return torch.tensor(rows, device=self._model.device)

@@ -39,7 +39,7 @@ class Draw:
     generators: list[torch.Generator]
 
     def tokens(self, log_probs: Tensor, rows: Sequence[int]) -> Tensor:
-        """Draw one token per row.
+        """Draw one token per row; token 0 for a row whose log-probabilities are not all finite.
 
         Args:
             log_probs: Of shape (rows, vocabulary).
@@ -47,7 +47,7 @@ class Draw:
         """
         weights = (log_probs.float().cpu() / self.temperature).softmax(-1)  # (rows, vocabulary)
         drawn = [
-            int(torch.multinomial(probs, 1, generator=self.generators[row]))
+            int(torch.multinomial(probs, 1, generator=self.generators[row])) if bool(probs.isfinite().all()) else 0
             for row, probs in zip(rows, weights, strict=True)
         ]
         return torch.tensor(drawn, device=log_probs.device)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from reflectune.core.errors import UserError
-from reflectune.core.weights import check_names, first_few
+from reflectune.core.weights import UNLOADABLE, check_names, first_few
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _FIX = "copy the checkpoint again, or train it again"
@@ -39,7 +39,7 @@ def load_adapter(network: Any, folder: Path, *, is_trainable: bool = False) -> P
             )
     except KeyError as error:  # a matrix's new rows
         raise UserError(f"the adapter {folder} lacks {error.args[0]}; {_FIX}") from error
-    except (OSError, ValueError, RuntimeError, SafetensorError, TypeError, AttributeError, ArithmeticError) as error:
+    except UNLOADABLE as error:
         # PEFT looks at few values of adapter_config.json before it computes with them
         raise UserError(f"cannot load the adapter {folder}: {' '.join(str(error).split())[:400]}") from error
     check_adapter(adapted, state, folder)

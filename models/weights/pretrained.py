@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -22,7 +21,7 @@ from transformers.utils import logging
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.core.weights import check_names
+from reflectune.core.weights import UNLOADABLE, check_names
 from reflectune.models.processing.image_fitting import use_pillow_padding
 from reflectune.models.weights.quantization import Quantization, check_quantized
 
@@ -58,7 +57,7 @@ def load_pretrained(
             )
         check_names(f"the model {source}", report, fix="copy or download its files again")
         processor = load_processor(source, config.model_type)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except UNLOADABLE as error:
         raise UserError(f"cannot load the model {source}: {' '.join(str(error).split())[:400]}") from error
     _agree_on_image_tokens(network, processor)
     _forget_unused_renamings(network)

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
-from reflectune.core.weights import check_finite, check_names
+from reflectune.core.weights import UNLOADABLE, check_finite, check_names
 from reflectune.models.shipped import shipped_folder
 from reflectune.models.weights.pretrained import without_load_report
 from reflectune.retrieval.encoders.catalogue import CATALOGUE
@@ -99,8 +99,6 @@ def load_weights(
             ones, or more of a part than its class knows (other parts, such as a head, may be there unused); or they
             hold something other than tensors.
     """
-    from safetensors import SafetensorError
-
     try:
         with without_load_report():
             model, report = kind.from_pretrained(
@@ -117,7 +115,7 @@ def load_weights(
             f"{checkpoint.name}: the weights in {checkpoint.folder} are a pickle with more in it than tensors "
             f"({_short(error)}); nothing of it was run; take a repository with safetensors"
         ) from error
-    except (OSError, ValueError, RuntimeError, EOFError, SafetensorError) as error:
+    except UNLOADABLE as error:
         raise UserError(
             f"the model {checkpoint.name} cannot be loaded from {checkpoint.folder}: {_short(error)}; check or replace "
             "its files"
@@ -144,7 +142,7 @@ def load_config(checkpoint: Checkpoint) -> PretrainedConfig:
     """
     try:
         return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except UNLOADABLE as error:
         raise UserError(
             f"the config.json of {checkpoint.name} in {checkpoint.folder} cannot be used: {_short(error)}; models that "
             "bring code of their own are not loaded"
@@ -159,7 +157,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """
     try:
         return AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except UNLOADABLE as error:
         raise UserError(
             f"the tokenizer of {checkpoint.name} cannot be loaded from {checkpoint.folder}: {_short(error)}; check or "
             "replace its files"

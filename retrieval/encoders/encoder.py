@@ -15,6 +15,7 @@ from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import to_rgb
+from reflectune.core.weights import UNLOADABLE
 from reflectune.retrieval.encoders.checkpoints import (
     Checkpoint,
     find_checkpoint,
@@ -214,7 +215,7 @@ def _image_processor(checkpoint: Checkpoint) -> Any:
 
     try:
         return AutoImageProcessor.from_pretrained(checkpoint.folder, backend="pil", trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except UNLOADABLE as error:
         raise UserError(
             f"the image processor of {checkpoint.name} cannot be loaded from {checkpoint.folder}: {error}; check or "
             "replace its files"

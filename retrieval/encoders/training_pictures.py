@@ -9,7 +9,7 @@ import numpy as np
 from reflectune.core.durable import read_row
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.parquet import open_parquet
+from reflectune.core.parquet import open_parquet, stream_rows
 from reflectune.core.progress import progress_bar
 from reflectune.retrieval.encoders.encoder import ImageTower
 from reflectune.retrieval.encoders.title_map import Vectors
@@ -44,7 +44,7 @@ def _asked_about(folder: Path) -> set[str]:
     images: set[str] = set()
     for path in files:
         with open_parquet(path, "build the data set again") as file:
-            images.update(file.read(columns=["image"])["image"].to_pylist())
+            images.update(row["image"] for row in stream_rows(file, ["image"]))
     return images
 
 

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
-from reflectune.core.parquet import open_parquet
+from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 
 ROWS = [{"id": f"row {number}", "text": f"{number * 7919}" * 20} for number in range(200)]
 
@@ -17,20 +16,25 @@ ROWS = [{"id": f"row {number}", "text": f"{number * 7919}" * 20} for number in r
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("whole") / "rows.parquet"
-    pq.write_table(pa.Table.from_pylist(ROWS), path, compression="zstd")
+    write_parquet(path, pa.Table.from_pylist(ROWS))
     return path.read_bytes()
 
 
 def rows_of(path: Path) -> list[dict]:
     with open_parquet(path, "build it again") as file:
-        return [row for batch in file.iter_batches() for row in batch.to_pylist()]
+        return list(stream_rows(file, ["id", "text"]))
+
+
+def as_text(value: str | bytes) -> str:
+    """Of a column that has lost its type, bytes are left, and readers check those."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 @given(data=st.data())
 def test_a_flipped_bit_changes_nothing_or_is_one_error(
     data: st.DataObject, whole: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Pages here have no checksum of their own, so that a bit may also turn a value into another."""
+    """Pages have checksums, their headers and the file's end have none: what these decide fails, or is not read."""
     place, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
     content = bytearray(whole)
     content[place] ^= 1 << bit
@@ -39,8 +43,8 @@ def test_a_flipped_bit_changes_nothing_or_is_one_error(
     try:
         rows, told = rows_of(path), f"{path} …; build it again"
     except UserError as error:
-        rows, told = [], str(error)
-    assert isinstance(rows, list)
+        rows, told = ROWS, str(error)
+    assert [{name: as_text(value) for name, value in row.items()} for row in rows] == ROWS
     assert str(path) in told
     assert told.endswith("; build it again")
 

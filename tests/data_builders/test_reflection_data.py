@@ -97,7 +97,7 @@ def test_rows_of_other_types_are_listed_by_id_and_field(tmp_path: Path) -> None:
         UserError, match=r"2 bad rows.*\n  q2: `style`: .*'short', 'list' or 'free'\n  q3: `question`: "
     ):
         read_examples(tmp_path / "train.parquet", ReflectionExample)
-    kept = list(stream_examples(tmp_path / "train.parquet", ReflectionExample, lambda *row: rejected.append(row)))
+    kept = list(stream_examples(tmp_path / "train.parquet", ReflectionExample, None, lambda *row: rejected.append(row)))
     assert kept == [KNOWLEDGE]
     assert [row for row, _ in rejected] == ["q2", "q3"]
 

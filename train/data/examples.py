@@ -159,17 +159,16 @@ def load_examples(part: Part, scheme: str) -> tuple[Sequence[TrainingExample], t
         if manifest.scheme not in (scheme, *find_scheme(scheme).learns_from):
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
     known = find_scheme(scheme)
-    examples: list[TrainingExample] = read_examples(path, known.example_type)
+    examples: list[TrainingExample] = read_examples(path, known.example_type, known.problem)
     if not examples:
         raise UserError(f"{path} holds no example; build it again, with questions of that split")
-    _check_rows(examples, known, path, roots)
+    _check_images(examples, path, roots)
     return examples, roots
 
 
-def _check_rows(examples: Sequence[TrainingExample], scheme: Scheme, path: Path, roots: Roots) -> None:
-    problems = [f"{example.id}: {problem}" for example in examples if (problem := scheme.problem(example))]
+def _check_images(examples: Sequence[TrainingExample], path: Path, roots: Roots) -> None:
     images = {example.image: example.id for example in reversed(examples)}
-    problems += [f"{asker}: {problem}" for image, asker in images.items() if (problem := _image_problem(image, roots))]
+    problems = [f"{asker}: {problem}" for image, asker in images.items() if (problem := _image_problem(image, roots))]
     if problems:
         raise UserError(bad_rows(path, problems))
 

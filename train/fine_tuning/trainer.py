@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from peft import PeftModel, set_peft_model_state_dict
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 from transformers import (
@@ -28,7 +27,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.errors import UserError
 from reflectune.core.partials import partial_path
-from reflectune.core.weights import check_finite, check_names, first_few
+from reflectune.core.weights import UNLOADABLE, check_finite, check_names, first_few
 from reflectune.models.attention.tree import IGNORE, loss_terms
 from reflectune.models.weights.adapters import check_adapter, read_adapter
 from reflectune.train.data.order import TrainingOrder
@@ -277,7 +276,7 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None
         loaded, report = kind.from_pretrained(
             folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except UNLOADABLE as error:
         raise UserError(f"cannot load {folder}: {' '.join(str(error).split())[:400]}") from error
     check_names(str(folder), report)
     check_finite(str(folder), loaded)

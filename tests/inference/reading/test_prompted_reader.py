@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from reflectune.core.errors import UserError
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.reader import Reader
 from reflectune.models.loading import Loaded, load
@@ -24,6 +25,18 @@ def tuned(prompted) -> Loaded:
 @pytest.fixture(scope="module")
 def reader(tuned: Loaded) -> PromptedReader:
     return PromptedReader(PrefixEngine(tuned), MAX_NEW, MAX_REPLY)
+
+
+def test_what_a_model_computes_that_is_no_number_is_an_error(make, prompted, pictures) -> None:
+    broken = load(prompted.tuned, scheme="mmkb_rag")
+    with torch.no_grad():
+        broken.model.get_output_embeddings().weight.fill_(math.nan)
+    reader = PromptedReader(PrefixEngine(broken), MAX_NEW, MAX_REPLY)
+    opened = reader.open([make.question(0)], pictures[:1])
+    with pytest.raises(UserError, match="no number, in float32"):
+        reader.gates(opened)
+    with pytest.raises(UserError, match="no number, in float32"):
+        reader.answer(opened, {0: [make.passage("e1")]})
 
 
 def documents(make):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from reflectune.core.errors import UserError
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.reading.reader import Reader
 from reflectune.models.loading import Loaded, load
@@ -52,6 +53,19 @@ def test_a_gate_is_the_share_of_retrieval_among_the_two_tokens(make, tuned, read
     for gate, question, picture in zip(gates, questions, pictures, strict=True):
         last = log_probabilities(tuned, tuned.renderer.prefix(question.text, picture), [])[-1].exp()
         assert gate == pytest.approx(float(last[yes] / (last[yes] + last[no])), abs=1e-5)
+
+
+def test_what_a_model_computes_that_is_no_number_is_an_error(make, checkpoints, pictures) -> None:
+    """Each gate would be closed and each answer one and the same token, and score 0 in silence."""
+    broken = load(checkpoints.tuned, scheme="mr2ag")
+    with torch.no_grad():
+        broken.model.get_output_embeddings().weight.fill_(math.nan)
+    reader = PassageReader(PrefixEngine(broken), MAX_NEW)
+    opened = reader.open([make.question(0)], pictures[:1])
+    with pytest.raises(UserError, match="no number, in float32"):
+        reader.gates(opened)
+    with pytest.raises(UserError, match="no number, in float32"):
+        reader.answer_directly(opened, [0])
 
 
 def test_s_rel_is_the_full_softmax_of_an_independent_row(make, tuned, reader, pictures) -> None:

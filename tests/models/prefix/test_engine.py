@@ -213,10 +213,11 @@ def test_a_model_that_computes_no_numbers_is_refused(make, family):
         norm.fill_(3e38)
     engine = PrefixEngine(loaded)
     prefixes = engine.read([loaded.renderer.prefix(QUESTIONS[0], make.image(0, SIZES[0]))])
-    with pytest.raises(UserError, match="no numbers, in float32"):
+    with pytest.raises(UserError, match="no number, in float32"):
         prefixes.probabilities(gate_ids(loaded))
-    with pytest.raises(UserError, match="no numbers, in float32"):
-        engine.generate(prefixes, [(0, 0)], max_new_tokens=2)
+    (answer,) = engine.generate(prefixes, [(0, 0)], max_new_tokens=2)
+    with pytest.raises(UserError, match="no number, in float32"):
+        engine.check_numbers(answer.score)
 
 
 def test_other_attention_is_refused(make):
