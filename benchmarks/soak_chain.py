@@ -45,6 +45,7 @@ class Job:
         module: Below `reflectune`.
         settings: Its arguments; `{out}` is where it writes.
         launched: The miniature's recipe with which it is launched in two processes; "" if it runs in one.
+        tells: Files that say how long it took and what was finished before: not compared.
         launcher_alone: Whether it is the launcher alone that a kill hits, and not the processes it launched.
         fetches: Whether it fetches packages, which needs a registry. One without `{out}` writes into the user's cache.
     """
@@ -52,6 +53,7 @@ class Job:
     module: str
     settings: str
     launched: str = ""
+    tells: tuple[str, ...] = ()
     launcher_alone: bool = False
     fetches: bool = False
 
@@ -126,6 +128,7 @@ JOBS: dict[str, Job] = {
     "tables": Job(
         "inference.tables",
         f"--runs {GIVEN}/run --seeds 0 --epochs 0.2 --limit 4 --top_n 2 --device cpu --output {{out}}",
+        tells=("tables.md",),
     ),
     "scores": Job(
         "metrics.score", f"--predictions evaluation/traces/mr2ag.jsonl --dataset {WORLD} --output {{out}}/scores.json"

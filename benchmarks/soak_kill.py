@@ -22,7 +22,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,10 +149,11 @@ def disturbed(job: Job, out: Path, log: Path, kills: int, seconds: float, rng: r
             ended = True
 
 
-def compare(result: Result, first: Path, second: Path, killed: Path) -> None:
-    """Hold the killed run's files against the undisturbed ones'."""
+def compare(result: Result, first: Path, second: Path, killed: Path, tells: Sequence[str]) -> None:
+    """Hold the killed run's files against the undisturbed ones', but for those that tell of the run itself."""
     wanted, again, found = files_of(first), files_of(second), files_of(killed)
-    result.volatile = sorted(name for name in wanted.keys() | again.keys() if wanted.get(name) != again.get(name))
+    differing = {name for name in wanted.keys() | again.keys() if wanted.get(name) != again.get(name)}
+    result.volatile = sorted(differing | set(tells))
     stable = wanted.keys() - set(result.volatile)
     result.compared = len(stable)
     result.wrong += [f"differs: {name}" for name in sorted(stable) if name in found and found[name] != wanted[name]]
@@ -198,7 +199,7 @@ def main() -> None:
         straight(job, second, log)
         results[f"`{job.module}`, {name}"] = result = disturbed(job, killed, log, arguments.kills, seconds, rng)
         if not result.wrong:
-            compare(result, first, second, killed)
+            compare(result, first, second, killed, job.tells)
         print(name, result, flush=True)
     kills, wrong = (sum(values) for values in zip(*((r.kills, len(r.wrong)) for r in results.values()), strict=True))
     text = "\n".join(

@@ -19,6 +19,7 @@ import pyarrow as pa
 from reflectune.core.checks import short
 from reflectune.core.durable import read_record
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint
 from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import listed_file, resolve_below
 from reflectune.core.questions import malformed
@@ -28,6 +29,8 @@ from reflectune.metrics.registry import METRICS, Metric, find_metric_name
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 MANIFEST = "dataset.json"
+PROBES, LOOK_ALIKES = "probes.jsonl", "look_alikes.json"
+"""What a data set may bring for measuring relevance: passages of its own, and which entries are alike."""
 _SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -107,11 +110,32 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
     Raises:
         UserError: It is missing, is not JSON, or has no fingerprint.
     """
-    keys = {"fingerprint": str, "image_root": str, "parts": dict}
+    keys = {"fingerprint": str, "image_root": str, "parts": dict, "counts": dict, "files": dict}
     manifest = read_record(Path(folder) / MANIFEST, "the data set's manifest", **keys)
     if "fingerprint" not in manifest:
         raise UserError(f"{Path(folder) / MANIFEST} has no `fingerprint`; build the data set again")
+    for split, kinds in manifest.get("counts", {}).items():
+        if not isinstance(kinds, dict) or not all(isinstance(count, int) for count in kinds.values()):
+            raise UserError(f"{Path(folder) / MANIFEST}: `counts` of {split} are no numbers; build the data set again")
     return manifest
+
+
+def companion(folder: Path, manifest: Mapping[str, Any], name: str) -> Path | None:
+    """A file beside a data set's questions; None if it has none of that name.
+
+    Args:
+        folder: The data set's.
+        manifest: The content of dataset.json; under `files` it may say what files hash to.
+        name: The file's.
+
+    Raises:
+        UserError: The file is missing or another one than the manifest says.
+    """
+    path, expected = folder / name, manifest.get("files", {}).get(name)
+    if expected is not None and (not path.is_file() or file_fingerprint(path) != expected):
+        state = "changed" if path.is_file() else "missing"
+        raise UserError(f"{path} is {state} since the data set was built; copy or build the data set again")
+    return path if path.is_file() else None
 
 
 def built_manifest(folder: Path, settings: str) -> dict[str, Any] | None:
@@ -214,6 +238,8 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
                     yield _checked(row, image_root, path)
         except KeyError as error:
             raise UserError(f"{path} is damaged: {error}; build the data set again") from error
+        if rows is None and not count:
+            rows = sum(manifest.get("counts", {}).get(split, {}).values())  # who edits a split leaves some of it
         if rows is not None and count != rows:
             raise UserError(f"{path} holds {count:,} questions, {MANIFEST} says {rows:,}; build the data set again")
 

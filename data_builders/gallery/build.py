@@ -19,7 +19,7 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import open_image, save_jpeg
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
-from reflectune.data_builders.dataset import MANIFEST, built_manifest, write_questions
+from reflectune.data_builders.dataset import LOOK_ALIKES, MANIFEST, built_manifest, write_questions
 from reflectune.data_builders.gallery.card import card
 from reflectune.data_builders.gallery.collecting import Collection, collect_facts
 from reflectune.data_builders.gallery.contact_sheet import write_contact_sheet
@@ -37,7 +37,7 @@ from reflectune.retrieval.knowledge_base import write_knowledge_base
 VERSION = 1
 """Raised whenever the same settings and sources would give another gallery."""
 
-LINK_PAGE, CARD, PICTURES, LOOK_ALIKES = "links.html", "README.md", "pictures.jsonl", "look_alikes.json"
+LINK_PAGE, CARD, PICTURES = "links.html", "README.md", "pictures.jsonl"
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ def _write(folder: Path, key: str, sources: Collection, settings: Settings, link
         "settings": key,
         "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet")))[:8]
         + file_fingerprint(*sorted((folder / "knowledge").glob("*.parquet")))[:8],
+        "files": {LOOK_ALIKES: file_fingerprint(folder / LOOK_ALIKES)},
         "counts": counts,
         "kinds": {split: _kinds(asked) for split, asked in splits.items()},
         "entries": len(entries),

@@ -18,7 +18,7 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import save_jpeg
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
-from reflectune.data_builders.dataset import MANIFEST, built_manifest, write_questions
+from reflectune.data_builders.dataset import MANIFEST, PROBES, built_manifest, write_questions
 from reflectune.data_builders.world.drawing import draw
 from reflectune.data_builders.world.entities import ATTRIBUTES, BALLOONS, Looks
 from reflectune.data_builders.world.facts import RELATIONS
@@ -79,6 +79,7 @@ def build_world(folder: Path, *, size: str, seed: int, traffic: int = 0, quiet: 
         "settings": key,
         "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet")))[:8]
         + file_fingerprint(*sorted((folder / "knowledge").glob("*.parquet")))[:8],
+        "files": {PROBES: file_fingerprint(folder / PROBES)},
         "counts": {split: dict(Counter(q.answer_type for q in questions)) for split, questions in splits.items()},
         "entries": len(entries),
         "looks": {one.entity.id: dataclasses.asdict(one.entity.looks) for one in articles},
@@ -139,7 +140,7 @@ def _write_probes(folder: Path, articles: Sequence[Article], splits: dict[str, l
                 (passage,) = split_passages(entry, lead="first_sentence")
                 row = {"question_id": question.id, "attribute": attribute, "passage": dataclasses.asdict(passage)}
                 lines.append(json.dumps(row) + "\n")
-    write_atomically(folder / "probes.jsonl", "".join(lines))
+    write_atomically(folder / PROBES, "".join(lines))
 
 
 def _write_contact_sheet(folder: Path, articles: Sequence[Article], seed: int) -> None:

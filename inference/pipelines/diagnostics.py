@@ -13,6 +13,7 @@ from reflectune.core.durable import read_json, read_row
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string
+from reflectune.data_builders.dataset import LOOK_ALIKES, PROBES, companion
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
 
@@ -76,8 +77,8 @@ class DiagnosticPassages:
         self._knowledge, self._lead, self._seed, self._several = knowledge, lead, seed, several
         self._looks: Mapping[str, Mapping[str, str]] = manifest.get("looks", {})
         self._relations: Mapping[str, Sequence[str]] = manifest.get("relations", {})
-        self._written = _read_written(root / "probes.jsonl")
-        self._listed = _read_listed(root / "look_alikes.json", knowledge)
+        self._written = _read_written(companion(root, manifest, PROBES))
+        self._listed = _read_listed(companion(root, manifest, LOOK_ALIKES), knowledge)
 
     @property
     def has_look_alikes(self) -> bool:
@@ -141,7 +142,7 @@ class DiagnosticPassages:
         return near
 
 
-def _read_written(path: Path) -> dict[str, list[Probe]]:
+def _read_written(path: Path | None) -> dict[str, list[Probe]]:
     """Look-alike probes that the data set brings, by question id."""
     probes: dict[str, list[Probe]] = defaultdict(list)
     for number, row in _rows(path):
@@ -155,9 +156,9 @@ def _read_written(path: Path) -> dict[str, list[Probe]]:
     return dict(probes)
 
 
-def _read_listed(path: Path, knowledge: KnowledgeBase) -> dict[str, list[str]]:
+def _read_listed(path: Path | None, knowledge: KnowledgeBase) -> dict[str, list[str]]:
     """The others of each entry's groups; an entry may be in several."""
-    groups = read_json(path, "the look-alikes") if path.exists() else []
+    groups = read_json(path, "the look-alikes") if path else []
     if not isinstance(groups, list) or not all(
         isinstance(g, list) and all(isinstance(e, str) for e in g) for g in groups
     ):
@@ -170,8 +171,8 @@ def _read_listed(path: Path, knowledge: KnowledgeBase) -> dict[str, list[str]]:
     return dict(others)
 
 
-def _rows(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    if not path.exists():
+def _rows(path: Path | None) -> Iterable[tuple[int, dict[str, Any]]]:
+    if path is None:
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

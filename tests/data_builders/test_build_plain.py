@@ -1,5 +1,6 @@
 """The baselines' data: mR²AG-IT's questions, to be answered from what naive RAG reads."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -177,3 +178,10 @@ def test_a_folder_of_other_data_is_not_written_over(config: Callable[..., PlainC
     with pytest.raises(UserError, match=r"holds other reflection data \(mr2ag\)"):
         build.run(config(output=str(tmp_path / "reflection")))
     assert file.read_bytes() == before
+
+
+def test_rows_that_their_scheme_does_not_have_are_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+    bare = dataclasses.replace(example(0), branches=())
+    write_examples(tmp_path / "reflection" / "train.parquet", [bare, example(3)])
+    with pytest.raises(UserError, match="k0: a question with retrieval needs a passage"):
+        build.run(config())

@@ -9,9 +9,11 @@ import pytest
 
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint
 from reflectune.core.types import Evidence, FollowUp, Question
 from reflectune.data_builders.dataset import (
     Dataset,
+    companion,
     load_manifest,
     read_questions,
     splits,
@@ -124,3 +126,30 @@ def test_a_row_that_is_no_question_is_refused_whatever_wrote_it(
     folder = damaged(tmp_path, **change)
     with pytest.raises(UserError, match=problem):
         read_questions(folder, "train")
+
+
+def test_a_split_that_was_built_with_questions_and_has_none_is_refused(tmp_path: Path) -> None:
+    write_questions(tmp_path, "val", QUESTIONS)
+    write_json(tmp_path / "dataset.json", {"fingerprint": "f", "counts": {"val": {"string": 3, "numerical": 1}}})
+    assert read_questions(tmp_path, "val") == QUESTIONS
+    write_questions(tmp_path, "val", [])
+    with pytest.raises(UserError, match=r"val.parquet holds 0 questions, dataset.json says 4"):
+        read_questions(tmp_path, "val")
+    write_json(tmp_path / "dataset.json", {"fingerprint": "f", "counts": {"val": {"string": "3"}}})
+    with pytest.raises(UserError, match="`counts` of val are no numbers"):
+        read_questions(tmp_path, "val")
+
+
+def test_a_file_beside_the_questions_is_the_one_that_was_built(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    path.write_text("{}")
+    manifest = {"files": {"probes.jsonl": file_fingerprint(path)}}
+    assert companion(tmp_path, manifest, "probes.jsonl") == path
+    assert companion(tmp_path, {}, "probes.jsonl") == path
+    assert companion(tmp_path, manifest, "look_alikes.json") is None
+    path.write_text("{ }")
+    with pytest.raises(UserError, match=r"probes.jsonl is changed since the data set was built"):
+        companion(tmp_path, manifest, "probes.jsonl")
+    path.unlink()
+    with pytest.raises(UserError, match=r"probes.jsonl is missing since the data set was built"):
+        companion(tmp_path, manifest, "probes.jsonl")

@@ -1,5 +1,7 @@
+import contextlib
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -203,6 +205,17 @@ def test_broken_weights_are_refused(base, tmp_path):
     (tmp_path / "copy" / "model.safetensors").unlink()
     with pytest.raises(UserError, match="cannot load the model"):
         load(folder)
+
+
+@pytest.mark.parametrize("value", ["<script>", [[]], 1e308, -1])
+@pytest.mark.parametrize("key", ["vision_feature_layer", "text_config", "image_token_index", "model_type"])
+def test_an_odd_config_is_one_error_or_a_model_all_the_same(base, tmp_path, key, value):
+    """transformers checks some values, and computes with the others: anything may be raised, but nothing else."""
+    folder = Path(copy_without(base, tmp_path))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    with contextlib.suppress(UserError):
+        load(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Toy parts with the published files' names: a Vicuna folder, a CLIP folder and mm_projector.bin."""
 
+import dataclasses
 import os
 import pickle
 import sys
@@ -277,3 +278,19 @@ def test_the_command_joins_them(
 
     assert "written to" in capsys.readouterr().out
     assert (Path(config.output) / "config.json").is_file()
+
+
+def test_the_same_command_finds_its_work_done_and_another_is_refused(parts: Callable[..., AssembleConfig]) -> None:
+    config = parts()
+    assemble(config)
+    weights = Path(config.output, "model.safetensors")
+    before = weights.stat().st_mtime_ns
+
+    assert assemble(config).startswith("nothing to do")
+    assert not config.problems()
+    assert weights.stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="holds a checkpoint of other parts"):
+        assemble(dataclasses.replace(config, dtype="bfloat16"))
+    Path(config.projector).write_bytes(b"another")
+    with pytest.raises(UserError, match="holds a checkpoint of other parts"):
+        assemble(config)

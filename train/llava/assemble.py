@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint
 from reflectune.core.partials import writing
 from reflectune.models.shipped import shipped_folder
 from reflectune.models.weights import assembly
-from reflectune.train.llava.config import AssembleConfig
+from reflectune.train.llava.config import RECORD, AssembleConfig
 
 
 def assemble(config: AssembleConfig) -> str:
-    """Write the checkpoint, and return a line about it.
+    """Write the checkpoint, and return a line about it. One that is there already, of the same parts, is kept.
 
     Raises:
-        UserError: A part can't be loaded, or they don't fit together.
+        UserError: A part can't be loaded, they don't fit together, or the folder holds a checkpoint of other parts.
     """
+    record, held = _record(config), Path(config.output, RECORD)
+    if held.is_file():
+        if read_json(held, "the record of an assembled checkpoint") != record:
+            raise UserError(f"`output`: {config.output} holds a checkpoint of other parts; choose a new folder")
+        return f"nothing to do: {config.output} holds a checkpoint of these parts"
     sources = {name: _source(getattr(config, name)) for name in ("language", "vision", "tokenizer")}
     parts = assembly.Parts(
         **sources,
@@ -32,6 +41,7 @@ def assemble(config: AssembleConfig) -> str:
     with writing(config.output) as partial:
         model.save_pretrained(partial)
         processor.save_pretrained(partial)
+        write_json(partial / RECORD, record)
     count = sum(parameter.numel() for parameter in model.parameters())
     rows = model.lm_head.weight.shape[0]
     untrained = "" if config.projector else "; its projector is untrained"
@@ -39,6 +49,13 @@ def assemble(config: AssembleConfig) -> str:
         f"written to {config.output}: {count:,} parameters, {len(processor.tokenizer):,} tokens in {rows:,} rows, "
         f"{model.config.image_seq_length} tokens a picture{untrained}"
     )
+
+
+def _record(config: AssembleConfig) -> dict[str, Any]:
+    """What decides the checkpoint: the parts' names, the content of single files, and the settings."""
+    record = {key: value for key, value in dataclasses.asdict(config).items() if key != "output"}
+    files = {key: file_fingerprint(record[key]) for key in ("projector", "chat_template") if record[key]}
+    return {**record, **files}
 
 
 def _source(name: str) -> str:

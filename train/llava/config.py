@@ -11,6 +11,9 @@ from reflectune.core.config import setting
 from reflectune.core.paths import is_occupied
 from reflectune.models.names import model_name
 
+RECORD = "assembled.json"
+"""What the parts of an assembled checkpoint were, beside it."""
+
 
 @dataclass
 class AssembleConfig:
@@ -55,6 +58,6 @@ class AssembleConfig:
             value = getattr(self, name)
             if not Path(value).is_dir() and (value.count("/") > 1 or value.startswith((".", "/", "~"))):
                 issues.append(f"`{name}`: there is no folder {value}")
-        if self.output and is_occupied(Path(self.output)):
+        if self.output and is_occupied(Path(self.output)) and not Path(self.output, RECORD).is_file():
             issues.append(f"`output`: {Path(self.output)} is there already; choose a new folder")
         return issues

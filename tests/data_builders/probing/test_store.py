@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,4 +136,15 @@ def test_a_missing_or_damaged_part_is_named(tmp_path: Path) -> None:
         answered(tmp_path)
     part.unlink()
     with pytest.raises(UserError, match="is missing"):
+        list(stream_probes(tmp_path))
+
+
+def test_a_question_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    """As a copied row makes it: its labels would count twice."""
+    fill(tmp_path, [1, 2])
+    seal(tmp_path)
+    (part,) = tmp_path.glob("part-*.parquet")
+    table = pq.read_table(part)
+    pq.write_table(pa.concat_tables([table, table.slice(1)]), part)
+    with pytest.raises(UserError, match="'q002' follows 'q002', but questions come once and in order"):
         list(stream_probes(tmp_path))
