@@ -169,8 +169,14 @@ def straight(job: Job, out: Path, log: Path) -> float:
 def give(folder: Path) -> None:
     """Write what the chain's commands are given from outside, beside its finished `world`.
 
-    Questions and articles as a user has them, pictures for a title map, parts of a LLaVA and a BEM with random weights,
-    and a finished quick start for the tables.
+    In a process of its own: who forks later must not have computed with torch, whose threads a fork loses.
+    """
+    subprocess.run([sys.executable, __file__, str(folder)], check=True)
+
+
+def _give(folder: Path) -> None:
+    """Questions and articles as a user has them, pictures for a title map, parts of a LLaVA and a BEM with random
+    weights, and a finished quick start for the tables.
     """
     given = folder / GIVEN
     for name in ("own", "language", "vision", "tower", "bem", "run"):
@@ -257,3 +263,7 @@ def _give_bem(folder: Path) -> None:
     variables = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
     np.savez(folder / "bem.npz", **variables)
     (folder / "names.json").write_text(json.dumps({name: name for name in variables}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _give(Path(sys.argv[1]))

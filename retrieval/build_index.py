@@ -63,7 +63,8 @@ def run(config: IndexConfig) -> int:
         UserError: See `reflectune.retrieval.index.build_index`.
     """
     from reflectune.retrieval.encoders.encoder import load_encoder  # slow to import: after the config is right
-    from reflectune.retrieval.index import build_index, left_out
+    from reflectune.retrieval.index import left_out
+    from reflectune.retrieval.index_building import build_index
     from reflectune.retrieval.knowledge_base import KnowledgeBase
 
     kb = KnowledgeBase(config.knowledge)

@@ -1,54 +1,25 @@
-"""An index of a knowledge base: FAISS vectors of every image and title, built in shards, tied to what they are of."""
+"""An index of a knowledge base: FAISS vectors of every image and title, tied to what they are of."""
 
 from __future__ import annotations
 
-import dataclasses
-import io
-import json
-import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import faiss
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
-from tqdm import tqdm
 
-from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.core.images import BadImage, load_image
-from reflectune.core.partials import writing
-from reflectune.core.rejected import (
-    REJECTED,
-    BadRow,
-    MissingImage,
-    Reject,
-    Rejected,
-    UnreadableImage,
-    as_json,
-    from_json,
-    stop,
-)
-from reflectune.core.types import Entry
-from reflectune.retrieval.checksums import CHECKSUMS, check_files, checksums, say_unchecked
-from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors, title_dimensions
+from reflectune.retrieval.checksums import CHECKSUMS, check_files, say_unchecked
+from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 MANIFEST = "manifest.json"
 KINDS = ("image", "title")
-
-_ROWS = "rows.json"
-_FILES = (_ROWS, *(f"{kind}.faiss" for kind in KINDS))
-_UNFINISHED = "unfinished"
-_SETTINGS = "settings.json"
-_PARTS = ("image", "title", "owner", "titled", "rejected")
-_ADVICE = "; `on_error: skip` leaves it out"
-
-OnError = Literal["stop", "skip"]
+ROWS = "rows.json"
+FILES = (ROWS, *(f"{kind}.faiss" for kind in KINDS))
 
 
 @dataclass(frozen=True)
@@ -68,56 +39,6 @@ class Index:
     image: Vectors
     owner: npt.NDArray[np.int64]
     title: Vectors
-
-
-def build_index(
-    kb: KnowledgeBase,
-    encoder: ImageTextEncoder,
-    folder: str | Path,
-    *,
-    batch_size: int = 64,
-    shard_rows: int = 4096,
-    on_error: OnError = "stop",
-    verify: bool = False,
-    progress: bool = False,
-) -> Index:
-    """Build an index, or go on with one that was cut off; a finished one is taken as it is.
-
-    Args:
-        kb: What to index.
-        encoder: What to encode images and titles with.
-        folder: Where to.
-        batch_size: Entries that are encoded together.
-        shard_rows: Entries whose vectors are put on the disk together: what a crash costs at most.
-        on_error: `stop` ends at the first bad image. `skip` leaves bad images out, and entries without a title, lists
-            them in `rejected.jsonl` and counts them in the manifest; an entry whose images are all bad is found by its
-            title, as one that never had any.
-        verify: Of a finished index, read large files whole when their checksums are compared; one that an earlier
-            version built without checksums gets them.
-        progress: Show a progress bar.
-
-    Raises:
-        UserError: The folder holds an index of something else; or `on_error` is `stop` and an image is missing or bad,
-            an entry has no title, or the folder's index was built with `skip` and lacks some.
-    """
-    folder = Path(folder)
-    if not (folder / MANIFEST).is_file():
-        if not len(kb):
-            raise UserError(f"the knowledge base {kb.folder} has no entries: there is nothing to index")
-        _encode_shards(kb, encoder, folder / _UNFINISHED, batch_size, shard_rows, on_error, progress)
-        _assemble(kb, encoder, folder)
-    index = load_index(folder, kb, encoder, verify=verify)
-    if verify and CHECKSUMS not in index.manifest:
-        manifest = {**index.manifest, CHECKSUMS: checksums(folder / name for name in _FILES)}
-        write_json(folder / MANIFEST, manifest)
-        index = dataclasses.replace(index, manifest=manifest)
-    if on_error == "stop" and left_out(index):
-        raise UserError(
-            f"the index {folder} was built with `on_error: skip` and lacks {left_out(index):,} images or entries, "
-            f"listed in {REJECTED}; mend them and delete the folder to build it again, or set `on_error: skip`"
-        )
-    shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
-    return index
 
 
 def left_out(index: Index) -> int:
@@ -142,9 +63,9 @@ def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder,
     """
     folder = Path(folder)
     manifest = _read_manifest(folder)
-    _check_origin(folder, manifest, _origin(kb, encoder))
+    check_origin(folder, manifest, origin_of(kb, encoder))
     if CHECKSUMS in manifest:
-        check_files(folder, manifest[CHECKSUMS], _FILES, verify=verify)
+        check_files(folder, manifest[CHECKSUMS], FILES, verify=verify)
     elif not verify:
         how = f"--knowledge {kb.folder} --encoder {encoder.name} --output {folder}"
         say_unchecked(folder, f"`python -m reflectune.retrieval.build_index {how} --verify` adds them")
@@ -153,7 +74,7 @@ def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder,
     for kind in KINDS:
         if len(rows[kind]) != len(vectors[kind]):
             raise UserError(
-                f"{folder}: {_ROWS} names {len(rows[kind]):,} {kind} rows, {kind}.faiss has {len(vectors[kind]):,}; "
+                f"{folder}: {ROWS} names {len(rows[kind]):,} {kind} rows, {kind}.faiss has {len(vectors[kind]):,}; "
                 "delete the folder and build the index again"
             )
     places = {entry_id: place for place, entry_id in enumerate(rows["title"])}
@@ -176,16 +97,16 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def _read_rows(folder: Path) -> dict[str, list[str]]:
     """The entry of each vector: one id for each image, and one for each title."""
-    rows = read_json(folder / _ROWS, "the index's rows")
+    rows = read_json(folder / ROWS, "the index's rows")
     is_whole = isinstance(rows, dict) and all(
         isinstance(rows.get(kind), list) and all(isinstance(entry_id, str) for entry_id in rows[kind]) for kind in KINDS
     )
     if not is_whole or not set(rows["image"]) <= set(rows["title"]):
-        raise UserError(f"{folder / _ROWS} is damaged; delete the folder and build the index again")
+        raise UserError(f"{folder / ROWS} is damaged; delete the folder and build the index again")
     return rows
 
 
-def _origin(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
+def origin_of(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
     """What vectors depend on."""
     return {
         "kb": kb.name,
@@ -196,7 +117,7 @@ def _origin(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
     }
 
 
-def _check_origin(folder: Path, recorded: dict[str, Any], expected: dict[str, Any]) -> None:
+def check_origin(folder: Path, recorded: dict[str, Any], expected: dict[str, Any]) -> None:
     """Refuse vectors of another knowledge base or encoder. Names may differ: content decides."""
     for side, name in (("kb", "knowledge base"), ("encoder", "encoder")):
         key = f"{side}_fingerprint"
@@ -206,184 +127,6 @@ def _check_origin(folder: Path, recorded: dict[str, Any], expected: dict[str, An
                 f"{name} now is `{expected[side]}` ({expected[key]}); use that one, or build the index in another "
                 "folder"
             )
-
-
-def _encode_shards(
-    kb: KnowledgeBase,
-    encoder: ImageTextEncoder,
-    folder: Path,
-    batch_size: int,
-    shard_rows: int,
-    on_error: OnError,
-    progress: bool,
-) -> None:
-    """Encode every shard that is not on the disk yet; the progress bar's rate counts only these.
-
-    A shard that was encoded under `stop` has nothing left out, so `skip` goes on with it; `stop` refuses to go on with
-    one that has.
-    """
-    _claim(folder, _origin(kb, encoder), batch_size, shard_rows)
-    if on_error == "stop":
-        for error in _rejected_rows(folder):
-            stop(error)
-    entries = iter(kb)
-    shards = {first: _shard_paths(folder, first // shard_rows) for first in range(0, len(kb), shard_rows)}
-    finished = {first for first, paths in shards.items() if all(path.is_file() for path in paths.values())}
-    before = sum(min(shard_rows, len(kb) - first) for first in finished)
-    with tqdm(total=len(kb), initial=before, unit=" entries", desc="indexing", disable=not progress) as bar:
-        for first, paths in shards.items():
-            shard = list(islice(entries, shard_rows))
-            if first not in finished:
-                rejected: list[BadRow] = []
-                reject = stop if on_error == "stop" else rejected.append
-                arrays = _encode_shard(kb, encoder, shard, first, batch_size, reject, bar)
-                for part, array in arrays.items():
-                    _write_array(paths[part], array)
-                write_json(paths["rejected"], [as_json(error) for error in rejected])
-
-
-def _shard_paths(folder: Path, number: int) -> dict[str, Path]:
-    return {part: folder / f"{part}-{number:05d}.{'json' if part == 'rejected' else 'npy'}" for part in _PARTS}
-
-
-def _rejected_rows(folder: Path) -> list[BadRow]:
-    """What the finished shards of a folder left out, in the knowledge base's order."""
-    files = sorted(folder.glob("rejected-*.json"))
-    return [from_json(row) for path in files for row in read_json(path, "what an unfinished index left out")]
-
-
-def _claim(folder: Path, origin: dict[str, Any], batch_size: int, shard_rows: int) -> None:
-    """Write the settings that shards are built with, or check that existing shards were built with the same."""
-    settings = {**origin, "batch_size": batch_size, "shard_rows": shard_rows}
-    if not (folder / _SETTINGS).is_file():
-        write_json(folder / _SETTINGS, settings)
-        return
-    recorded = read_json(folder / _SETTINGS, "the unfinished index's settings")
-    _check_origin(folder, recorded, origin)
-    for key in ("batch_size", "shard_rows"):
-        if recorded[key] != settings[key]:
-            raise UserError(
-                f"the unfinished index {folder} was begun with {key} {recorded[key]}, now it is {settings[key]}; "
-                f"go on with {recorded[key]}, or delete the folder to start again"
-            )
-
-
-def _encode_shard(
-    kb: KnowledgeBase,
-    encoder: ImageTextEncoder,
-    entries: Sequence[Entry],
-    first: int,
-    batch_size: int,
-    reject: Reject,
-    bar: tqdm,
-) -> dict[str, npt.NDArray[Any]]:
-    """Vectors of a shard's images and titles, and which entries they are of, as positions in the knowledge base."""
-    images, titles = [], []
-    owner: list[int] = []
-    titled: list[int] = []
-    for start in range(0, len(entries), batch_size):
-        batch = list(enumerate(entries[start : start + batch_size], start=first + start))
-        named = [(position, entry) for position, entry in batch if _has_title(kb, position, entry, reject)]
-        titles.append(encoder.encode_texts([entry.title for _, entry in named]))
-        titled += [position for position, _ in named]
-        vectors, owners = _encode_images(kb, encoder, named, batch_size, reject)
-        images.append(vectors)
-        owner += owners
-        bar.update(len(batch))
-    return {
-        "image": np.concatenate(images),
-        "title": np.concatenate(titles),
-        "owner": np.array(owner, dtype=np.int64),
-        "titled": np.array(titled, dtype=np.int64),
-    }
-
-
-def _encode_images(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, named: Sequence[tuple[int, Entry]], batch_size: int, reject: Reject
-) -> tuple[Vectors, list[int]]:
-    """Vectors of all good images of some entries, and each one's entry; `batch_size` images are open at a time."""
-    places = [(path, position, entry) for position, entry in named for path in kb.image_paths(entry)]
-    vectors = [np.zeros((0, encoder.dimensions), dtype=np.float32)]
-    owners: list[int] = []
-    for start in range(0, len(places), batch_size):
-        opened = []
-        for path, position, entry in places[start : start + batch_size]:
-            image = _open_image(kb, path, position, entry, reject)
-            if image is not None:
-                opened.append(image)
-                owners.append(position)
-        vectors.append(encoder.encode_images(opened))
-    return np.concatenate(vectors), owners
-
-
-def _open_image(kb: KnowledgeBase, path: Path, position: int, entry: Entry, reject: Reject) -> Image.Image | None:
-    """An entry's image, or None where it is bad and `reject` takes that."""
-    try:
-        return load_image(path, root=(kb.image_root, kb.folder.parent))
-    except BadImage as error:
-        kind = MissingImage if error.is_missing else UnreadableImage
-        reject(kind(*kb.place(position), entry.id, "images", error.problem, error.fix + _ADVICE))
-        return None
-
-
-def _has_title(kb: KnowledgeBase, position: int, entry: Entry, reject: Reject) -> bool:
-    """Whether an entry has the title that equation 3 compares images with; one without is left out."""
-    if entry.title.strip():
-        return True
-    fix = "give it one: equation 3 compares images with titles" + _ADVICE
-    reject(BadRow(*kb.place(position), entry.id, "title", "has no title", fix))
-    return False
-
-
-def _assemble(kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path) -> None:
-    """Join the shards into one index; the manifest comes last.
-
-    Raises:
-        UserError: No entry has a title.
-    """
-    shards = folder / _UNFINISHED
-    rejected = Rejected(folder)
-    rejected.note(_rejected_rows(shards))
-    rejected.close()
-    counts = {}
-    dimensions = {"image": encoder.dimensions, "title": title_dimensions(encoder)}
-    for kind in KINDS:
-        index = faiss.IndexFlatIP(dimensions[kind])
-        for path in sorted(shards.glob(f"{kind}-*.npy")):
-            index.add(np.load(path))
-        counts[kind] = index.ntotal
-        _write_faiss(folder / f"{kind}.faiss", index)
-    ids = list(kb.ids)
-    positions = {
-        part: np.concatenate([np.load(path) for path in sorted(shards.glob(f"{part}-*.npy"))])
-        for part in ("owner", "titled")
-    }
-    if not len(positions["titled"]):
-        raise UserError(f"no entry of {kb.folder} has a title: there is nothing to index; see {folder / REJECTED}")
-    rows = {"image": [ids[one] for one in positions["owner"]], "title": [ids[one] for one in positions["titled"]]}
-    write_atomically(folder / _ROWS, json.dumps(rows, ensure_ascii=False))
-    manifest = {
-        **_origin(kb, encoder),
-        "dimensions": encoder.dimensions,
-        **({"title_dimensions": dimensions["title"]} if dimensions["title"] != dimensions["image"] else {}),
-        "dtype": "float32",
-        "vectors": counts,
-        "left_out": dict(rejected.reasons.most_common()),
-        CHECKSUMS: checksums(folder / name for name in _FILES),
-    }
-    write_json(folder / MANIFEST, manifest)
-
-
-def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    write_atomically(path, buffer.getvalue())
-
-
-def _write_faiss(path: Path, index: faiss.IndexFlatIP) -> None:
-    """Write an index whole or not at all, without a second copy in memory."""
-    with writing(path) as partial:
-        faiss.write_index(index, str(partial))
 
 
 def _read_vectors(folder: Path, kind: str, manifest: dict[str, Any]) -> Vectors:

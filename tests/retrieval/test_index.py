@@ -12,7 +12,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Entry
 from reflectune.retrieval.checksums import check_files, checksums
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index import build_index, left_out, load_index
+from reflectune.retrieval.index import left_out, load_index
+from reflectune.retrieval.index_building import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.retriever import EntryRetriever
 

@@ -5,7 +5,8 @@ import pytest
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry
-from reflectune.retrieval.index import Index, build_index
+from reflectune.retrieval.index import Index
+from reflectune.retrieval.index_building import build_index
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.retriever import EntryRetriever, best
 
