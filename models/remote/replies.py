@@ -36,7 +36,7 @@ class ReplyFile:
                 f"{self.path} is in use by another run; wait for it, or give this one its own `llm_cache`"
             ) from None
         except UserError as error:
-            raise UserError(f"{self.path} is no file of replies, or is damaged: {error}; move it away") from error
+            raise UserError(f"the file of replies can't be used: {error}") from error
         self._file = self.path.open("rb")
         self._lock = threading.Lock()
         self._places: dict[str, tuple[int, int]] = {}

@@ -33,5 +33,5 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "replies.jsonl"
     path.write_text("hello\n")
 
-    with pytest.raises(UserError, match=r"replies\.jsonl is no file of replies"):
+    with pytest.raises(UserError, match=r"the file of replies can.t be used: .*replies\.jsonl"):
         ReplyFile(path)
