@@ -1,6 +1,6 @@
 """Runs commands on inputs that are damaged at random, and sorts what became of each.
 
-    python benchmarks/soak_hostile.py 2000 --output benchmarks/soak_hostile.md
+    python benchmarks/soak_hostile.py 2000 --parts 2 --output benchmarks/soak_hostile.md
 
 A case is a command of the chain of `soak_chain.py` on a copy of its inputs in which one thing is wrong: a byte of a
 file, its end, a value of a manifest, a cell or column of a Parquet file, a picture, or a value of the config. It runs
@@ -27,8 +27,8 @@ import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,9 @@ READS: dict[str, Sequence[str]] = {
     "bem": ("given/bem",),
 }
 """What each command of the chain reads: folders of earlier ones."""
+
+_UNREAD = ("launched", "probes_of_two", "tables")
+"""Of the chain, what is run in a way of its own that no case is about."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +308,7 @@ def prepare(work: Path) -> dict[str, dict[str, str]]:
     (work / "clean").mkdir(parents=True)
     os.chdir(work / "clean")
     for name, job in JOBS.items():
-        if job.fetches:
+        if job.fetches or name in _UNREAD:
             continue
         straight(job, work / "clean" / name, work / "chain.log")
         if name == BEFORE_GIVEN:
@@ -346,11 +349,30 @@ def page(outcomes: Sequence[Outcome], minutes: float) -> str:
     return "\n".join([*lines, ""]).replace("\x00", "␀")
 
 
+def run_part(work: Path, numbers: Iterable[int], seed: int, only: Sequence[str]) -> None:
+    """Run the cases of these numbers in a folder, each outcome a line of its `outcomes.jsonl`."""
+    wanted = prepare(work)
+    importlib.import_module(
+        "reflectune.train.fine_tuning.fine_tune"
+    )  # torch, transformers and peft, once for all cases
+    for name in READS:
+        importlib.import_module(f"reflectune.{JOBS[name].module}")
+    with (work / "outcomes.jsonl").open("w", encoding="utf-8") as file:
+        for number in numbers:
+            rng = random.Random(f"{seed}/{number}")
+            name = rng.choice(only)
+            outcome = attempt(name, work, wanted[name], rng)
+            file.write(json.dumps([number, *astuple(outcome)]) + "\n")
+            file.flush()
+            print(f"{number} {outcome.kind}: {outcome.command}, {outcome.damage!r}: {outcome.said}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", type=int, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of the damages")
     parser.add_argument("--only", nargs="*", default=sorted(READS), choices=sorted(READS), help="names of the chain")
+    parser.add_argument("--parts", type=int, default=1, help="processes that share the cases, each on a core")
     parser.add_argument("--work", type=Path, default=Path("runs/soak_hostile"), help="folder, emptied first")
     parser.add_argument("--output", type=Path, help="Markdown file of the table")
     arguments = parser.parse_args()
@@ -362,19 +384,20 @@ def main() -> None:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    wanted = prepare(work)
-    importlib.import_module(
-        "reflectune.train.fine_tuning.fine_tune"
-    )  # torch, transformers and peft, once for all cases
-    for name in READS:
-        importlib.import_module(f"reflectune.{JOBS[name].module}")
-    began, outcomes = time.monotonic(), []
-    for number in range(arguments.cases):
-        rng = random.Random(f"{arguments.seed}/{number}")
-        name = rng.choice(arguments.only)
-        outcome = attempt(name, work, wanted[name], rng)
-        outcomes.append(outcome)
-        print(f"{number} {outcome.kind}: {outcome.command}, {outcome.damage!r}: {outcome.said}", flush=True)
+    began = time.monotonic()
+    children = []
+    for part in range(arguments.parts):
+        if (child := os.fork()) == 0:
+            numbers = range(part, arguments.cases, arguments.parts)
+            run_part(work / f"part-{part}", numbers, arguments.seed, arguments.only)
+            os._exit(0)
+        children.append(child)
+    failed = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    if any(failed):
+        sys.exit("a part ended before its cases did; what it said stands above")
+    files = sorted(work.glob("part-*/outcomes.jsonl"))
+    rows = sorted(json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines())
+    outcomes = [Outcome(*row[1:]) for row in rows]
     text = page(outcomes, (time.monotonic() - began) / 60)
     print(text)
     if arguments.output:
