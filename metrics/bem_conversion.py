@@ -18,16 +18,21 @@ vocab.txt is that of BERT base uncased. Two namings are known: those of TensorFl
 
 from __future__ import annotations
 
+import math
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
-from reflectune.core.durable import write_atomically, write_json
+from reflectune.core.durable import read_json, read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.rows import from_row
+from reflectune.core.weights import UNLOADABLE
 from reflectune.metrics.bem import RECORD, Bem, load_tokenizer
 
 Arrays = Mapping[str, np.ndarray]
@@ -70,6 +75,22 @@ _NOT_WEIGHTS = re.compile(r"(?i)adam|optimizer|global_step|learning_rate|save_co
 
 
 @dataclass(frozen=True)
+class Example:
+    """A triple, what the original's two logits of it are, and its word pieces if they are known."""
+
+    candidate: str
+    reference: str
+    question: str
+    logits: tuple[float, ...]
+    input_ids: tuple[int, ...] = ()
+
+    @property
+    def triple(self) -> tuple[str, str, str]:
+        """What is compared."""
+        return self.candidate, self.reference, self.question
+
+
+@dataclass(frozen=True)
 class Check:
     """How near the converted model comes to the original on the example triples."""
 
@@ -79,7 +100,7 @@ class Check:
 
 
 def convert(
-    variables: Arrays, vocabulary: Path, examples: Sequence[Mapping[str, Any]], output: Path, names: Mapping[str, str]
+    variables: Arrays, vocabulary: Path, examples: Sequence[Example], output: Path, names: Mapping[str, str]
 ) -> Check:
     """Write a checkpoint folder that `load_bem` reads.
 
@@ -89,7 +110,7 @@ def convert(
     Args:
         variables: TensorFlow's variables by name.
         vocabulary: BERT's vocab.txt.
-        examples: Rows `{"candidate", "reference", "question", "logits": [2], "input_ids"?: […]}` of the original.
+        examples: Of the original; see `read_examples`.
         output: Folder to write.
         names: PyTorch's name by TensorFlow's, for variables whose naming is not known here.
 
@@ -127,12 +148,45 @@ def convert(
     return best
 
 
+def read_examples(path: Path) -> list[Example]:
+    """The rows of a JSON file: `{"candidate", "reference", "question", "logits": [2], "input_ids"?: […]}`.
+
+    Raises:
+        UserError: The file is damaged, or a row is of another form.
+    """
+    rows = read_json(path, "the file of example triples")
+    if not isinstance(rows, list):
+        raise UserError(f"{path} should be a JSON list of example triples")
+    examples = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            examples.append(from_row(Example, row))
+        except ValueError as error:
+            raise UserError(f"{path}, triple {number}: {error}") from error
+        logits = examples[-1].logits
+        if len(logits) != 2 or not all(map(math.isfinite, logits)):
+            raise UserError(f"{path}, triple {number}: `logits` should be two numbers, found {list(logits)}")
+    return examples
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """The names of a JSON object: PyTorch's by TensorFlow's.
+
+    Raises:
+        UserError: The file is damaged, or holds something else.
+    """
+    names = read_record(path, "the file of names")
+    if odd := [name for name, target in names.items() if not isinstance(target, str)]:
+        raise UserError(f"{path}: `{odd[0]}` should be PyTorch's name of it")
+    return names
+
+
 def read_variables(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz, by TensorFlow's names ("|" for "/", no ":0"); nothing is unpickled."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
             return {name.replace("|", "/").removesuffix(":0"): file[name] for name in file.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, KeyError, NotImplementedError, BadZipFile, zlib.error) as error:
         raise UserError(f"{path} can't be read as the variables' .npz: {error}") from error
 
 
@@ -205,23 +259,22 @@ def _model(weights: Arrays, activation: str) -> Any:
         model = BertForSequenceClassification(config)
         tensors = {key: torch.tensor(array, dtype=torch.float32) for key, array in weights.items()}
         model.load_state_dict(tensors, strict=True)
-    except (KeyError, ValueError, RuntimeError) as error:
+    except UNLOADABLE as error:
         raise UserError(f"the variables do not make a BERT classifier: {error}") from error
     return model.eval()
 
 
-def _difference(bem: Bem, examples: Sequence[Mapping[str, Any]]) -> float:
+def _difference(bem: Bem, examples: Sequence[Example]) -> float:
     """Largest difference of a logit over the examples."""
-    for row in examples:
-        if "input_ids" in row:
-            _same_word_pieces(bem, row)
-    triples = [(str(row["candidate"]), str(row["reference"]), str(row["question"])) for row in examples]
-    expected = np.asarray([row["logits"] for row in examples], dtype=float).reshape(len(examples), 2)
-    return float(abs(bem.logits(triples) - expected).max())
+    for example in examples:
+        if example.input_ids:
+            _same_word_pieces(bem, example)
+    expected = np.array([example.logits for example in examples])  # (examples, 2)
+    return float(abs(bem.logits([example.triple for example in examples]) - expected).max())
 
 
-def _same_word_pieces(bem: Bem, row: Mapping[str, Any]) -> None:
-    ids = list(np.trim_zeros(row["input_ids"], "b"))
-    bem_ids = bem.encode((row["candidate"], row["reference"], row["question"]))[0]
+def _same_word_pieces(bem: Bem, example: Example) -> None:
+    ids = list(np.trim_zeros(example.input_ids, "b"))
+    bem_ids = bem.encode(example.triple)[0]
     if ids != bem_ids:
-        raise UserError(f"word pieces of {row['candidate']!r} differ from the original's: {bem_ids} and not {ids}")
+        raise UserError(f"word pieces of {example.candidate!r} differ from the original's: {bem_ids} and not {ids}")

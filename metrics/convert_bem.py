@@ -10,7 +10,6 @@ from pathlib import Path
 
 from reflectune.core import checks
 from reflectune.core.config import parse_config, setting
-from reflectune.core.durable import read_json
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
 
@@ -42,14 +41,19 @@ def main() -> None:
     if config.dry_run:
         print(f"would convert {config.variables} to {config.output}, checked on {config.examples}")
         return
-    from reflectune.metrics.bem_conversion import convert, read_variables  # slow to import: after the config is right
+    from reflectune.metrics.bem_conversion import (  # slow to import: after the config is right
+        convert,
+        read_examples,
+        read_names,
+        read_variables,
+    )
 
     check = convert(
         read_variables(Path(config.variables)),
         Path(config.vocabulary),
-        read_json(config.examples, "the file of example triples"),
+        read_examples(Path(config.examples)),
         Path(config.output),
-        read_json(config.names, "the file of names") if config.names else {},
+        read_names(Path(config.names)) if config.names else {},
     )
     print(
         f"wrote {config.output}: logits within {check.largest_difference:.2g} of the original's "

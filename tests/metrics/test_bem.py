@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from reflectune.core.errors import UserError
 from reflectune.metrics import bem_conversion, evqa
 from reflectune.metrics.bem import LONGEST, RECORD, Bem, TooLongError, load_bem, load_tokenizer
+from reflectune.metrics.bem_conversion import Example
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] sep [ ] the menger family william and mary where ? ##s cafe , y".split()
 TRIPLES = [
@@ -145,14 +147,10 @@ def model_garden(network: BertForSequenceClassification) -> dict[str, np.ndarray
     return variables
 
 
-def examples(network: BertForSequenceClassification, vocabulary: Path, mask_padding: bool) -> list[dict[str, Any]]:
+def examples(network: BertForSequenceClassification, vocabulary: Path, mask_padding: bool) -> list[Example]:
     """What the original would have printed."""
     bem = Bem(network, load_tokenizer(vocabulary), mask_padding=mask_padding)
-    keys = ("candidate", "reference", "question")
-    return [
-        {**dict(zip(keys, triple, strict=True)), "logits": bem(*triple), "input_ids": [*bem.encode(triple)[0], 0]}
-        for triple in TRIPLES
-    ]
+    return [Example(*triple, logits=tuple(bem(*triple)), input_ids=(*bem.encode(triple)[0], 0)) for triple in TRIPLES]
 
 
 @pytest.mark.parametrize("naming", [first_bert, model_garden])
@@ -167,7 +165,7 @@ def test_a_conversion_finds_out_what_the_original_does(
     check = bem_conversion.convert(variables, vocabulary, rows, tmp_path / "out", {})
     assert (check.activation, check.mask_padding) == (activation, mask_padding)
     bem = load_bem(str(tmp_path / "out"))
-    assert bem.logits(TRIPLES) == pytest.approx(np.array([row["logits"] for row in rows]), abs=1e-4)
+    assert bem.logits(TRIPLES) == pytest.approx(np.array([row.logits for row in rows]), abs=1e-4)
     assert json.loads((tmp_path / "out" / RECORD).read_text())["checked_on"] == len(TRIPLES)
 
 
@@ -188,7 +186,7 @@ def test_a_wrong_conversion_is_not_written(tmp_path: Path, vocabulary: Path) -> 
 def test_other_word_pieces_are_refused(tmp_path: Path, vocabulary: Path) -> None:
     network = model()
     rows = examples(network, vocabulary, True)
-    rows[0]["input_ids"] = [2, 3, 3, 3]
+    rows[0] = dataclasses.replace(rows[0], input_ids=(2, 3, 3, 3))
     with pytest.raises(UserError, match="word pieces of 'William and Mary' differ"):
         bem_conversion.convert(first_bert(network), vocabulary, rows, tmp_path / "out", {})
 
@@ -224,3 +222,31 @@ def test_what_was_not_checked_or_is_no_bem_is_refused(tmp_path: Path, vocabulary
     (tmp_path / RECORD).write_text('{"mask_padding": true, "checked_on": 20}')
     with pytest.raises(UserError, match="2 segments"):
         load_bem(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{}", "should be a JSON list"),
+        ('[{"candidate": "a"}]', "triple 1: `reference`: field required"),
+        ('[{"candidate": "a", "reference": "b", "question": "c", "logits": [1]}]', "should be two numbers"),
+        ('[{"candidate": "a", "reference": "b", "question": "c", "logits": [1, NaN]}]', "should be two numbers"),
+        ('[{"candidate": "a", "reference": "b", "question": "c", "logits": "no"}]', "triple 1: `logits`"),
+    ],
+)
+def test_odd_example_triples_are_named(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "logits.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=says):
+        bem_conversion.read_examples(path)
+
+
+def test_odd_names_and_variables_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text('{"a": 3}')
+    with pytest.raises(UserError, match="`a` should be PyTorch's name of it"):
+        bem_conversion.read_names(path)
+    for content in (b"", b"PK\x03\x04", b"no archive"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="can't be read as the variables"):
+            bem_conversion.read_variables(path)
