@@ -211,7 +211,7 @@ def damage_config(folder: Path, job: Job, out: Path, rng: random.Random) -> tupl
         while arguments and not arguments[0].startswith("--"):
             values.append(yaml.safe_load(arguments.pop(0)))
         if key == "config":
-            settings |= yaml.safe_load(Path(values[0]).read_text(encoding="utf-8"))
+            settings |= yaml.safe_load((folder / values[0]).read_text(encoding="utf-8"))
         else:
             settings[key] = values if len(values) > 1 else values[0]
     path = folder / "config.yaml"

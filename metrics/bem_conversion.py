@@ -184,7 +184,7 @@ def read_names(path: Path) -> dict[str, str]:
 def read_variables(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz, by TensorFlow's names ("|" for "/", no ":0"); nothing is unpickled."""
     try:
-        with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.lib.npyio.NpzFile(stream, allow_pickle=False) as file:
             return {name.replace("|", "/").removesuffix(":0"): file[name] for name in file.files}
     except (OSError, ValueError, EOFError, KeyError, NotImplementedError, BadZipFile, zlib.error) as error:
         raise UserError(f"{path} can't be read as the variables' .npz: {error}") from error
