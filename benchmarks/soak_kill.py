@@ -197,7 +197,8 @@ def main() -> None:
         if arguments.only and name not in arguments.only:
             continue
         straight(job, second, log)
-        results[f"`{job.module}`, {name}"] = result = disturbed(job, killed, log, arguments.kills, seconds, rng)
+        alone = ", its launcher alone" if job.launcher_alone else ""
+        results[f"`{job.module}`, {name}{alone}"] = result = disturbed(job, killed, log, arguments.kills, seconds, rng)
         if not result.wrong:
             compare(result, first, second, killed, job.tells)
         print(name, result, flush=True)
