@@ -38,7 +38,7 @@ import yaml
 from page import command_line
 from PIL import Image
 from quickstart import ROOT
-from soak_chain import BEFORE_GIVEN, JOBS, Job, give, straight
+from soak_chain import ACCEPTED, BEFORE_GIVEN, JOBS, Job, give
 from soak_kill import files_of
 
 LIMIT = 180
@@ -79,8 +79,16 @@ READS: dict[str, Sequence[str]] = {
 }
 """What each command of the chain reads: folders of earlier ones."""
 
-_UNREAD = ("launched", "probes_of_two", "tables")
-"""Of the chain, what is run in a way of its own that no case is about."""
+_UNREAD = ("launched", "probes_of_two", "tables", "pretrained")
+"""Of the chain, what is run in a way of its own or reads nothing, so that no case is about it."""
+LESS = {
+    "adapter": "--max_steps 4 --save_steps 2",
+    "refined": "--limit 4 --visual_limit 2 --max_steps 4",
+    "probes": "--limit 8",
+    "evaluation": "--limit 3",
+    "sweep": "--limit 2",
+}
+"""What is done in a case where the chain does more: damage shows as well."""
 
 
 @dataclass(frozen=True)
@@ -201,9 +209,13 @@ def damage_input(folder: Path, reads: Sequence[str], rng: random.Random) -> str:
     return f"{shown}: {(by_kind if rng.random() < 0.7 else damage_bytes)(path, rng)}"
 
 
-def damage_config(folder: Path, job: Job, out: Path, rng: random.Random) -> tuple[list[str], str]:
-    """The command's arguments with its settings in a file of which a value or a byte is wrong; what was done."""
-    arguments = job.command(out)[3:]
+def arguments_of(name: str, out: Path) -> list[str]:
+    """The arguments of a command of the chain."""
+    return [*JOBS[name].command(out)[3:], *LESS.get(name, "").split()]
+
+
+def damage_config(folder: Path, arguments: list[str], rng: random.Random) -> tuple[list[str], str]:
+    """A command's arguments with its settings in a file of which a value or a byte is wrong; what was done."""
     settings: dict[str, Any] = {}
     while arguments:
         key = arguments.pop(0).removeprefix("--")
@@ -285,11 +297,11 @@ def attempt(name: str, work: Path, wanted: dict[str, str], rng: random.Random) -
     """One case of a command."""
     job, folder, reads = JOBS[name], case_folder(name, work), READS[name]
     out = folder / "out"
+    arguments = arguments_of(name, out)
     if rng.random() < 0.75:
         damage = damage_input(folder, reads, rng)
-        arguments = job.command(out)[3:]
     else:
-        arguments, damage = damage_config(folder, job, out, rng)
+        arguments, damage = damage_config(folder, arguments, rng)
     before = {needed: files_of(folder / needed) for needed in reads}
     log = work / "case.log"
     status = run(job, arguments, folder, log)
@@ -303,25 +315,30 @@ def attempt(name: str, work: Path, wanted: dict[str, str], rng: random.Random) -
     return Outcome(job.module, damage, kind, said.replace(str(work), "…")[:300])
 
 
+def undisturbed(job: Job, arguments: Sequence[str], folder: Path, log: Path) -> None:
+    """Run a command that nothing is wrong with."""
+    if run(job, arguments, folder, log) not in ACCEPTED:
+        sys.exit(f"{job.module} ended badly undisturbed:\n{log.read_text(encoding='utf-8')}")
+
+
 def prepare(work: Path) -> dict[str, dict[str, str]]:
     """Run the chain undisturbed, and each command twice as a case; the files of each output that do not differ."""
-    (work / "clean").mkdir(parents=True)
-    os.chdir(work / "clean")
+    clean = work / "clean"
+    clean.mkdir(parents=True)
     for name, job in JOBS.items():
         if job.fetches or name in _UNREAD:
             continue
-        straight(job, work / "clean" / name, work / "chain.log")
+        undisturbed(job, arguments_of(name, clean / name), clean, work / "chain.log")
         if name == BEFORE_GIVEN:
-            give(work / "clean")
+            give(clean)
     wanted = {}
     for name in READS:
         outputs = []
         for _ in range(2):
-            os.chdir(folder := case_folder(name, work))
-            straight(JOBS[name], folder / "out", work / "chain.log")
+            folder = case_folder(name, work)
+            undisturbed(JOBS[name], arguments_of(name, folder / "out"), folder, work / "chain.log")
             outputs.append(files_of(folder / "out").items())
         wanted[name] = dict(outputs[0] & outputs[1])
-    os.chdir(work)
     return wanted
 
 
@@ -351,12 +368,12 @@ def page(outcomes: Sequence[Outcome], minutes: float) -> str:
 
 def run_part(work: Path, numbers: Iterable[int], seed: int, only: Sequence[str]) -> None:
     """Run the cases of these numbers in a folder, each outcome a line of its `outcomes.jsonl`."""
-    wanted = prepare(work)
     importlib.import_module(
         "reflectune.train.fine_tuning.fine_tune"
     )  # torch, transformers and peft, once for all cases
-    for name in READS:
-        importlib.import_module(f"reflectune.{JOBS[name].module}")
+    for job in JOBS.values():
+        importlib.import_module(f"reflectune.{job.module}")
+    wanted = prepare(work)
     with (work / "outcomes.jsonl").open("w", encoding="utf-8") as file:
         for number in numbers:
             rng = random.Random(f"{seed}/{number}")
