@@ -1,0 +1,122 @@
+"""What the commands of the soaks' chain are given from outside: `python benchmarks/soak_inputs.py FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from string import ascii_lowercase
+
+import numpy as np
+import torch
+import yaml
+from soak_chain import DATA, GIVEN, INDEX, WORLD
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from reflectune.data_builders.dataset import read_questions
+from reflectune.metrics.bem import Bem, load_tokenizer
+from reflectune.models.miniature.architecture import build_clip, build_clip_processor, train_tokenizer
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+
+
+def give(folder: Path) -> None:
+    """Questions and articles as a user has them, pictures for a title map, parts of a LLaVA and a BEM with random
+    weights, and a finished quick start for the tables.
+    """
+    given = folder / GIVEN
+    for name in ("own", "language", "vision", "tower", "bem", "run"):
+        (given / name).mkdir(parents=True)
+    _give_own(folder / WORLD, given / "own")
+    _give_parts(given)
+    _give_bem(given / "bem")
+    for name, target in {WORLD: WORLD, INDEX: INDEX, DATA: DATA, "checkpoint": "tuned"}.items():
+        (given / "run" / name).symlink_to(folder / target)
+
+
+def _give_own(world: Path, folder: Path) -> None:
+    columns = {"id": "id", "image": "image", "text": "question", "answers": "answers", "entity_ids": "entity_ids"}
+    questions = [
+        {column: getattr(question, name) for name, column in columns.items()}
+        for question in read_questions(world, "train")
+    ]
+    entries = list(KnowledgeBase(world / "knowledge"))
+    articles = [
+        {"id": entry.id, "title": entry.title, "text": "\n\n".join(section.text for section in entry.sections)}
+        for entry in entries
+    ]
+    pictures = [{"image": image, "entity": entry.id, "use": "train"} for entry in entries for image in entry.images]
+    for name, rows in {"questions": questions, "knowledge": articles, "pictures": pictures}.items():
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    shutil.copytree(world / "images", folder / "images")
+    settings = {
+        "root": f"{GIVEN}/own",
+        "questions": "own",
+        "splits": {"train": "questions.jsonl"},
+        "images": ".",
+        "knowledge": "own",
+        "knowledge_source": "knowledge.jsonl",
+    }
+    (folder / "own.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+
+
+def _give_parts(given: Path) -> None:
+    torch.manual_seed(0)
+    words = train_tokenizer(["USER: When was it founded? ASSISTANT: in 1872", "a gold tower"], 300, "clip")
+    words.pad_token = None
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=2048,
+    )
+    language = LlamaForCausalLM(config)
+    language.save_pretrained(given / "language")
+    words.save_pretrained(given / "language")
+    clip, pictures = build_clip(words, size="test"), build_clip_processor(words).image_processor
+    clip.save_pretrained(given / "vision")
+    CLIPVisionModelWithProjection(CLIPVisionConfig(**clip.config.to_dict()["vision_config"])).save_pretrained(
+        given / "tower"
+    )
+    for name in ("vision", "tower"):
+        pictures.save_pretrained(given / name)
+
+
+def _give_bem(folder: Path) -> None:
+    letters = [front + letter for front in ("", "##") for letter in ascii_lowercase]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]
+    (folder / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(pieces),
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        type_vocab_size=3,
+        initializer_range=0.2,
+    )
+    network = BertForSequenceClassification(config).eval()
+    bem = Bem(network, load_tokenizer(folder / "vocab.txt"), mask_padding=True)
+    keys, triples = (
+        ("candidate", "reference", "question"),
+        [("a tower", "the tower", "what"), ("x", "y", "where is it")],
+    )
+    rows = [{**dict(zip(keys, triple, strict=True)), "logits": bem(*triple)} for triple in triples]
+    (folder / "logits.json").write_text(json.dumps(rows), encoding="utf-8")
+    variables = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    np.savez(folder / "bem.npz", **variables)
+    (folder / "names.json").write_text(json.dumps({name: name for name in variables}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    give(Path(sys.argv[1]))
