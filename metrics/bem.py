@@ -161,10 +161,17 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
 
 
 def load_tokenizer(vocabulary: Path) -> BertTokenizer:
-    """The uncased word-piece tokenizer of a vocab.txt, one word piece a line."""
+    """The uncased word-piece tokenizer of a vocab.txt, one word piece a line.
+
+    Raises:
+        UserError: The file is no such vocabulary.
+    """
     from transformers import BertTokenizer
 
-    pieces = vocabulary.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    try:
+        pieces = vocabulary.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{vocabulary} is not UTF-8 ({error}): it is not BERT's vocab.txt") from error
     if len(missing := {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"} - set(pieces)):
         raise UserError(f"{vocabulary} lacks {', '.join(sorted(missing))}: it is not BERT's vocab.txt")
     return BertTokenizer(vocab={piece: row for row, piece in enumerate(pieces)}, do_lower_case=True)

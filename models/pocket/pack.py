@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -42,7 +43,11 @@ def pack(checkpoint: Path, output: Path) -> dict[str, int]:
         UserError: The checkpoint has neither a projector nor adapters of pocket/llava.
     """
     adapters = checkpoint / ADAPTER
-    weights = load_file(adapters if adapters.is_file() else checkpoint / "model.safetensors")
+    file = adapters if adapters.is_file() else checkpoint / "model.safetensors"
+    try:
+        weights = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file} can't be read: {error}; give a finished checkpoint") from error
     if adapters.is_file() and _base_of(checkpoint) == BASE:
         made = {ADAPTER: weights}
     else:

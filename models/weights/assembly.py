@@ -25,7 +25,7 @@ from transformers.image_utils import SizeDict
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from reflectune.core.errors import UserError
-from reflectune.core.weights import UNLOADABLE, check_finite, check_names
+from reflectune.core.weights import check_finite, check_names
 from reflectune.models.processing.image_config import ImageFit, ImageSettings
 from reflectune.models.processing.image_fitting import fit_images
 from reflectune.models.rendering.chat_template import LLAVA_15, extend_to_lists
@@ -174,7 +174,7 @@ def load_part(kind: Any, source: str, name: str, unused: Collection[str] = (), *
     try:
         with without_load_report():
             loaded = kind.from_pretrained(source, trust_remote_code=False, **settings)
-    except UNLOADABLE as error:
+    except Exception as error:  # tokenizers raises no narrower class for a damaged file
         hint = ""
         if kind is AutoTokenizer:
             hint = "; a `tokenizer.model` alone needs `pip install sentencepiece protobuf`, or give `tokenizer`"

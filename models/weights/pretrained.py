@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -73,11 +74,16 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
     image_only = model_type in _QWEN and (find_spec("torchvision") is None or _is_image_only(Path(source)))
     try:
         if image_only:
-            return ImageOnlyQwen2VLProcessor.from_pretrained(source)
-        processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
+            processor = ImageOnlyQwen2VLProcessor.from_pretrained(source)
+        else:
+            processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
+        if not hasattr(processor, "image_processor"):  # AutoProcessor's answer to a class that it doesn't know
+            raise ValueError(f"it is {type(processor).__name__}, which takes no pictures")
+        processor.image_processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")  # its numbers are unchecked
     except Exception as error:  # tokenizers raises no narrower class for a damaged file
         raise UserError(f"cannot load the processor of {source}: {' '.join(str(error).split())[:400]}") from error
-    use_pillow_padding(processor)
+    if not image_only:
+        use_pillow_padding(processor)
     return processor
 
 

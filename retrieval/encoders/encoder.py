@@ -214,12 +214,14 @@ def _image_processor(checkpoint: Checkpoint) -> Any:
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(checkpoint.folder, backend="pil", trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(checkpoint.folder, backend="pil", trust_remote_code=False)
+        processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")  # its numbers are unchecked
     except UNLOADABLE as error:
         raise UserError(
             f"the image processor of {checkpoint.name} cannot be loaded from {checkpoint.folder}: {error}; check or "
             "replace its files"
         ) from error
+    return processor
 
 
 def _unit(output: Any, name: str) -> Vectors:

@@ -31,9 +31,12 @@ def training_pictures(path: Path) -> list[tuple[str, str]]:
         for number, line in enumerate(lines, start=1):
             row = read_row(line, f"{path}:{number}")
             try:
-                rows.append((str(row["image"]), str(row["entity"]), row["use"]))
+                image, entity, use = row["image"], row["entity"], row["use"]
             except KeyError as error:
                 raise UserError(f"{path}:{number}: should be JSON with image, entity and use: {error!r}") from error
+            if not all(isinstance(value, str) for value in (image, entity, use)):
+                raise UserError(f"{path}:{number}: image, entity and use should be texts")
+            rows.append((image, entity, use))
     elsewhere = {image for image, _, use in rows if use != "train"} | _asked_about(path.parent / "questions")
     return [(image, entity) for image, entity, use in rows if use == "train" and image not in elsewhere]
 

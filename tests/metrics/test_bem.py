@@ -250,3 +250,9 @@ def test_odd_names_and_variables_are_named(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(UserError, match="can't be read as the variables"):
             bem_conversion.read_variables(path)
+
+
+def test_a_vocabulary_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xcb[UNK]")
+    with pytest.raises(UserError, match="is not UTF-8"):
+        load_tokenizer(tmp_path / "vocab.txt")

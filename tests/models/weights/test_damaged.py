@@ -240,3 +240,17 @@ def test_a_lost_or_damaged_tokenizer_is_one_error(base: Path, tmp_path: Path, co
 def test_whole_checkpoints_load(base: Path, adapter: Path) -> None:
     load(str(base))
     assert load(str(adapter)).is_tuned
+
+
+@pytest.mark.parametrize("change", [{"processor_class": "None"}, {"image_processor": {"rescale_factor": "x"}}])
+def test_a_processor_that_takes_no_pictures_is_refused(make, tmp_path: Path, change: dict) -> None:
+    """AutoProcessor gives a bare tokenizer for a class that it doesn't know, and no number of a config is checked."""
+    make.model("llava").save_pretrained(tmp_path)
+    make.processor("llava").save_pretrained(tmp_path)
+    path = tmp_path / "processor_config.json"
+    config = json.loads(path.read_text())
+    for key, value in change.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(config))
+    with pytest.raises(UserError, match="cannot load the processor of"):
+        load(str(tmp_path))

@@ -178,3 +178,12 @@ def test_a_model_that_reads_no_text_is_refused(tmp_path) -> None:
     CLIPVisionModel(config).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="clip_vision_model"):
         load_encoder(str(tmp_path))
+
+
+def test_an_image_processor_that_cannot_compute_is_refused(clip_folder, tmp_path) -> None:
+    folder = tmp_path / "odd"
+    shutil.copytree(clip_folder, folder)
+    path = next(file for file in folder.glob("*processor_config.json") if "rescale_factor" in file.read_text())
+    path.write_text(path.read_text().replace('"rescale_factor": 0.00392156862745098', '"rescale_factor": "x"'))
+    with pytest.raises(UserError, match=r"the image processor of .*odd cannot be loaded"):
+        load_encoder(str(folder))

@@ -281,6 +281,7 @@ def test_the_command_writes_an_encoder(
     ("row", "message"),
     [
         ("{", r"pictures\.jsonl:11: not valid JSON"),
+        ('{"image": "a.png", "entity": "e", "use": 0}', r"pictures\.jsonl:11: image, entity and use should be texts"),
         ('{"image": "a.png"}', r"pictures\.jsonl:11: should be JSON with image, entity and use: KeyError\('entity'\)"),
         (
             '{"image": "images/98.png", "entity": "e99", "use": "train"}',
