@@ -1,6 +1,7 @@
 """Toy parts with the published files' names: a Vicuna folder, a CLIP folder and mm_projector.bin."""
 
 import dataclasses
+import json
 import os
 import pickle
 import sys
@@ -251,6 +252,15 @@ def test_a_missing_part_is_named(parts: Callable[..., AssembleConfig]) -> None:
     (Path(config.language) / "model.safetensors").unlink()
 
     with pytest.raises(UserError, match="`language`: cannot load"):
+        assemble(config)
+
+
+def test_an_odd_tokenizer_is_named(parts: Callable[..., AssembleConfig]) -> None:
+    config = parts()
+    path = Path(config.language) / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": [[]]}))
+
+    with pytest.raises(UserError, match="cannot load"):
         assemble(config)
 
 

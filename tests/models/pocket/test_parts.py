@@ -333,3 +333,10 @@ def test_what_is_shipped_makes_pocket_llava(tmp_path: Path, pocket_part: Callabl
     adapters = load_file(llava.TRAINED / llava.ADAPTER)
     assert len(adapters) == 2 * 7 * model.config.text_config.num_hidden_layers
     assert all(value.isfinite().all() for value in adapters.values())
+
+
+@pytest.mark.parametrize("content", [b"", b"no tensors"])
+def test_weights_that_cannot_be_read_are_not_packed(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"model\.safetensors can't be read"):
+        pack(tmp_path, tmp_path / "packed")
