@@ -7,8 +7,8 @@ Exact in both directions: a picture's gradient is the sum of those of its places
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from types import MethodType
 from typing import Any
 
@@ -22,6 +22,8 @@ PLACES = "picture_places"
 
 FEATURES = "tower_features"
 """What a batch calls what a frozen vision tower said of its pictures, in the place of their pixels."""
+
+_PLACES: ContextVar[Tensor | None] = ContextVar(PLACES, default=None)
 
 
 def content_key(vision: Mapping[str, Tensor]) -> bytes:
@@ -66,29 +68,40 @@ def repeat_pictures(model: nn.Module) -> None:
     Without it, the model computes what it did.
     """
     inner: Any = inner_model(model).model
-    if inner.forward.__func__ is not forward:
-        inner.forward = MethodType(forward, inner)
+    if inner.get_image_features.__func__ is get_image_features:
+        return  # it can already
+    inner.get_image_features = MethodType(get_image_features, inner)
+    inner.register_forward_pre_hook(_take_places, with_kwargs=True)
+    inner.register_forward_hook(_forget_places, always_call=True)
 
 
-def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The class's own `forward`; with `picture_places` it gets each picture's features once for each place.
+def _take_places(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    if PLACES in kwargs:
+        _PLACES.set(kwargs.pop(PLACES))
+    return args, kwargs
 
-    It stands in the instance and not in a hook, so that what shards a model has gathered its weights. Pickle refers to
-    this function by its name.
+
+def _forget_places(*_: Any) -> None:
+    _PLACES.set(None)
+
+
+def get_image_features(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """The class's own `get_image_features`, with a picture's features repeated for each place that shows it.
+
+    Pickle refers to this function by its name.
     """
-    if (places := kwargs.pop(PLACES, None)) is not None:
-        kwargs = {**kwargs, "mm_encoder_outputs": {"image": _features(model, kwargs, places)}, "pixel_values": None}
-    return type(model).forward(model, *args, **kwargs)
-
-
-def _features(model: Any, given: Mapping[str, Any], places: Tensor) -> Any:
-    """What the model makes of the pictures that a forward pass is given, repeated for every place."""
-    known = inspect.signature(model.get_image_features).parameters
-    output = model.get_image_features(**{name: given[name] for name in known if name in given}, return_dict=True)
-    output.pooler_output = taken(output.pooler_output, places)
-    if "deepstack_features" in output:  # Qwen3-VL's, of several layers
-        output.deepstack_features = [taken(features, places) for features in output.deepstack_features]
+    output = type(model).get_image_features(model, *args, **kwargs)
+    places = _PLACES.get()
+    if places is not None:
+        output.pooler_output = taken(output.pooler_output, places)
+        if "deepstack_features" in output:  # Qwen3-VL's, of several layers
+            output.deepstack_features = [taken(features, places) for features in output.deepstack_features]
     return output
+
+
+def current_places() -> Tensor | None:
+    """The `picture_places` of the forward pass that is being made, if it has any."""
+    return _PLACES.get()
 
 
 def taken(features: Tensor | Sequence[Tensor], places: Tensor) -> Tensor | list[Tensor]:

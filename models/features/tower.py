@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.models.attention.pictures import FEATURES, PLACES, taken
+from reflectune.models.attention.pictures import FEATURES, PLACES, current_places, taken
 from reflectune.models.attention.positions import inner_model
 
 _BEFORE_PROJECTOR: Final = ("llava",)
@@ -112,5 +112,6 @@ def _give_features(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
     else:
         merge = module.config.vision_config.spatial_merge_size
         pictures = list(features.split((kwargs["image_grid_thw"].prod(-1) // merge**2).tolist()))
+    places = current_places() if places is None else places
     pooled: Any = pictures if places is None else taken(pictures, places)
     return args, {**kwargs, "mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=pooled)}}
