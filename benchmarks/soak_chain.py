@@ -11,11 +11,13 @@ from pathlib import Path
 
 from quickstart import CONFIGS, ROOT, launch
 
-BEFORE_GIVEN = "tuned"
-"""The command after which `give` has what it needs."""
+BEFORE_INPUTS = "tuned"
+"""The command after which `write_inputs` has what it needs."""
+QUIET = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""The environment of every command: one thread, no progress bars."""
 ACCEPTED = (0, 3)
 """Exit status of a command that ended; 3 says that rows were left out."""
-WORLD, INDEX, DATA, GIVEN = "world", "index", "reflection", "given"
+WORLD, INDEX, DATA, INPUTS = "world", "index", "reflection", "inputs"
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,9 @@ class Job:
 
     def environment(self, out: Path) -> dict[str, str]:
         """The environment that it runs in."""
-        quiet = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
         if not self.fetches:
-            return os.environ | quiet | {"HF_HUB_OFFLINE": "1"}
-        return os.environ | quiet | ({} if "{out}" in self.settings else {"REFLECTUNE_CACHE": str(out)})
+            return os.environ | QUIET | {"HF_HUB_OFFLINE": "1"}
+        return os.environ | QUIET | ({} if "{out}" in self.settings else {"REFLECTUNE_CACHE": str(out)})
 
 
 _WORLD = f"--dataset {WORLD} --index {INDEX} --encoder miniature/clip --device cpu"
@@ -108,26 +109,27 @@ JOBS: dict[str, Job] = {
     ),
     "tables": Job(
         "inference.tables",
-        f"--runs {GIVEN}/run --seeds 0 --epochs 0.2 --limit 4 --top_n 2 --device cpu --output {{out}}",
+        f"--runs {INPUTS}/run --seeds 0 --epochs 0.2 --limit 4 --top_n 2 --device cpu --output {{out}}",
         tells=("tables.md",),
     ),
     "scores": Job(
         "metrics.score", f"--predictions evaluation/traces/mr2ag.jsonl --dataset {WORLD} --output {{out}}/scores.json"
     ),
-    "converted": Job("data_builders.convert", f"--config {GIVEN}/own/own.yaml --output {{out}}"),
+    "converted": Job("data_builders.convert", f"--config {INPUTS}/user/convert.yaml --output {{out}}"),
     "title_map": Job(
         "retrieval.fit_title_map",
-        f"--pictures {GIVEN}/own/pictures.jsonl --knowledge {WORLD}/knowledge --vision {GIVEN}/tower "
+        f"--pictures {INPUTS}/user/pictures.jsonl --knowledge {WORLD}/knowledge --vision {INPUTS}/tower "
         "--text miniature/text --output {out}/map.safetensors",
     ),
     "assembled": Job(
-        "train.assemble_llava", f"--language {GIVEN}/language --vision {GIVEN}/vision --dtype float32 --output {{out}}"
+        "train.assemble_llava",
+        f"--language {INPUTS}/language --vision {INPUTS}/vision --dtype float32 --output {{out}}",
     ),
     "packed": Job("models.pocket.pack", "--checkpoint tuned --output {out}"),
     "bem": Job(
         "metrics.convert_bem",
-        f"--variables {GIVEN}/bem/bem.npz --vocabulary {GIVEN}/bem/vocab.txt --examples {GIVEN}/bem/logits.json "
-        f"--names {GIVEN}/bem/names.json --output {{out}}",
+        f"--variables {INPUTS}/bem/bem.npz --vocabulary {INPUTS}/bem/vocab.txt --examples {INPUTS}/bem/logits.json "
+        f"--names {INPUTS}/bem/names.json --output {{out}}",
     ),
     "pretrained": Job("models.miniature.pretrain", "--family text --scale 0.02 --output {out}"),
     "gallery": Job("data_builders.build_gallery", "--limit 3 --output {out}", fetches=True),
@@ -147,8 +149,8 @@ def straight(job: Job, out: Path, log: Path) -> float:
     return time.monotonic() - began
 
 
-def give(folder: Path) -> None:
-    """Write what the chain's commands are given from outside, beside its finished `world`.
+def write_inputs(folder: Path) -> None:
+    """Write what the chain's commands read that none of them writes, beside its finished `world`.
 
     In a process of its own: who forks later must not have computed with torch, whose threads a fork loses.
     """

@@ -19,44 +19,30 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import math
 import os
 import random
 import shutil
 import signal
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from page import command_line
-from PIL import Image
 from quickstart import ROOT
-from soak_chain import ACCEPTED, BEFORE_GIVEN, JOBS, Job, give
+from soak_chain import ACCEPTED, BEFORE_INPUTS, JOBS, QUIET, Job, write_inputs
+from soak_damage import damage_bytes, damage_input, replaced
 from soak_kill import files_of
 
 LIMIT = 180
 """Seconds after which a case hangs: the longest command of the chain takes a tenth of it."""
+OUT = "out"
+"""What a case writes, in its folder."""
 UNWANTED = ("traceback", "hang", "inputs changed")
-VALUES: Sequence[Any] = (
-    *(None, "", " ", "nan", "x" * 300, "../../etc/passwd", "/dev/null", "\x00", "‮", "<script>", "[Relevant]"),
-    *(True, False, -1, 0, 3, 2**63, 10**30, 1e308, math.inf, math.nan, -0.0, [], [[]], {}, {"a": 1}, [None], ["x", 1]),
-)
-"""What a value of a manifest or a config is replaced by."""
-CELLS: dict[str, Sequence[Any]] = {
-    "string": (None, "", " ", "x" * 5000, "\x00", "../../x.jpg", "nan", "[No Retrieval]"),
-    "bool": (None, True, False),
-    "double": (None, math.nan, math.inf, -1e308),
-    "int32": (None, -1, 2**31 - 1),
-    "int64": (None, -1, 2**63 - 1),
-}
-"""What a cell of a Parquet file is replaced by."""
 READS: dict[str, Sequence[str]] = {
     "index": ("world/knowledge",),
     "reflection": ("world", "index"),
@@ -71,11 +57,11 @@ READS: dict[str, Sequence[str]] = {
     "evaluation": ("world", "index", "tuned"),
     "sweep": ("world", "index", "tuned"),
     "scores": ("evaluation/traces", "world/questions"),
-    "converted": ("given/own",),
-    "title_map": ("given/own", "given/tower", "world/knowledge"),
-    "assembled": ("given/language", "given/vision"),
+    "converted": ("inputs/user",),
+    "title_map": ("inputs/user", "inputs/tower", "world/knowledge"),
+    "assembled": ("inputs/language", "inputs/vision"),
     "packed": ("tuned",),
-    "bem": ("given/bem",),
+    "bem": ("inputs/bem",),
 }
 """What each command of the chain reads: folders of earlier ones."""
 
@@ -101,117 +87,9 @@ class Outcome:
     said: str
 
 
-def replaced(value: Any, rng: random.Random) -> tuple[Any, str]:
-    """A JSON value with one thing in it replaced or left out, and what that was."""
-    if isinstance(value, dict) and value and rng.random() < 0.8:
-        key = rng.choice(sorted(value))
-        if rng.random() < 0.15:
-            return {name: each for name, each in value.items() if name != key}, f"without {key}"
-        inner, what = replaced(value[key], rng)
-        return value | {key: inner}, f"{key}: {what}"
-    if isinstance(value, list) and value and rng.random() < 0.8:
-        place = rng.randrange(len(value))
-        inner, what = replaced(value[place], rng)
-        return [*value[:place], inner, *value[place + 1 :]], f"[{place}]: {what}"
-    new = rng.choice(VALUES)
-    return new, f"{str(value)[:30]!r} is {str(new)[:30]!r}"
-
-
-def damage_json(path: Path, rng: random.Random) -> str:
-    """One value of a JSON file, or of one line of a JSONL file."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.suffix == ".jsonl" else []
-    place = rng.randrange(len(lines)) if lines else 0
-    value, what = replaced(json.loads(lines[place] if lines else path.read_text(encoding="utf-8")), rng)
-    text = json.dumps(value)
-    path.write_text("\n".join([*lines[:place], text, *lines[place + 1 :], ""]) if lines else text, encoding="utf-8")
-    return what
-
-
-def damage_parquet(path: Path, rng: random.Random) -> str:
-    """One cell, one row, or one column."""
-    table = pq.read_table(path)
-    rows, column = table.to_pylist(), rng.choice(table.column_names)
-    how = rng.choice(["cell"] * 6 + ["twice", "column", "type", "no rows"])
-    if not rows or how == "no rows":
-        pq.write_table(table.slice(0, 0), path)
-        return "no rows"
-    if how == "twice":
-        pq.write_table(pa.concat_tables([table, table.slice(rng.randrange(len(rows)), 1)]), path)
-        return "a row twice"
-    if how == "column":
-        pq.write_table(table.drop_columns([column]), path)
-        return f"without column {column}"
-    if how == "type":
-        pq.write_table(table.set_column(table.column_names.index(column), column, pa.array(range(len(rows)))), path)
-        return f"column {column} of numbers"
-    place, kind = rng.randrange(len(rows)), str(table.schema.field(column).type)
-    new = rng.choice(CELLS.get(kind, (None,)))
-    rows[place][column] = new
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
-    return f"{column} of row {place} is {str(new)[:20]!r}"
-
-
-def damage_picture(path: Path, rng: random.Random) -> str:
-    """A picture of another kind, or none."""
-    how = rng.choice(["text", "tiny", "16 bits", "transparent", "palette", "svg"])
-    if how == "text":
-        path.write_text("this is no picture", encoding="utf-8")
-    elif how == "svg":
-        path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>', encoding="utf-8")
-    else:
-        mode, size = {"tiny": ("RGB", (1, 1)), "16 bits": ("I;16", (40, 40)), "transparent": ("RGBA", (40, 40))}.get(
-            how, ("P", (40, 40))
-        )
-        Image.new(mode, size).save(path, format="PNG")
-    return how
-
-
-def damage_bytes(path: Path, rng: random.Random) -> str:
-    """The end of a file, or a byte of it."""
-    content = bytearray(path.read_bytes())
-    how = rng.choice(["empty", "cut", "longer", "flipped", "flipped"])
-    if not content or how == "empty":
-        path.write_bytes(b"")
-    elif how == "cut":
-        path.write_bytes(content[: rng.randrange(len(content))])
-    elif how == "longer":
-        path.write_bytes(bytes(content) + b"\x00" * 7)
-    else:
-        place = rng.randrange(len(content))
-        content[place] ^= 1 << rng.randrange(8)
-        path.write_bytes(content)
-        how = f"bit flipped at {place}"
-    return how
-
-
-_BY_SUFFIX: dict[str, Callable[[Path, random.Random], str]] = {
-    ".json": damage_json,
-    ".jsonl": damage_json,
-    ".parquet": damage_parquet,
-    ".jpg": damage_picture,
-    ".png": damage_picture,
-}
-
-
-def damage_input(folder: Path, reads: Sequence[str], rng: random.Random) -> str:
-    """Damage one file of what a command reads; what was done."""
-    files: dict[str, list[Path]] = defaultdict(list)
-    for name in reads:
-        for path in sorted((folder / name).rglob("*")):
-            if path.is_file() and path.suffix not in (".lock", ".html", ".log"):
-                files[f"{name}{path.suffix}"].append(path)
-    path = rng.choice(files[rng.choice(sorted(files))])  # each kind of file equally often, pictures not above all
-    shown = path.relative_to(folder)
-    if rng.random() < 0.1:
-        path.unlink()
-        return f"{shown}: gone"
-    by_kind = _BY_SUFFIX.get(path.suffix, damage_bytes)
-    return f"{shown}: {(by_kind if rng.random() < 0.7 else damage_bytes)(path, rng)}"
-
-
-def arguments_of(name: str, out: Path) -> list[str]:
-    """The arguments of a command of the chain."""
-    return [*JOBS[name].command(out)[3:], *LESS.get(name, "").split()]
+def arguments_of(name: str, out: str) -> list[str]:
+    """The arguments of a command of the chain that writes into `out` below its folder."""
+    return [*JOBS[name].command(Path(out))[3:], *LESS.get(name, "").split()]
 
 
 def damage_config(folder: Path, arguments: list[str], rng: random.Random) -> tuple[list[str], str]:
@@ -296,8 +174,7 @@ def case_folder(name: str, work: Path) -> Path:
 def attempt(name: str, work: Path, wanted: dict[str, str], rng: random.Random) -> Outcome:
     """One case of a command."""
     job, folder, reads = JOBS[name], case_folder(name, work), READS[name]
-    out = folder / "out"
-    arguments = arguments_of(name, out)
+    arguments = arguments_of(name, OUT)
     if rng.random() < 0.75:
         damage = damage_input(folder, reads, rng)
     else:
@@ -309,7 +186,7 @@ def attempt(name: str, work: Path, wanted: dict[str, str], rng: random.Random) -
     if {needed: files_of(folder / needed) for needed in reads} != before:
         kind = "inputs changed"
     else:
-        kind = judge(status, text, wanted, out)
+        kind = judge(status, text, wanted, folder / OUT)
     lines = [line for line in text.splitlines() if line.strip()]
     said = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
     return Outcome(job.module, damage, kind, said.replace(str(work), "…")[:300])
@@ -328,16 +205,16 @@ def prepare(work: Path) -> dict[str, dict[str, str]]:
     for name, job in JOBS.items():
         if job.fetches or name in _UNREAD:
             continue
-        undisturbed(job, arguments_of(name, clean / name), clean, work / "chain.log")
-        if name == BEFORE_GIVEN:
-            give(clean)
+        undisturbed(job, arguments_of(name, name), clean, work / "chain.log")
+        if name == BEFORE_INPUTS:
+            write_inputs(clean)
     wanted = {}
     for name in READS:
         outputs = []
         for _ in range(2):
             folder = case_folder(name, work)
-            undisturbed(JOBS[name], arguments_of(name, folder / "out"), folder, work / "chain.log")
-            outputs.append(files_of(folder / "out").items())
+            undisturbed(JOBS[name], arguments_of(name, OUT), folder, work / "chain.log")
+            outputs.append(files_of(folder / OUT).items())
         wanted[name] = dict(outputs[0] & outputs[1])
     return wanted
 
@@ -395,12 +272,7 @@ def main() -> None:
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     shutil.rmtree(work, ignore_errors=True)
-    os.environ |= {
-        "OMP_NUM_THREADS": "1",
-        "TQDM_DISABLE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    os.environ |= QUIET | {"HF_HUB_OFFLINE": "1"}
     began = time.monotonic()
     children = []
     for part in range(arguments.parts):

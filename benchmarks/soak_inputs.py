@@ -1,4 +1,4 @@
-"""What the commands of the soaks' chain are given from outside: `python benchmarks/soak_inputs.py FOLDER`."""
+"""What the commands of the soaks' chain read that none of them writes: `python benchmarks/soak_inputs.py FOLDER`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from string import ascii_lowercase
 import numpy as np
 import torch
 import yaml
-from soak_chain import DATA, GIVEN, INDEX, WORLD
+from soak_chain import DATA, INDEX, INPUTS, WORLD
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -27,21 +27,21 @@ from reflectune.models.miniature.architecture import build_clip, build_clip_proc
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 
 
-def give(folder: Path) -> None:
+def write(folder: Path) -> None:
     """Questions and articles as a user has them, pictures for a title map, parts of a LLaVA and a BEM with random
     weights, and a finished quick start for the tables.
     """
-    given = folder / GIVEN
-    for name in ("own", "language", "vision", "tower", "bem", "run"):
-        (given / name).mkdir(parents=True)
-    _give_own(folder / WORLD, given / "own")
-    _give_parts(given)
-    _give_bem(given / "bem")
+    inputs = folder / INPUTS
+    for name in ("user", "language", "vision", "tower", "bem", "run"):
+        (inputs / name).mkdir(parents=True)
+    _write_user_data(folder / WORLD, inputs / "user")
+    _write_llava_parts(inputs)
+    _write_bem(inputs / "bem")
     for name, target in {WORLD: WORLD, INDEX: INDEX, DATA: DATA, "checkpoint": "tuned"}.items():
-        (given / "run" / name).symlink_to(folder / target)
+        (inputs / "run" / name).symlink_to(folder / target)
 
 
-def _give_own(world: Path, folder: Path) -> None:
+def _write_user_data(world: Path, folder: Path) -> None:
     columns = {"id": "id", "image": "image", "text": "question", "answers": "answers", "entity_ids": "entity_ids"}
     questions = [
         {column: getattr(question, name) for name, column in columns.items()}
@@ -57,17 +57,17 @@ def _give_own(world: Path, folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     shutil.copytree(world / "images", folder / "images")
     settings = {
-        "root": f"{GIVEN}/own",
+        "root": f"{INPUTS}/user",
         "questions": "own",
         "splits": {"train": "questions.jsonl"},
         "images": ".",
         "knowledge": "own",
         "knowledge_source": "knowledge.jsonl",
     }
-    (folder / "own.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    (folder / "convert.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
-def _give_parts(given: Path) -> None:
+def _write_llava_parts(inputs: Path) -> None:
     torch.manual_seed(0)
     words = train_tokenizer(["USER: When was it founded? ASSISTANT: in 1872", "a gold tower"], 300, "clip")
     words.pad_token = None
@@ -80,18 +80,18 @@ def _give_parts(given: Path) -> None:
         max_position_embeddings=2048,
     )
     language = LlamaForCausalLM(config)
-    language.save_pretrained(given / "language")
-    words.save_pretrained(given / "language")
+    language.save_pretrained(inputs / "language")
+    words.save_pretrained(inputs / "language")
     clip, pictures = build_clip(words, size="test"), build_clip_processor(words).image_processor
-    clip.save_pretrained(given / "vision")
+    clip.save_pretrained(inputs / "vision")
     CLIPVisionModelWithProjection(CLIPVisionConfig(**clip.config.to_dict()["vision_config"])).save_pretrained(
-        given / "tower"
+        inputs / "tower"
     )
     for name in ("vision", "tower"):
-        pictures.save_pretrained(given / name)
+        pictures.save_pretrained(inputs / name)
 
 
-def _give_bem(folder: Path) -> None:
+def _write_bem(folder: Path) -> None:
     letters = [front + letter for front in ("", "##") for letter in ascii_lowercase]
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]
     (folder / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
@@ -119,4 +119,4 @@ def _give_bem(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    give(Path(sys.argv[1]))
+    write(Path(sys.argv[1]))

@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 from page import command_line
 from quickstart import ROOT
-from soak_chain import ACCEPTED, BEFORE_GIVEN, JOBS, Job, give, straight
+from soak_chain import ACCEPTED, BEFORE_INPUTS, JOBS, Job, straight, write_inputs
 
 GRACE = 60.0
 """Seconds that processes have to end in after their launcher was killed."""
@@ -192,8 +192,8 @@ def main() -> None:
         if job.fetches and not arguments.packages:
             continue
         seconds = straight(job, first, log)
-        if name == BEFORE_GIVEN:
-            give(work)
+        if name == BEFORE_INPUTS:
+            write_inputs(work)
         if arguments.only and name not in arguments.only:
             continue
         straight(job, second, log)

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""What reading a damaged file raises: a changed bit is an OSError without a file."""
 WRITING = {"compression": "zstd", "write_page_checksum": True}
 """How tables are written: a bit that changes on the disk is found when the page is read."""
 
@@ -39,10 +41,15 @@ def open_parquet(path: Path, fix: str) -> Iterator[pq.ParquetFile]:
     if not path.is_file():
         raise UserError(f"{path} is missing; {fix}")
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with open_checked(path) as file:
             yield file
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # a changed bit is an OSError without a file
+    except UNREADABLE as error:
         raise UserError(f"{path} is no readable Parquet file: {error}; {fix}") from error
+
+
+def open_checked(path: Path) -> pq.ParquetFile:
+    """A file whose pages are held against their checksums, where they have them; it raises `UNREADABLE`."""
+    return pq.ParquetFile(path, page_checksum_verification=True)
 
 
 def stream_rows(

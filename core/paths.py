@@ -28,6 +28,18 @@ def is_occupied(path: Path) -> bool:
     return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
+def absolute_folders(named: Sequence[Any], where: Path) -> tuple[str, ...]:
+    """The folders that a record names.
+
+    Raises:
+        UserError: One is no absolute path.
+    """
+    for each in named:
+        if not isinstance(each, str) or not os.path.isabs(each) or "\0" in each:
+            raise UserError(f"{where}: {each!r} of `image_folders` is no absolute path; build it again")
+    return tuple(named)
+
+
 def resolve_below(path: str | Path, roots: Roots) -> Path:
     """The absolute path, links resolved, of a file that data names. The file need not exist.
 

@@ -229,15 +229,12 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
     image_root = manifest.get("image_root", "")
     for path, rows in _parts(Path(folder), split, manifest):
         count = 0
-        try:
-            with open_parquet(path, "build the data set again") as file:
-                held = file.schema_arrow.names
-                names = [name for name in _SCHEMA.names if name in held or name not in _LATER]
-                for row in stream_rows(file, names, batch_size=4096):
-                    count += 1
-                    yield _checked(row, image_root, path)
-        except KeyError as error:
-            raise UserError(f"{path} is damaged: {error}; build the data set again") from error
+        with open_parquet(path, "build the data set again") as file:
+            held = file.schema_arrow.names
+            names = [name for name in _SCHEMA.names if name in held or name not in _LATER]
+            for row in stream_rows(file, names, batch_size=4096):
+                count += 1
+                yield _checked(row, image_root, path)
         if rows is None and not count:
             rows = sum(manifest.get("counts", {}).get(split, {}).values())  # who edits a split leaves some of it
         if rows is not None and count != rows:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from reflectune.core.durable import read_record, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
+from reflectune.core.paths import absolute_folders
 from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.data_builders import dataset
 from reflectune.models.schemes.examples import TrainingExample
@@ -168,9 +169,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     )
     if missing := {"scheme", "image_root", "fingerprints"} - values.keys():
         raise UserError(f"{Path(folder, MANIFEST)} lacks `{'`, `'.join(sorted(missing))}`; build the data again")
-    folders = tuple(values.get("image_folders", ()))
-    if bad := [each for each in folders if not isinstance(each, str) or not os.path.isabs(each) or "\0" in each]:
-        raise UserError(f"{Path(folder, MANIFEST)}: {bad[0]!r} of `image_folders` is no absolute path; build it again")
+    folders = absolute_folders(values.get("image_folders", ()), Path(folder, MANIFEST))
     return Manifest(values["scheme"], Path(folder, values["image_root"]).resolve(), values["fingerprints"], folders)
 
 

@@ -74,8 +74,12 @@ _LEAVES = {"kernel": "weight", "gamma": "weight", "beta": "bias", "bias": "bias"
 _NOT_WEIGHTS = re.compile(r"(?i)adam|optimizer|global_step|learning_rate|save_counter|iter(ation)?s?$")
 
 
+_BAD_ARCHIVE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, BadZipFile, zlib.error)
+"""What NumPy, zipfile and zlib raise for a damaged .npz: a changed bit may ask for a method that zipfile hasn't."""
+
+
 @dataclass(frozen=True)
-class Example:
+class LoggedTriple:
     """A triple, what the original's two logits of it are, and its word pieces if they are known."""
 
     candidate: str
@@ -100,7 +104,7 @@ class Check:
 
 
 def convert(
-    variables: Arrays, vocabulary: Path, examples: Sequence[Example], output: Path, names: Mapping[str, str]
+    variables: Arrays, vocabulary: Path, examples: Sequence[LoggedTriple], output: Path, names: Mapping[str, str]
 ) -> Check:
     """Write a checkpoint folder that `load_bem` reads.
 
@@ -110,7 +114,7 @@ def convert(
     Args:
         variables: TensorFlow's variables by name.
         vocabulary: BERT's vocab.txt.
-        examples: Of the original; see `read_examples`.
+        examples: Of the original; see `read_triples`.
         output: Folder to write.
         names: PyTorch's name by TensorFlow's, for variables whose naming is not known here.
 
@@ -148,7 +152,7 @@ def convert(
     return best
 
 
-def read_examples(path: Path) -> list[Example]:
+def read_triples(path: Path) -> list[LoggedTriple]:
     """The rows of a JSON file: `{"candidate", "reference", "question", "logits": [2], "input_ids"?: […]}`.
 
     Raises:
@@ -160,7 +164,7 @@ def read_examples(path: Path) -> list[Example]:
     examples = []
     for number, row in enumerate(rows, start=1):
         try:
-            examples.append(from_row(Example, row))
+            examples.append(from_row(LoggedTriple, row))
         except ValueError as error:
             raise UserError(f"{path}, triple {number}: {error}") from error
         logits = examples[-1].logits
@@ -186,7 +190,7 @@ def read_variables(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as stream, np.lib.npyio.NpzFile(stream, allow_pickle=False) as file:
             return {name.replace("|", "/").removesuffix(":0"): file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, NotImplementedError, BadZipFile, zlib.error) as error:
+    except _BAD_ARCHIVE as error:
         raise UserError(f"{path} can't be read as the variables' .npz: {error}") from error
 
 
@@ -264,7 +268,7 @@ def _model(weights: Arrays, activation: str) -> Any:
     return model.eval()
 
 
-def _difference(bem: Bem, examples: Sequence[Example]) -> float:
+def _difference(bem: Bem, examples: Sequence[LoggedTriple]) -> float:
     """Largest difference of a logit over the examples."""
     for example in examples:
         if example.input_ids:
@@ -273,7 +277,7 @@ def _difference(bem: Bem, examples: Sequence[Example]) -> float:
     return float(abs(bem.logits([example.triple for example in examples]) - expected).max())
 
 
-def _same_word_pieces(bem: Bem, example: Example) -> None:
+def _same_word_pieces(bem: Bem, example: LoggedTriple) -> None:
     ids = list(np.trim_zeros(example.input_ids, "b"))
     bem_ids = bem.encode(example.triple)[0]
     if ids != bem_ids:

@@ -43,15 +43,15 @@ def main() -> None:
         return
     from reflectune.metrics.bem_conversion import (  # slow to import: after the config is right
         convert,
-        read_examples,
         read_names,
+        read_triples,
         read_variables,
     )
 
     check = convert(
         read_variables(Path(config.variables)),
         Path(config.vocabulary),
-        read_examples(Path(config.examples)),
+        read_triples(Path(config.examples)),
         Path(config.output),
         read_names(Path(config.names)) if config.names else {},
     )

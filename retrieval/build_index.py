@@ -60,7 +60,7 @@ def run(config: IndexConfig) -> int:
         How many images, or entries without a title, are left out.
 
     Raises:
-        UserError: See `reflectune.retrieval.index.build_index`.
+        UserError: See `reflectune.retrieval.index_building.build_index`.
     """
     from reflectune.retrieval.encoders.encoder import load_encoder  # slow to import: after the config is right
     from reflectune.retrieval.index import left_out

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.paths import absolute_folders
 from reflectune.data_builders.exporting import llamafactory, llava, ms_swift, trl
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.images import ImagePlacer
@@ -122,8 +123,7 @@ def earlier_export(folder: Path) -> dict[str, Any]:
     if not (folder / RECORD).is_file():
         return {}
     record = read_record(folder / RECORD, "the record of an export", files=dict, rows=dict, image_folders=list)
-    if not all(isinstance(each, str) for each in record.get("image_folders", ())):
-        raise UserError(f"the record of an export is damaged: {folder / RECORD}: `image_folders` should be paths")
+    absolute_folders(record.get("image_folders", ()), folder / RECORD)
     return record
 
 

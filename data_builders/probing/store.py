@@ -69,9 +69,8 @@ def seal(folder: str | Path, about: Mapping[str, Any] | None = None, shard_size:
     logs, known = _logs(folder), _sealed_ids(folder)
     fresh = sorted(logs.places().keys() - known)
     if fresh or not (folder / MANIFEST).is_file():
-        sealed = (probe for path in _parts(folder) for probe in stream_probe_file(path))
         added = (from_row(Probe, row) for row in logs.rows(fresh))
-        _write_generation(folder, heapq.merge(sealed, added, key=_id), dict(about or {}), shard_size)
+        _write_generation(folder, heapq.merge(_sealed(folder), added, key=_id), dict(about or {}), shard_size)
     kept = set(_parts(folder))
     for path in folder.glob("part-*.parquet"):
         if path not in kept:
@@ -90,6 +89,11 @@ def stream_probes(folder: str | Path) -> Iterator[Probe]:
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder} holds no finished probes; let data_builders/probe.py run to its end")
+    yield from _sealed(folder)
+
+
+def _sealed(folder: Path) -> Iterator[Probe]:
+    """The probes of the files that count, each question once and in order."""
     before = ""
     for path in _parts(folder):
         for probe in stream_probe_file(path):

@@ -16,11 +16,9 @@ from types import ModuleType
 from typing import Any, BinaryIO, cast
 
 import ijson
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
-from reflectune.core.parquet import stream_rows
+from reflectune.core.parquet import UNREADABLE, open_checked, stream_rows
 from reflectune.core.paths import resolve_below
 from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.data_builders.readers.json_texts import HALF, has_half, json_reader
@@ -162,10 +160,10 @@ def read_parquet(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]
     for part in source_files(path, ".parquet"):
         number = 0
         try:
-            with pq.ParquetFile(part, page_checksum_verification=True) as file:
+            with open_checked(part) as file:
                 for number, values in enumerate(stream_rows(file), start=1):
                     yield number, Row(values, part, number)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise _damaged(part, number, error) from error
 
 

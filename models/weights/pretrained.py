@@ -79,12 +79,17 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
             processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
         if not hasattr(processor, "image_processor"):  # AutoProcessor's answer to a class that it doesn't know
             raise ValueError(f"it is {type(processor).__name__}, which takes no pictures")
-        processor.image_processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")  # its numbers are unchecked
+        try_image_processor(processor.image_processor)
     except Exception as error:  # tokenizers raises no narrower class for a damaged file
         raise UserError(f"cannot load the processor of {source}: {' '.join(str(error).split())[:400]}") from error
     if not image_only:
         use_pillow_padding(processor)
     return processor
+
+
+def try_image_processor(image_processor: Any) -> None:
+    """Show it a picture: loading looks at no number of its config, and anything may be raised by one that is odd."""
+    image_processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")
 
 
 def _is_image_only(folder: Path) -> bool:

@@ -157,7 +157,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """
     try:
         return AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
-    except UNLOADABLE as error:
+    except Exception as error:  # tokenizers raises no narrower class for a damaged file
         raise UserError(
             f"the tokenizer of {checkpoint.name} cannot be loaded from {checkpoint.folder}: {_short(error)}; check or "
             "replace its files"

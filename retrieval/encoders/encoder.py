@@ -16,6 +16,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import to_rgb
 from reflectune.core.weights import UNLOADABLE
+from reflectune.models.weights.pretrained import try_image_processor
 from reflectune.retrieval.encoders.checkpoints import (
     Checkpoint,
     find_checkpoint,
@@ -215,7 +216,7 @@ def _image_processor(checkpoint: Checkpoint) -> Any:
 
     try:
         processor = AutoImageProcessor.from_pretrained(checkpoint.folder, backend="pil", trust_remote_code=False)
-        processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")  # its numbers are unchecked
+        try_image_processor(processor)
     except UNLOADABLE as error:
         raise UserError(
             f"the image processor of {checkpoint.name} cannot be loaded from {checkpoint.folder}: {error}; check or "

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from reflectune.core.errors import UserError
 from reflectune.metrics import bem_conversion, evqa
 from reflectune.metrics.bem import LONGEST, RECORD, Bem, TooLongError, load_bem, load_tokenizer
-from reflectune.metrics.bem_conversion import Example
+from reflectune.metrics.bem_conversion import LoggedTriple
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] sep [ ] the menger family william and mary where ? ##s cafe , y".split()
 TRIPLES = [
@@ -147,10 +147,12 @@ def model_garden(network: BertForSequenceClassification) -> dict[str, np.ndarray
     return variables
 
 
-def examples(network: BertForSequenceClassification, vocabulary: Path, mask_padding: bool) -> list[Example]:
+def examples(network: BertForSequenceClassification, vocabulary: Path, mask_padding: bool) -> list[LoggedTriple]:
     """What the original would have printed."""
     bem = Bem(network, load_tokenizer(vocabulary), mask_padding=mask_padding)
-    return [Example(*triple, logits=tuple(bem(*triple)), input_ids=(*bem.encode(triple)[0], 0)) for triple in TRIPLES]
+    return [
+        LoggedTriple(*triple, logits=tuple(bem(*triple)), input_ids=(*bem.encode(triple)[0], 0)) for triple in TRIPLES
+    ]
 
 
 @pytest.mark.parametrize("naming", [first_bert, model_garden])
@@ -238,7 +240,7 @@ def test_odd_example_triples_are_named(tmp_path: Path, content: str, says: str) 
     path = tmp_path / "logits.json"
     path.write_text(content)
     with pytest.raises(UserError, match=says):
-        bem_conversion.read_examples(path)
+        bem_conversion.read_triples(path)
 
 
 def test_odd_names_and_variables_are_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -186,4 +187,13 @@ def test_an_image_processor_that_cannot_compute_is_refused(clip_folder, tmp_path
     path = next(file for file in folder.glob("*processor_config.json") if "rescale_factor" in file.read_text())
     path.write_text(path.read_text().replace('"rescale_factor": 0.00392156862745098', '"rescale_factor": "x"'))
     with pytest.raises(UserError, match=r"the image processor of .*odd cannot be loaded"):
+        load_encoder(str(folder))
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(clip_folder, tmp_path) -> None:
+    folder = tmp_path / "odd"
+    shutil.copytree(clip_folder, folder)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": [[]]}))
+    with pytest.raises(UserError, match=r"the tokenizer of .*odd cannot be loaded"):
         load_encoder(str(folder))

@@ -1,0 +1,137 @@
+"""What the hostile soak does to an input: one thing of one file, at random."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+VALUES: Sequence[Any] = (
+    *(None, "", " ", "nan", "x" * 300, "../../etc/passwd", "/dev/null", "\x00", "‮", "<script>", "[Relevant]"),
+    *(True, False, -1, 0, 3, 2**63, 10**30, 1e308, math.inf, math.nan, -0.0, [], [[]], {}, {"a": 1}, [None], ["x", 1]),
+)
+"""What a value of a manifest or a config is replaced by."""
+CELLS: dict[str, Sequence[Any]] = {
+    "string": (None, "", " ", "x" * 5000, "\x00", "../../x.jpg", "nan", "[No Retrieval]"),
+    "bool": (None, True, False),
+    "double": (None, math.nan, math.inf, -1e308),
+    "int32": (None, -1, 2**31 - 1),
+    "int64": (None, -1, 2**63 - 1),
+}
+"""What a cell of a Parquet file is replaced by."""
+
+
+def replaced(value: Any, rng: random.Random) -> tuple[Any, str]:
+    """A JSON value with one thing in it replaced or left out, and what that was."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        key = rng.choice(sorted(value))
+        if rng.random() < 0.15:
+            return {name: each for name, each in value.items() if name != key}, f"without {key}"
+        inner, what = replaced(value[key], rng)
+        return value | {key: inner}, f"{key}: {what}"
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        place = rng.randrange(len(value))
+        inner, what = replaced(value[place], rng)
+        return [*value[:place], inner, *value[place + 1 :]], f"[{place}]: {what}"
+    new = rng.choice(VALUES)
+    return new, f"{str(value)[:30]!r} is {str(new)[:30]!r}"
+
+
+def damage_json(path: Path, rng: random.Random) -> str:
+    """One value of a JSON file, or of one line of a JSONL file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.suffix == ".jsonl" else []
+    place = rng.randrange(len(lines)) if lines else 0
+    value, what = replaced(json.loads(lines[place] if lines else path.read_text(encoding="utf-8")), rng)
+    text = json.dumps(value)
+    path.write_text("\n".join([*lines[:place], text, *lines[place + 1 :], ""]) if lines else text, encoding="utf-8")
+    return what
+
+
+def damage_parquet(path: Path, rng: random.Random) -> str:
+    """One cell, one row, or one column."""
+    table = pq.read_table(path)
+    rows, column = table.to_pylist(), rng.choice(table.column_names)
+    how = rng.choice(["cell"] * 6 + ["twice", "column", "type", "no rows"])
+    if not rows or how == "no rows":
+        pq.write_table(table.slice(0, 0), path)
+        return "no rows"
+    if how == "twice":
+        pq.write_table(pa.concat_tables([table, table.slice(rng.randrange(len(rows)), 1)]), path)
+        return "a row twice"
+    if how == "column":
+        pq.write_table(table.drop_columns([column]), path)
+        return f"without column {column}"
+    if how == "type":
+        pq.write_table(table.set_column(table.column_names.index(column), column, pa.array(range(len(rows)))), path)
+        return f"column {column} of numbers"
+    place, kind = rng.randrange(len(rows)), str(table.schema.field(column).type)
+    new = rng.choice(CELLS.get(kind, (None,)))
+    rows[place][column] = new
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    return f"{column} of row {place} is {str(new)[:20]!r}"
+
+
+def damage_picture(path: Path, rng: random.Random) -> str:
+    """A picture of another kind, or none."""
+    how = rng.choice(["text", "tiny", "16 bits", "transparent", "palette", "svg"])
+    if how == "text":
+        path.write_text("this is no picture", encoding="utf-8")
+    elif how == "svg":
+        path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>', encoding="utf-8")
+    else:
+        mode, size = {"tiny": ("RGB", (1, 1)), "16 bits": ("I;16", (40, 40)), "transparent": ("RGBA", (40, 40))}.get(
+            how, ("P", (40, 40))
+        )
+        Image.new(mode, size).save(path, format="PNG")
+    return how
+
+
+def damage_bytes(path: Path, rng: random.Random) -> str:
+    """The end of a file, or a byte of it."""
+    content = bytearray(path.read_bytes())
+    how = rng.choice(["empty", "cut", "longer", "flipped", "flipped"])
+    if not content or how == "empty":
+        path.write_bytes(b"")
+    elif how == "cut":
+        path.write_bytes(content[: rng.randrange(len(content))])
+    elif how == "longer":
+        path.write_bytes(bytes(content) + b"\x00" * 7)
+    else:
+        place = rng.randrange(len(content))
+        content[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        how = f"bit flipped at {place}"
+    return how
+
+
+_BY_SUFFIX: dict[str, Callable[[Path, random.Random], str]] = {
+    ".json": damage_json,
+    ".jsonl": damage_json,
+    ".parquet": damage_parquet,
+    ".jpg": damage_picture,
+    ".png": damage_picture,
+}
+
+
+def damage_input(folder: Path, reads: Sequence[str], rng: random.Random) -> str:
+    """Damage one file of what a command reads; what was done."""
+    files: dict[str, list[Path]] = defaultdict(list)
+    for name in reads:
+        for path in sorted((folder / name).rglob("*")):
+            if path.is_file() and path.suffix not in (".lock", ".html", ".log"):
+                files[f"{name}{path.suffix}"].append(path)
+    path = rng.choice(files[rng.choice(sorted(files))])  # each kind of file equally often, pictures not above all
+    shown = path.relative_to(folder)
+    if rng.random() < 0.1:
+        path.unlink()
+        return f"{shown}: gone"
+    by_kind = _BY_SUFFIX.get(path.suffix, damage_bytes)
+    return f"{shown}: {(by_kind if rng.random() < 0.7 else damage_bytes)(path, rng)}"
