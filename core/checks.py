@@ -36,6 +36,8 @@ _HOLDS: Final = {
     "reflection.json": "reflection data",
     "adapter_config.json": "an adapter",
     "config.json": "a model",  # scheme.json alone is none: exported data have it too
+    "pyproject.toml": "the source of a project",
+    "setup.py": "the source of a project",
 }
 """What a folder is, by the file that only it has."""
 

@@ -70,6 +70,14 @@ def test_a_folder_that_holds_something_else_is_no_output(tmp_path: Path) -> None
     assert other(str(tmp_path / "manifest.json")).endswith("is no folder; name another one")
 
 
+def test_the_root_of_a_project_is_no_output(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+
+    told = checks.output_of("config.json")(str(tmp_path))
+
+    assert told == f"{tmp_path} holds the source of a project already; choose another folder"
+
+
 def test_a_folder_that_can_only_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda place, mode: False)  # root may write everywhere
 
