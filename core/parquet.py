@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """What reading a damaged file raises: a changed bit is an OSError without a file."""
 WRITING = {"compression": "zstd", "write_page_checksum": True}
 """How tables are written: a bit that changes on the disk is found when the page is read."""
+
+_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
 
 
 def write_parquet(path: Path, table: pa.Table, row_group_size: int | None = None) -> None:
@@ -53,24 +55,49 @@ def open_checked(path: Path) -> pq.ParquetFile:
 
 
 def stream_rows(
-    file: pq.ParquetFile, columns: Sequence[str] | None = None, batch_size: int = 256
+    file: pq.ParquetFile, columns: pa.Schema | None = None, batch_size: int = 256
 ) -> Iterator[dict[str, Any]]:
     """The rows of an open file, in order: all that it says it has.
 
     Args:
         file: From `open_parquet`, in its block.
-        columns: Which to read; None reads all.
+        columns: Which to read, with the fields of those that are structures; None reads all.
         batch_size: How many rows are in memory at a time.
 
     Raises:
-        ArrowInvalid: A column is not there, or fewer rows can be read, which a changed bit of a page's header does
-            without another error.
+        ArrowInvalid: A column or a field of one is not there, or fewer rows can be read, which a changed bit of a
+            page's header does without another error.
     """
-    if missing := [name for name in columns or () if name not in file.schema_arrow.names]:
-        raise pa.ArrowInvalid(f"it lacks the column `{'`, `'.join(missing)}`")
+    if columns is not None and (missing := list(_missing(columns, file.schema_arrow))):
+        raise pa.ArrowInvalid(f"it has {', '.join(missing)}")
     read = 0
-    for batch in file.iter_batches(batch_size=batch_size, columns=None if columns is None else list(columns)):
+    for batch in file.iter_batches(batch_size=batch_size, columns=None if columns is None else columns.names):
         read += batch.num_rows
         yield from batch.to_pylist()
     if read != file.metadata.num_rows:
         raise pa.ArrowInvalid(f"{read:,} of its {file.metadata.num_rows:,} rows can be read")
+
+
+def _missing(wanted: pa.Schema | pa.StructType, held: pa.Schema | pa.DataType, of: str = "") -> Iterator[str]:
+    """What a file hasn't: columns, fields of structures (`evidence.section`), and lists and texts that are none."""
+    for field in wanted:
+        name = f"{of}{field.name}"
+        place = held.get_field_index(field.name) if isinstance(held, pa.Schema | pa.StructType) else -1
+        if place < 0:
+            yield f"no column `{name}`"
+            continue
+        inner, found = field.type, held.field(place).type
+        if pa.types.is_list(inner) and isinstance(found, _LISTS):
+            inner, found = inner.value_type, found.value_type
+        if pa.types.is_null(found):
+            continue  # empty lists have no type
+        if pa.types.is_struct(inner):
+            yield from _missing(inner, found, f"{name}.")
+        elif pa.types.is_list(inner) and pa.types.is_struct(found):
+            yield f"no list in `{name}`"
+        elif pa.types.is_string(inner) and _is_bytes(found):
+            yield f"no text in `{name}`"
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)

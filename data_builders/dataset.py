@@ -231,8 +231,8 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
         count = 0
         with open_parquet(path, "build the data set again") as file:
             held = file.schema_arrow.names
-            names = [name for name in _SCHEMA.names if name in held or name not in _LATER]
-            for row in stream_rows(file, names, batch_size=4096):
+            columns = pa.schema([field for field in _SCHEMA if field.name in held or field.name not in _LATER])
+            for row in stream_rows(file, columns, batch_size=4096):
                 count += 1
                 yield _checked(row, image_root, path)
         if rows is None and not count:

@@ -119,15 +119,15 @@ def bad_rows(path: str | Path, problems: Sequence[str]) -> str:
     return f"{path} has {len(problems)} bad rows; mend or rebuild them:\n  {shown}{more}"
 
 
-def _columns(path: str | Path, example_type: type, held: Sequence[str]) -> list[str]:
+def _columns(path: str | Path, example_type: type, held: Sequence[str]) -> pa.Schema:
     """The columns to read."""
-    names = schema_of(example_type).names
-    if missing := [name for name in names if name not in held and name not in LATER]:
+    schema = schema_of(example_type)
+    if missing := [name for name in schema.names if name not in held and name not in LATER]:
         raise UserError(
             f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(held)}. Build it again with a builder "
             "of reflectune.data_builders"
         )
-    return [name for name in names if name in held]
+    return pa.schema([field for field in schema if field.name in held])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -197,7 +197,7 @@ class KnowledgeBase:
                         f"{shard} holds {file.metadata.num_rows:,} entries, {MANIFEST} says {record['entries']}; "
                         "write the knowledge base again"
                     )
-                yield from map(_entry, stream_rows(file, SCHEMA.names, _ROW_GROUP))
+                yield from map(_entry, stream_rows(file, SCHEMA, _ROW_GROUP))
 
     def __contains__(self, entry_id: object) -> bool:
         return entry_id in self._places

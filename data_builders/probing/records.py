@@ -106,7 +106,7 @@ def stream_probe_file(path: Path) -> Iterator[Probe]:
     fix = "copy it again, or probe again"
     try:
         with open_parquet(path, fix) as file:
-            for row in stream_rows(file, schema_of(Probe).names):
+            for row in stream_rows(file, schema_of(Probe)):
                 yield from_row(Probe, row)
     except (KeyError, ValueError) as error:
         raise UserError(f"{path} is no readable file of probes: {error}; {fix}") from error

@@ -164,9 +164,10 @@ def _logs(folder: Path) -> Logs:
 
 def _sealed_ids(folder: Path) -> set[str]:
     question_ids: set[str] = set()
+    column = pa.schema([("question_id", pa.string())])
     for path in _parts(folder):
         with open_parquet(path, "copy it again, or probe again") as file:
-            question_ids.update(row["question_id"] for row in stream_rows(file, ["question_id"]))
+            question_ids.update(row["question_id"] for row in stream_rows(file, column))
     return question_ids
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from reflectune.core.durable import read_row
 from reflectune.core.errors import UserError
@@ -47,7 +48,7 @@ def _asked_about(folder: Path) -> set[str]:
     images: set[str] = set()
     for path in files:
         with open_parquet(path, "build the data set again") as file:
-            images.update(row["image"] for row in stream_rows(file, ["image"]))
+            images.update(row["image"] for row in stream_rows(file, pa.schema([("image", pa.string())])))
     return images
 
 

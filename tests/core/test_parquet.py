@@ -1,6 +1,7 @@
 """A Parquet file that is damaged anywhere is one error that names it, when it is opened or when its rows are read."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 from reflectune.core.errors import UserError
 from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 
-ROWS = [{"id": f"row {number}", "text": f"{number * 7919}" * 20} for number in range(200)]
+ROWS = [
+    {"id": f"row {number}", "text": f"{number * 7919}" * 20, "evidence": [{"entry_id": f"{number}", "title": "of"}]}
+    for number in range(200)
+]
+COLUMNS = pa.Table.from_pylist(ROWS).schema
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +27,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def rows_of(path: Path) -> list[dict]:
     with open_parquet(path, "build it again") as file:
-        return list(stream_rows(file, ["id", "text"]))
-
-
-def as_text(value: str | bytes) -> str:
-    """Of a column that has lost its type, bytes are left, and readers check those."""
-    return value.decode() if isinstance(value, bytes) else value
+        return list(stream_rows(file, COLUMNS))
 
 
 @given(data=st.data())
@@ -44,7 +44,7 @@ def test_a_flipped_bit_changes_nothing_or_is_one_error(
         rows, told = rows_of(path), f"{path} …; build it again"
     except UserError as error:
         rows, told = ROWS, str(error)
-    assert [{name: as_text(value) for name, value in row.items()} for row in rows] == ROWS
+    assert rows == ROWS
     assert str(path) in told
     assert told.endswith("; build it again")
 
@@ -56,6 +56,37 @@ def test_damage_that_shows_when_rows_are_read_is_told_like_the_other(whole: byte
         assert file.metadata.num_rows == len(ROWS)  # its end, where the schema is, is whole
     with pytest.raises(UserError, match=r"rows\.parquet is no readable Parquet file: .*; build it again"):
         rows_of(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"evidence": [{"entry_id": "2", "titlf": "of"}]}, "no column `evidence.title`"),
+        ({"evidence": [3]}, "no column `evidence.entry_id`, no column `evidence.title`"),
+        ({"evidence": {"entry_id": "2", "title": "of"}}, "no list in `evidence`"),
+        ({"text": b"of"}, "no text in `text`"),
+        ({"evidence": [{"entry_id": b"2", "title": "of"}]}, "no text in `evidence.entry_id`"),
+    ],
+)
+def test_what_the_columns_of_a_file_are_not_is_named(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "rows.parquet", pa.Table.from_pylist([ROWS[0] | change]))
+
+    with pytest.raises(UserError, match=f"it has {problem}; build it again"):
+        rows_of(tmp_path / "rows.parquet")
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "rows.parquet", pa.Table.from_pylist([{"id": "1"}]))
+
+    with pytest.raises(UserError, match="it has no column `text`, no column `evidence`"):
+        rows_of(tmp_path / "rows.parquet")
+
+
+def test_an_empty_list_has_no_fields_to_miss(tmp_path: Path) -> None:
+    row = {"id": "1", "text": "", "evidence": []}
+    write_parquet(tmp_path / "rows.parquet", pa.Table.from_pylist([row]))
+
+    assert rows_of(tmp_path / "rows.parquet") == [row]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
