@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from reflectune.core.checks import short
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_names
@@ -57,6 +58,7 @@ def load_pretrained(
                 **(quantization.arguments(device) if quantization else {}),
             )
         check_names(f"the model {source}", report, fix="copy or download its files again")
+        _check_end_tokens(source, network)
         processor = load_processor(source, config.model_type)
     except UNLOADABLE as error:
         raise UserError(f"cannot load the model {source}: {' '.join(str(error).split())[:400]}") from error
@@ -90,6 +92,17 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
 def try_image_processor(image_processor: Any) -> None:
     """Show it a picture: loading looks at no number of its config, and anything may be raised by one that is odd."""
     image_processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")
+
+
+def _check_end_tokens(source: str, network: Any) -> None:
+    """Refuse end tokens that are no ids: transformers takes whatever stands there."""
+    ends, size = network.generation_config.eos_token_id, network.config.get_text_config().vocab_size
+    for end in ends if isinstance(ends, list) else [] if ends is None else [ends]:
+        if isinstance(end, bool) or not isinstance(end, int) or not 0 <= end < size:
+            raise UserError(
+                f"generation_config.json of {source}: `eos_token_id` must be one of the {size:,} tokens' ids or a list "
+                f"of them, found {short(end)}; copy or download it again"
+            )
 
 
 def _is_image_only(folder: Path) -> bool:

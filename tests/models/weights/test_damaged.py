@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -254,3 +255,12 @@ def test_a_processor_that_takes_no_pictures_is_refused(make, tmp_path: Path, cha
     path.write_text(json.dumps(config))
     with pytest.raises(UserError, match="cannot load the processor of"):
         load(str(tmp_path))
+
+
+@pytest.mark.parametrize("ends", [1e308, "2", [2, None], -1, 2**63, True, {}], ids=str)
+def test_end_tokens_that_are_no_ids_are_refused(base: Path, tmp_path: Path, ends: Any) -> None:
+    shutil.copytree(base, tmp_path / "copy")
+    file = tmp_path / "copy/generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": ends}))
+    with pytest.raises(UserError, match=r"cannot load the model|`eos_token_id` must be one of the"):
+        load(str(tmp_path / "copy"))
