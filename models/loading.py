@@ -30,6 +30,8 @@ from reflectune.models.weights.quantization import Quantization, dequantized, re
 
 INFO_FILE = "reflectune.json"
 ADAPTER_FILE = "adapter_config.json"
+SAVED = "saved_files"
+"""In `reflectune.json`: a hash of the checkpoint's weights and their config, held against the files at loading."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,12 @@ def save_checkpoint(
         model.save_pretrained(folder, state_dict=state_dict)
     processor.save_pretrained(folder)
     scheme.save(folder, {READ_WITH: reading_record(processor, scheme)})
-    write_json(folder / INFO_FILE, {"kind": "adapter" if is_adapter else "full", "scheme": scheme.name, **info})
+    write_info(folder, {"kind": "adapter" if is_adapter else "full", "scheme": scheme.name, **info})
+
+
+def write_info(folder: Path, info: Mapping[str, Any]) -> None:
+    """Write `reflectune.json` beside a checkpoint's finished files, with a hash of its weights and their config."""
+    write_json(folder / INFO_FILE, {**info, SAVED: file_fingerprint(*_saved_files(folder))})
 
 
 def read_info(folder: str | Path) -> dict[str, Any]:
@@ -313,13 +320,23 @@ def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
     """A hash of a folder's weights and configs, or the hub's commit and the name.
 
     Raises:
-        UserError: A folder's weights hold NaN or infinite values.
+        UserError: A folder's weights hold NaN or infinite values, or its files are not those that were saved.
     """
     if isinstance(source, str):
         return fingerprint([source, getattr(network.config, "_commit_hash", None)])
-    names = ("config.json", ADAPTER_FILE)
-    files = [*sorted(source.glob("*.safetensors")), *(source / name for name in names if (source / name).is_file())]
     weights = FiniteFiles(f"the model {source}", set(source.glob("model*.safetensors")))
-    hashed = file_fingerprint(*files, read=weights.read)
+    hashed = file_fingerprint(*_saved_files(source), read=weights.read)
     weights.check()
+    saved = read_info(source).get(SAVED, hashed) if (source / INFO_FILE).is_file() else hashed
+    if hashed != saved:
+        raise UserError(
+            f"the weights or the config in {source} are not those that were saved there: copy the folder again; if "
+            f"you changed them, take `{SAVED}` out of its {INFO_FILE}"
+        )
     return hashed
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    """A checkpoint's weights, and the configs that say how they are used."""
+    configs = (folder / name for name in ("config.json", ADAPTER_FILE))
+    return [*sorted(folder.glob("*.safetensors")), *filter(Path.is_file, configs)]

@@ -17,7 +17,7 @@ from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
 from reflectune.core.partials import writing
-from reflectune.models.loading import INFO_FILE, read_info
+from reflectune.models.loading import INFO_FILE, read_info, write_info
 from reflectune.models.pocket.llava import ADAPTER, PROJECTOR, TRAINED
 from reflectune.models.schemes.base import SCHEME_FILE
 from reflectune.models.weights.projector import PROJECTOR as NAMES
@@ -67,8 +67,8 @@ def pack(checkpoint: Path, output: Path) -> dict[str, int]:
         config = read_json(checkpoint / ADAPTER_CONFIG, "the adapters' configuration")
         write_json(output / ADAPTER_CONFIG, config | {"modules_to_save": None, "base_model_name_or_path": ""})
     if PROJECTOR not in made:
-        for name in (SCHEME_FILE, INFO_FILE):
-            write_atomically(output / name, (checkpoint / name).read_bytes())
+        write_atomically(output / SCHEME_FILE, (checkpoint / SCHEME_FILE).read_bytes())
+        write_info(output, read_info(checkpoint))
     return {name: _numbers(tensors) for name, tensors in made.items()}
 
 

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from reflectune.core.errors import UserError
 from reflectune.models.attention.shared import attention_of
 from reflectune.models.attention.tree import collate
-from reflectune.models.loading import INFO_FILE, Loaded, load, read_info, save_checkpoint
+from reflectune.models.loading import INFO_FILE, SAVED, Loaded, load, read_info, save_checkpoint
 from reflectune.models.schemes.base import SCHEME_FILE
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
@@ -131,6 +131,33 @@ def copy_without(folder, tmp_path, *names):
     for name in names:
         (tmp_path / "copy" / name).unlink()
     return str(tmp_path / "copy")
+
+
+def flip_lowest_bit(weights: Path) -> None:
+    """Change a number by as little as can be: it stays finite."""
+    content = bytearray(weights.read_bytes())
+    content[-4] ^= 1
+    weights.write_bytes(content)
+
+
+def raise_epsilon(config: Path) -> None:
+    """Change what the weights are used with."""
+    values = json.loads(config.read_text())
+    values["text_config"]["rms_norm_eps"] *= 1.5
+    config.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [("model.safetensors", flip_lowest_bit), ("config.json", raise_epsilon)], ids=str
+)
+def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path, name, change):
+    copy = copy_without(tuned[0], tmp_path)
+    change(Path(copy, name))
+    with pytest.raises(UserError, match="not those that were saved there"):
+        load(copy)
+    info = {key: value for key, value in read_info(copy).items() if key != SAVED}
+    Path(copy, INFO_FILE).write_text(json.dumps(info))  # as one who meant it does, and as it was in earlier versions
+    assert load(copy).fingerprint != tuned[1].fingerprint
 
 
 @pytest.mark.parametrize("scheme", [None, "mr2ag"])
