@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +135,39 @@ def damage_input(folder: Path, reads: Sequence[str], rng: random.Random) -> str:
         return f"{shown}: gone"
     by_kind = _BY_SUFFIX.get(path.suffix, damage_bytes)
     return f"{shown}: {(by_kind if rng.random() < 0.7 else damage_bytes)(path, rng)}"
+
+
+Keys = tuple[str, ...]
+"""Where a value of a JSON object stands: keys, from the outermost in."""
+
+
+def keys_of(folder: Path, reads: Sequence[str]) -> Iterator[tuple[Path, Keys]]:
+    """The files of JSON objects that a command reads, and the keys of each, those of objects in it included.
+
+    Objects of more than 60 keys are tables, such as a vocabulary: their keys are left alone.
+    """
+    for name in reads:
+        for path in sorted((folder / name).rglob("*.json")):
+            for keys in _keys(json.loads(path.read_text(encoding="utf-8")), ()):
+                yield path.relative_to(folder), keys
+
+
+def _keys(value: Any, outer: Keys) -> Iterator[Keys]:
+    if isinstance(value, dict) and len(value) <= 60:
+        for key, inner in value.items():
+            yield (*outer, key)
+            yield from _keys(inner, (*outer, key))
+
+
+def damage_key(path: Path, keys: Keys, new: Any = ...) -> str:
+    """Leave out a key of a JSON file, or give it another value; what was done."""
+    value = json.loads(path.read_text(encoding="utf-8"))
+    holder = value
+    for key in keys[:-1]:
+        holder = holder[key]
+    if new is ...:
+        del holder[keys[-1]]
+    else:
+        holder[keys[-1]] = new
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return f"without {'.'.join(keys)}" if new is ... else f"{'.'.join(keys)} is {new}"

@@ -1,9 +1,11 @@
 """Runs commands on inputs that are damaged at random, and sorts what became of each.
 
     python benchmarks/soak_hostile.py 2000 --parts 2 --output benchmarks/soak_hostile.md
+    python benchmarks/soak_hostile.py --every_key --parts 2
 
 A case is a command of the chain of `soak_chain.py` on a copy of its inputs in which one thing is wrong: a byte of a
-file, its end, a value of a manifest, a cell or column of a Parquet file, a picture, or a value of the config. It runs
+file, its end, a value of a manifest, a cell or column of a Parquet file, a picture, or a value of the config. With
+`--every_key` nothing is drawn: each key of each JSON file that each command reads is left out, and made null. It runs
 in a process of its own, forked when the libraries are loaded, and ends as one of
 
 - `refused`: exit status above 0, a message that begins with "error:", no traceback, inputs as they were;
@@ -26,8 +28,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +39,7 @@ import yaml
 from page import command_line
 from quickstart import ROOT
 from soak_chain import ACCEPTED, BEFORE_INPUTS, JOBS, QUIET, Job, write_inputs
-from soak_damage import damage_bytes, damage_input, replaced
+from soak_damage import damage_bytes, damage_input, damage_key, keys_of, replaced
 from soak_kill import files_of
 
 LIMIT = 180
@@ -171,14 +175,49 @@ def case_folder(name: str, work: Path) -> Path:
     return folder
 
 
-def attempt(name: str, work: Path, wanted: dict[str, str], rng: random.Random) -> Outcome:
+@dataclass(frozen=True)
+class Case:
+    """A command of the chain, and what is done to its inputs in a folder, or to its arguments.
+
+    Attributes:
+        name: The command's.
+        damage: Does it; returns the arguments, and what it did in words.
+    """
+
+    name: str
+    damage: Callable[[Path, list[str]], tuple[list[str], str]]
+
+
+def drawn_case(seed: int, number: int, names: Sequence[str]) -> Case:
+    """A case at random, the same for the same seed and number."""
+    rng = random.Random(f"{seed}/{number}")
+    name = rng.choice(names)
+
+    def damage(folder: Path, arguments: list[str]) -> tuple[list[str], str]:
+        if rng.random() < 0.75:
+            return arguments, damage_input(folder, READS[name], rng)
+        return damage_config(folder, arguments, rng)
+
+    return Case(name, damage)
+
+
+def key_cases(clean: Path, names: Sequence[str]) -> Iterator[Case]:
+    """A case for each key of the JSON files that commands read, left out and null."""
+
+    def damage(how: Callable[[Path], str], path: Path, folder: Path, arguments: list[str]) -> tuple[list[str], str]:
+        return arguments, f"{path}: {how(folder / path)}"
+
+    for name in names:
+        for path, keys in keys_of(clean, READS[name]):
+            yield Case(name, partial(damage, partial(damage_key, keys=keys), path))
+            yield Case(name, partial(damage, partial(damage_key, keys=keys, new=None), path))
+
+
+def attempt(case: Case, work: Path, wanted: dict[str, str]) -> Outcome:
     """One case of a command."""
+    name = case.name
     job, folder, reads = JOBS[name], case_folder(name, work), READS[name]
-    arguments = arguments_of(name, OUT)
-    if rng.random() < 0.75:
-        damage = damage_input(folder, reads, rng)
-    else:
-        arguments, damage = damage_config(folder, arguments, rng)
+    arguments, damage = case.damage(folder, arguments_of(name, OUT))
     before = {needed: files_of(folder / needed) for needed in reads}
     log = work / "case.log"
     status = run(job, arguments, folder, log)
@@ -243,8 +282,8 @@ def page(outcomes: Sequence[Outcome], minutes: float) -> str:
     return "\n".join([*lines, ""]).replace("\x00", "␀")
 
 
-def run_part(work: Path, numbers: Iterable[int], seed: int, only: Sequence[str]) -> None:
-    """Run the cases of these numbers in a folder, each outcome a line of its `outcomes.jsonl`."""
+def run_part(work: Path, part: int, arguments: argparse.Namespace) -> None:
+    """Run every `parts`-th case in a folder, each outcome a line of its `outcomes.jsonl`."""
     importlib.import_module(
         "reflectune.train.fine_tuning.fine_tune"
     )  # torch, transformers and peft, once for all cases
@@ -252,10 +291,13 @@ def run_part(work: Path, numbers: Iterable[int], seed: int, only: Sequence[str])
         importlib.import_module(f"reflectune.{job.module}")
     wanted = prepare(work)
     with (work / "outcomes.jsonl").open("w", encoding="utf-8") as file:
-        for number in numbers:
-            rng = random.Random(f"{seed}/{number}")
-            name = rng.choice(only)
-            outcome = attempt(name, work, wanted[name], rng)
+        cases: Iterable[Case] = (
+            key_cases(work / "clean", arguments.only)
+            if arguments.every_key
+            else (drawn_case(arguments.seed, number, arguments.only) for number in range(arguments.cases))
+        )
+        for number, case in islice(enumerate(cases), part, None, arguments.parts):
+            outcome = attempt(case, work, wanted[case.name])
             file.write(json.dumps([number, *astuple(outcome)]) + "\n")
             file.flush()
             print(f"{number} {outcome.kind}: {outcome.command}, {outcome.damage!r}: {outcome.said}", flush=True)
@@ -263,7 +305,8 @@ def run_part(work: Path, numbers: Iterable[int], seed: int, only: Sequence[str])
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", type=int, help="how many")
+    parser.add_argument("cases", type=int, nargs="?", default=0, help="how many at random")
+    parser.add_argument("--every_key", action="store_true", help="instead: each key of each JSON file, once by once")
     parser.add_argument("--seed", type=int, default=0, help="of the damages")
     parser.add_argument("--only", nargs="*", default=sorted(READS), choices=sorted(READS), help="names of the chain")
     parser.add_argument("--parts", type=int, default=1, help="processes that share the cases, each on a core")
@@ -277,8 +320,7 @@ def main() -> None:
     children = []
     for part in range(arguments.parts):
         if (child := os.fork()) == 0:
-            numbers = range(part, arguments.cases, arguments.parts)
-            run_part(work / f"part-{part}", numbers, arguments.seed, arguments.only)
+            run_part(work / f"part-{part}", part, arguments)
             os._exit(0)
         children.append(child)
     failed = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

@@ -83,14 +83,14 @@ def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder,
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    """What an index was built from, with whole numbers wherever something is counted."""
+    """What an index was built from, by name, with whole numbers wherever something is counted."""
     manifest = read_json(folder / MANIFEST, "the index's manifest")
     known = manifest if isinstance(manifest, dict) else {}
     vectors, left = known.get("vectors"), known.get("left_out", {})
     counts = [known.get("dimensions"), known.get("title_dimensions", 0)]
     counts += [vectors.get(kind) for kind in KINDS] if isinstance(vectors, dict) else [None]
     counts += left.values() if isinstance(left, dict) else [None]
-    if not all(isinstance(count, int) for count in counts):
+    if not all(isinstance(count, int) for count in counts) or not isinstance(known.get("kb"), str):
         raise UserError(f"{folder / MANIFEST} is no index's manifest; delete the folder and build the index again")
     return known
 

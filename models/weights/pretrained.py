@@ -62,7 +62,7 @@ def load_pretrained(
         processor = load_processor(source, config.model_type)
     except UNLOADABLE as error:
         raise UserError(f"cannot load the model {source}: {' '.join(str(error).split())[:400]}") from error
-    _agree_on_image_tokens(network, processor)
+    _agree_on_image_tokens(source, network, processor)
     _forget_unused_renamings(network)
     return check_quantized(network) if quantization else network, processor
 
@@ -148,13 +148,41 @@ def _forget_unused_renamings(network: Any) -> None:
         network._weight_conversions = None
 
 
-def _agree_on_image_tokens(network: PreTrainedModel, processor: Any) -> None:
-    """Give LLaVA's processor what an old processor config lacks: how many tokens an image becomes."""
-    if network.config.model_type != "llava" or processor.patch_size is not None:
-        return
-    processor.patch_size = network.config.vision_config.patch_size
-    processor.vision_feature_select_strategy = network.config.vision_feature_select_strategy
-    processor.num_additional_image_tokens = 1  # CLIP's class token
+def _agree_on_image_tokens(source: str, network: PreTrainedModel, processor: Any) -> None:
+    """Let model and processor have the same idea of how many tokens a picture becomes.
+
+    An old processor config of LLaVA doesn't say it, and gets what the model says.
+
+    Raises:
+        UserError: The processor says something else than the model.
+    """
+    if network.config.model_type == "llava" and processor.patch_size is None:
+        processor.patch_size = network.config.vision_config.patch_size
+        processor.vision_feature_select_strategy = network.config.vision_feature_select_strategy
+        processor.num_additional_image_tokens = 1  # CLIP's class token
+    for of_processor, of_model in _AGREE.items():
+        says, wanted = _at(processor, of_processor), _at(network.config, of_model)
+        if says is not None and wanted is not None and says != wanted:
+            raise UserError(
+                f"the processor of {source} has {of_processor} = {short(says)}, and its model {of_model} = "
+                f"{short(wanted)}: pictures would become another number of tokens; copy or download its files again"
+            )
+
+
+_AGREE = {
+    "patch_size": "vision_config.patch_size",
+    "vision_feature_select_strategy": "vision_feature_select_strategy",
+    "image_processor.patch_size": "vision_config.patch_size",
+    "image_processor.merge_size": "vision_config.spatial_merge_size",
+    "image_processor.temporal_patch_size": "vision_config.temporal_patch_size",
+}
+"""What decides the number of a picture's tokens, where a processor has it and where its model."""
+
+
+def _at(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 class ImageOnlyQwen2VLProcessor(Qwen2VLProcessor):

@@ -394,7 +394,13 @@ def test_a_manifest_of_the_wrong_shape_is_refused(kb, encoder, tmp_path, content
 
 @pytest.mark.parametrize(
     "change",
-    [{"vectors": {"image": ["x"], "title": 3}}, {"dimensions": None}, {"left_out": {"no title": []}}, {"vectors": {}}],
+    [
+        {"vectors": {"image": ["x"], "title": 3}},
+        {"dimensions": None},
+        {"left_out": {"no title": []}},
+        {"vectors": {}},
+        {"kb": None},
+    ],
     ids=str,
 )
 def test_a_manifest_that_does_not_count_is_refused(kb, encoder, tmp_path, change) -> None:

@@ -243,16 +243,21 @@ def test_whole_checkpoints_load(base: Path, adapter: Path) -> None:
     assert load(str(adapter)).is_tuned
 
 
+def change_processor(folder: Path, change: dict) -> None:
+    """Give values of a processor's config, or of an object in it, others."""
+    path = folder / "processor_config.json"
+    config = json.loads(path.read_text())
+    for key, value in change.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(config))
+
+
 @pytest.mark.parametrize("change", [{"processor_class": "None"}, {"image_processor": {"rescale_factor": "x"}}])
 def test_a_processor_that_takes_no_pictures_is_refused(make, tmp_path: Path, change: dict) -> None:
     """AutoProcessor gives a bare tokenizer for a class that it doesn't know, and no number of a config is checked."""
     make.model("llava").save_pretrained(tmp_path)
     make.processor("llava").save_pretrained(tmp_path)
-    path = tmp_path / "processor_config.json"
-    config = json.loads(path.read_text())
-    for key, value in change.items():
-        config[key] = {**config[key], **value} if isinstance(value, dict) else value
-    path.write_text(json.dumps(config))
+    change_processor(tmp_path, change)
     with pytest.raises(UserError, match="cannot load the processor of"):
         load(str(tmp_path))
 
@@ -264,3 +269,22 @@ def test_end_tokens_that_are_no_ids_are_refused(base: Path, tmp_path: Path, ends
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": ends}))
     with pytest.raises(UserError, match=r"cannot load the model|`eos_token_id` must be one of the"):
         load(str(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("llava", {"vision_feature_select_strategy": "full"}),
+        ("llava", {"patch_size": 3}),
+        ("qwen2_vl", {"image_processor": {"merge_size": 1}}),
+    ],
+    ids=str,
+)
+def test_a_processor_that_makes_another_number_of_tokens_is_refused(
+    make, tmp_path: Path, family: str, change: dict
+) -> None:
+    make.model(family).save_pretrained(tmp_path)
+    make.processor(family).save_pretrained(tmp_path)
+    change_processor(tmp_path, change)
+    with pytest.raises(UserError, match="pictures would become another number of tokens"):
+        load(str(tmp_path))
