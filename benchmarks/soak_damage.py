@@ -144,10 +144,13 @@ Keys = tuple[str, ...]
 def keys_of(folder: Path, reads: Sequence[str]) -> Iterator[tuple[Path, Keys]]:
     """The files of JSON objects that a command reads, and the keys of each, those of objects in it included.
 
-    Objects of more than 60 keys are tables, such as a vocabulary: their keys are left alone.
+    Objects of more than 60 keys are tables, such as a vocabulary: their keys are left alone, and so are the checkpoints
+    within a finished training, which no command reads.
     """
     for name in reads:
         for path in sorted((folder / name).rglob("*.json")):
+            if path.parent.name.startswith("checkpoint-"):
+                continue
             for keys in _keys(json.loads(path.read_text(encoding="utf-8")), ()):
                 yield path.relative_to(folder), keys
 

@@ -7,7 +7,6 @@ manifest has an `image_root`, image paths start there, else at the folder itself
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -203,30 +202,18 @@ def read_questions(folder: str | Path, split: str) -> list[Question]:
         UserError: The split doesn't exist (the message names those that do), a file of it is damaged or is not the one
             that the manifest speaks of, a row of it is no question, or two rows have one id.
     """
-    questions = list(stream_questions(folder, split))
-    check_ids(folder, split, (question.id for question in questions))
-    return questions
-
-
-def check_ids(folder: str | Path, split: str, ids: Iterable[str]) -> None:
-    """Refuse a split of which two questions have one id.
-
-    Raises:
-        UserError: Names the id.
-    """
-    again = next((each for each, count in Counter(ids).items() if count > 1), None)
-    if again is not None:
-        raise UserError(f"{folder}: two questions of {split} have the id {again}; ids must be unique")
+    return list(stream_questions(folder, split))
 
 
 def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
-    """A split's questions, in order, a few thousand of them in memory at a time.
+    """A split's questions, in order, a few thousand of them in memory at a time; of the others a hash of the id.
 
     Raises:
         UserError: As `read_questions`.
     """
     manifest = load_manifest(folder) if Path(folder, MANIFEST).is_file() else {}
     image_root = manifest.get("image_root", "")
+    seen: set[int] = set()
     for path, rows in _parts(Path(folder), split, manifest):
         count = 0
         with open_parquet(path, "build the data set again") as file:
@@ -234,7 +221,11 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
             columns = pa.schema([field for field in _SCHEMA if field.name in held or field.name not in _LATER])
             for row in stream_rows(file, columns, batch_size=4096):
                 count += 1
-                yield _checked(row, image_root, path)
+                question = _checked(row, image_root, path)
+                if (key := hash(question.id)) in seen:
+                    raise UserError(f"{folder}: two questions of {split} have the id {question.id}; ids must be unique")
+                seen.add(key)
+                yield question
         if rows is None and not count:
             rows = sum(manifest.get("counts", {}).get(split, {}).values())  # who edits a split leaves some of it
         if rows is not None and count != rows:

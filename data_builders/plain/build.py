@@ -45,7 +45,10 @@ def run(config: PlainConfig) -> None:
     dataset, source = Dataset(Path(config.dataset)), read_manifest(config.reflection)
     if source.image_root != dataset.root.resolve():
         raise UserError(f"`reflection`: {config.reflection} was not built from {dataset.root}; name its own `dataset`")
-    examples = read_examples(Path(config.reflection, f"{config.split}.parquet"), ReflectionExample, MR2AG.problem)
+    path = Path(config.reflection, f"{config.split}.parquet")
+    examples = read_examples(path, ReflectionExample, MR2AG.problem)
+    if not examples:
+        raise UserError(f"`reflection`: {path} has no questions; build it again")
     builder = PlainBuilder(dataset, config, image_roots(config.reflection, source))
     if config.dry_run:
         print(f"{len(examples):,} questions of {config.split}, the first one that is looked up:")

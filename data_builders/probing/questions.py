@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset, check_ids
+from reflectune.data_builders.dataset import Dataset
 
 Item = TypeVar("Item")
 
@@ -39,7 +39,6 @@ def select_questions(
         raise UserError(
             f"{dataset.root}: nothing to probe in {split}{free}; name another `split`, or set `visual: true`"
         )
-    check_ids(dataset.root, split, ids)
     order = heapq.nsmallest(
         limit if limit is not None else len(ids), ids, key=lambda question_id: _drawn(seed, question_id)
     )

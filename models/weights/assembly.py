@@ -25,11 +25,11 @@ from transformers.image_utils import SizeDict
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from reflectune.core.errors import UserError
-from reflectune.core.weights import check_finite, check_names
+from reflectune.core.weights import UNLOADABLE, check_finite, check_names
 from reflectune.models.processing.image_config import ImageFit, ImageSettings
 from reflectune.models.processing.image_fitting import fit_images
 from reflectune.models.rendering.chat_template import LLAVA_15, extend_to_lists
-from reflectune.models.weights.pretrained import without_load_report
+from reflectune.models.weights.pretrained import try_image_processor, without_load_report
 from reflectune.models.weights.projector import read_projector, untrained_projector
 
 IMAGE, PAD = "<image>", "<pad>"
@@ -254,4 +254,10 @@ def _processor(
         chat_template=template,
     )
     fit_images(processor, "llava", ImageSettings(parts.image_fit))
+    try:
+        try_image_processor(processor.image_processor)
+    except UNLOADABLE as error:
+        raise UserError(
+            f"cannot use the image processor of {parts.vision}: {' '.join(str(error).split())[:400]}"
+        ) from error
     return processor

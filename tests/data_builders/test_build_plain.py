@@ -180,6 +180,13 @@ def test_a_folder_of_other_data_is_not_written_over(config: Callable[..., PlainC
     assert file.read_bytes() == before
 
 
+def test_emptied_data_is_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
+    write_examples(tmp_path / "reflection" / "train.parquet", [], ReflectionExample)
+
+    with pytest.raises(UserError, match=r"train\.parquet has no questions; build it again"):
+        build.run(config())
+
+
 def test_rows_that_their_scheme_does_not_have_are_refused(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
     bare = dataclasses.replace(example(0), branches=())
     write_examples(tmp_path / "reflection" / "train.parquet", [bare, example(3)])

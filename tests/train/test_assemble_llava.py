@@ -264,6 +264,16 @@ def test_an_odd_tokenizer_is_named(parts: Callable[..., AssembleConfig]) -> None
         assemble(config)
 
 
+def test_numbers_of_an_image_processor_that_compute_nothing_are_named(parts: Callable[..., AssembleConfig]) -> None:
+    config = parts()
+    (Path(config.vision) / "processor_config.json").unlink()  # that of a whole CLIP, which would be read first
+    path = Path(config.vision) / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"image_std": [0.5, "x", 0.5]}))
+
+    with pytest.raises(UserError, match="cannot use the image processor of"):
+        assemble(config)
+
+
 def test_every_problem_of_the_config_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
