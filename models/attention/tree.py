@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reflectune.models.attention.pictures import PLACES, distinct, repeat_pictures
+from reflectune.models.attention.pictures import read_pictures_once
 from reflectune.models.attention.positions import Positions
 from reflectune.models.attention.shared import share_prefixes
 from reflectune.models.attention.tree_mask import STRIDE
@@ -88,7 +88,7 @@ class TreeCollator:
 
     Args:
         model: The model that will read the batches, possibly wrapped. Its attention is replaced by one that computes
-            the same and can read trees, and it learns to use a picture in several places.
+            the same and can read trees, and its vision tower reads a picture of several trees once.
 
     Raises:
         UserError: The model's attention cannot be made to read a tree.
@@ -96,7 +96,7 @@ class TreeCollator:
 
     def __init__(self, model: nn.Module) -> None:
         share_prefixes(model)
-        repeat_pictures(model)
+        read_pictures_once(model)
         self._positions = Positions(model)
 
     def __call__(self, trees: Sequence[Tree]) -> dict[str, Tensor]:
@@ -105,8 +105,7 @@ class TreeCollator:
         Returns:
             `input_ids`, `labels`, `weights` of shape (1, L); `attention_mask` (1, 1, 1, L), the segments that
             `tree_attention` reads; `position_ids` (1, L), or (3, 1, L) under M-RoPE and then `mm_token_type_ids`
-            (1, L); the vision tensors of different pictures, concatenated; and, if trees share a picture,
-            `picture_places` (pictures of all trees,): which of the different ones each is.
+            (1, L); and the trees' vision tensors, concatenated.
         """
         rows = [self._row(tree) for tree in trees]
         for number, row in enumerate(rows):
@@ -122,8 +121,7 @@ class TreeCollator:
         }
         if self._positions.is_3d:
             batch["mm_token_type_ids"] = (ids == self._positions.image_token_id).int()
-        visions, places = distinct([tree.vision for tree in trees])
-        return batch | join_vision(visions) | ({} if places is None else {PLACES: places})
+        return batch | join_vision([tree.vision for tree in trees])
 
     def _row(self, tree: Tree) -> np.ndarray:
         """Ids, labels, segments and positions (one row of them, or three) of a tree's row: (4 or 6, length)."""

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.models.attention.pictures import FEATURES, PLACES, current_places, taken
+from reflectune.models.attention.pictures import FEATURES
 from reflectune.models.attention.positions import inner_model
 
 _BEFORE_PROJECTOR: Final = ("llava",)
@@ -105,13 +105,12 @@ def read_features(model: nn.Module) -> None:
 def _give_features(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if FEATURES not in kwargs:
         return args, kwargs
-    features, places = kwargs.pop(FEATURES), kwargs.pop(PLACES, None)
+    features = kwargs.pop(FEATURES)
     if hasattr(module, "multi_modal_projector"):
         projector = module.multi_modal_projector
         pictures = list(projector(features.to(next(projector.parameters()).dtype)))  # of each (tokens, size)
     else:
         merge = module.config.vision_config.spatial_merge_size
         pictures = list(features.split((kwargs["image_grid_thw"].prod(-1) // merge**2).tolist()))
-    places = current_places() if places is None else places
-    pooled: Any = pictures if places is None else taken(pictures, places)
-    return args, {**kwargs, "mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=pooled)}}
+    output = BaseModelOutputWithPooling(pooler_output=pictures)  # type: ignore[arg-type]  # a list of them
+    return args, {**kwargs, "mm_encoder_outputs": {"image": output}}

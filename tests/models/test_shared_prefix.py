@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from transformers import (
 from reflectune.core.errors import UserError
 from reflectune.models.attention import shared as shared_attention
 from reflectune.models.attention import tree_mask as tree_attention
+from reflectune.models.attention.pictures import places_of
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, TreeCollator, independent_rows, loss_terms
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Rendered
@@ -296,14 +298,29 @@ def of_one_picture(model: PreTrainedModel, images: int) -> list[Tree]:
     return [first, other, Tree(prefix, last.branches, {name: value.clone() for name, value in first.vision.items()})]
 
 
+def pixels_read(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Gets the pixels that the model's class makes features of, from now on."""
+    seen: list[Tensor] = []
+    kind, original = type(model.model), type(model.model).get_image_features
+
+    @functools.wraps(original)
+    def spy(self: Any, pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        seen.append(pixel_values)
+        return original(self, pixel_values, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "get_image_features", spy)
+    return seen
+
+
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_training_reads_a_picture_of_several_questions_once(model, images, checkpointing):
+def test_training_reads_a_picture_of_several_questions_once(model, images, checkpointing, monkeypatch):
     made, collate = of_one_picture(model, images), TreeCollator(model)
     expected = learned(model, plain_batches(model, made))
     batch = collate(made)
     counts = [len(collate([tree])["pixel_values"]) for tree in made]
-    assert len(batch["pixel_values"]) == sum(counts[:2])
+    assert len(batch["pixel_values"]) == sum(counts)
+    seen = pixels_read(model, monkeypatch)
     model.train()
     if checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -313,24 +330,33 @@ def test_training_reads_a_picture_of_several_questions_once(model, images, check
         model.activation_checkpointing_disable()
         model.eval()
     assert max(differences(actual, expected)) < 1e-4
+    assert [len(pixels) for pixels in seen] == [sum(counts[:2])]
 
 
-def test_a_picture_in_a_wrong_place_is_noticed():
+def test_a_picture_in_a_wrong_place_is_noticed(monkeypatch):
     model = build("llava")
     made = of_one_picture(model, 1)
     expected = learned(model, plain_batches(model, made))
-    batch = TreeCollator(model)(made)
-    batch["picture_places"] = torch.zeros_like(batch["picture_places"])
-    assert max(differences(learned(model, [batch]), expected)) > 1e-2
+    monkeypatch.setattr("reflectune.models.attention.pictures.places_of", lambda pictures, told: [0] * len(pictures))
+    assert max(differences(learned(model, [TreeCollator(model)(made)]), expected)) > 1e-2
 
 
-def test_pictures_that_differ_are_not_shared():
+def test_pictures_that_differ_are_not_shared(monkeypatch):
     model = build("llava")
     made = of_one_picture(model, 1)
     made[2].vision["pixel_values"][0, 0, 0, 0] += 1e-3
-    batch = TreeCollator(model)(made)
-    assert "picture_places" not in batch
-    assert len(batch["pixel_values"]) == 3
+    seen = pixels_read(model, monkeypatch)
+    learned(model, [TreeCollator(model)(made)])
+    assert [len(pixels) for pixels in seen] == [3]
+
+
+def test_pictures_are_the_same_if_all_that_is_told_of_them_is():
+    picture, other = torch.zeros(6, 4), torch.zeros(6, 4)
+    turned = torch.tensor([[1.0, -1.0]]).repeat(6, 2)  # of the same sum
+    assert places_of([picture, turned, other, torch.zeros(3, 8), turned.clone()]) == [0, 1, 0, 3, 1]
+    assert places_of([picture, other, picture], ["2 x 3", "3 x 2", "2 x 3"]) == [0, 1, 0]
+    assert places_of([torch.full((2, 2), torch.nan)] * 2) == [0, 1]
+    assert places_of([picture]) == [0]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

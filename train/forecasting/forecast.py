@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from reflectune.models.attention.attention import has_backward
-from reflectune.models.attention.pictures import distinct
+from reflectune.models.attention.pictures import content_key
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import Tree, loss_terms
 from reflectune.train.data.collator import Collator
@@ -122,7 +122,7 @@ def batch_of(trees: Sequence[Tree], patch_size: int) -> Batch:
         tokens=sum(tree.length for tree in trees),
         longest=max(tree.length for tree in trees),
         supervised=sum(tree.supervised for tree in trees),
-        patches=sum(patches(vision, patch_size) for vision in distinct([tree.vision for tree in trees])[0]),
+        patches=sum({content_key(tree.vision): patches(tree.vision, patch_size) for tree in trees}.values()),
         trees=len(trees),
     )
 
