@@ -147,12 +147,17 @@ class Mark:
     @property
     def line(self) -> str:
         """Its row of the table."""
-        shown = "–"
-        if self.value is not None:
-            shown = f"{100 * self.value['value']:.1f}"
-            if "low" in self.value:
-                shown += f" [{100 * self.value['low']:.1f}, {100 * self.value['high']:.1f}], n = {self.value['n']}"
-        return f"| {self.what} | {self.wanted} | {shown} | {self.verdict} |"
+        return f"| {self.what} | {self.wanted} | {shown(self.value)} | {self.verdict} |"
+
+
+def shown(score: dict[str, Any] | None) -> str:
+    """A score in per cent, with its interval and number if it has them."""
+    if score is None:
+        return "–"
+    value = f"{100 * score['value']:.1f}"
+    if "low" not in score:
+        return value
+    return f"{value} [{100 * score['low']:.1f}, {100 * score['high']:.1f}], n = {score['n']}"
 
 
 def marks(looked: dict[str, Any], mr2ag: dict[str, Any], mmkb: dict[str, Any]) -> list[Mark]:
@@ -219,7 +224,16 @@ def marks(looked: dict[str, Any], mr2ag: dict[str, Any], mmkb: dict[str, Any]) -
     ]
 
 
-def page(table: list[Mark], mr2ag: dict[str, Any], minutes: dict[str, float], looked: str) -> str:
+def pipelines_of(metrics: dict[str, Any]) -> list[str]:
+    """The score of every pipeline of an evaluation, and the lead over the best baseline, as a Markdown table."""
+    lines = ["| pipeline | per cent of the knowledge questions |", "|---|---|"]
+    for name, scores in metrics["pipelines"].items():
+        lines.append(f"| `{name}` | {shown(scores['overall'])} |")
+    lines += [f"| {name} | {shown(lead)} |" for name, lead in metrics["comparisons"].items()]
+    return [*lines, "", "The tuned baselines' model, `runs/pocket/reader`, answers in all of them."]
+
+
+def page(table: list[Mark], mr2ag: dict[str, Any], mmkb: dict[str, Any], minutes: dict[str, float], looked: str) -> str:
     """The whole page, as Markdown."""
     lines = [
         "# Pocket on the gallery",
@@ -231,7 +245,9 @@ def page(table: list[Mark], mr2ag: dict[str, Any], minutes: dict[str, float], lo
         "|---|---|---|---|",
         *(mark.line for mark in table),
         "",
+        *(() if mr2ag else ("mR²AG and what it shares with its baselines: [pocket_quick.md](pocket_quick.md).", "")),
         *(("## At equal depth", "", "```", *equal_depth(mr2ag), "```", "") if mr2ag else ()),
+        *(("## MMKB-RAG", "", *pipelines_of(mmkb), "") if mmkb else ()),
         looked.replace("# What", "## What", 1).replace("\n## ", "\n### "),
         "",
     ]
@@ -278,7 +294,7 @@ def main() -> None:
     looked, evaluated = written("looked.json"), written(f"{reports[0]}/metrics.json")
     evaluated_mmkb = {} if arguments.quick else written("evaluation_mmkb/metrics.json")
     said = (RUN / "looked.md").read_text() if looked else ""
-    text = page(marks(looked, evaluated, evaluated_mmkb), evaluated, minutes, said)
+    text = page(marks(looked, evaluated, evaluated_mmkb), evaluated, evaluated_mmkb, minutes, said)
     print(text)
     print("reports:", *(RUN / folder / "report.html" for folder in reports))
     if arguments.output:

@@ -5,4 +5,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare "[dev]"
 # one process a core, each with one thread; tests stand in order, so that most of those that share fixtures stay together
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-exec .venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal "$@"
+exec .venv/bin/python -m pytest --durations 40 --durations-min 5 --numprocesses auto --maxprocesses 4 --dist worksteal "$@"
