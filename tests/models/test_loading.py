@@ -148,7 +148,9 @@ def raise_epsilon(config: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change"), [("model.safetensors", flip_lowest_bit), ("config.json", raise_epsilon)], ids=str
+    ("name", "change"),
+    [("model.safetensors", flip_lowest_bit), ("config.json", raise_epsilon)],
+    ids=["weights", "config"],
 )
 def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path, name, change):
     copy = copy_without(tuned[0], tmp_path)
