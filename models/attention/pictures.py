@@ -47,24 +47,34 @@ def get_image_features(model: Any, *args: Any, **kwargs: Any) -> Any:
     """
     names = list(inspect.signature(type(model).get_image_features).parameters)[1:]
     given = dict(zip(names, args, strict=False)) | kwargs
-    pixels, grids = given["pixel_values"], given.get("image_grid_thw")
-    pictures = pixels.unbind() if grids is None else pixels.split(grids.prod(-1).tolist())  # InternVL's are tiles
-    told = [given[name].tolist() for name in _OF_EACH if given.get(name) is not None]
-    places = places_of(pictures, [str(of_picture) for of_picture in zip(*told, strict=True)] if told else None)
-    kept = list(dict.fromkeys(places))
-    if len(kept) < len(places):
-        given["pixel_values"] = pixels[kept] if grids is None else torch.cat([pictures[place] for place in kept])
-        given |= {name: given[name][kept] for name in _OF_EACH if given.get(name) is not None}
-    output = type(model).get_image_features(model, **given)
-    if len(kept) < len(places):
-        among_kept = [kept.index(place) for place in places]
-        output.pooler_output = _repeated(output.pooler_output, among_kept)
+    vision, places = without_repeats(given)
+    output = type(model).get_image_features(model, **given | vision)
+    if places is not None:
+        output.pooler_output = _repeated(output.pooler_output, places)
         if "deepstack_features" in output:  # Qwen3-VL's, of several layers
-            output.deepstack_features = [_repeated(features, among_kept) for features in output.deepstack_features]
+            output.deepstack_features = [_repeated(features, places) for features in output.deepstack_features]
     return output
 
 
-def places_of(pictures: Sequence[Tensor], told: Sequence[str] | None = None) -> list[int]:
+def without_repeats(vision: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[int] | None]:
+    """Vision tensors with each picture once, and where among these each picture is; None if none is repeated.
+
+    InternVL's pictures are tiles here, which it gives features for one by one.
+    """
+    pixels, grids = vision["pixel_values"], vision.get("image_grid_thw")
+    beside = {name: vision[name] for name in _OF_EACH if vision.get(name) is not None}
+    pictures = pixels.unbind() if grids is None else pixels.split(grids.prod(-1).tolist())
+    told = zip(*(tensor.tolist() for tensor in beside.values()), strict=True) if beside else [()] * len(pictures)
+    places = places_of(pictures, [str(words) for words in told])
+    kept = list(dict.fromkeys(places))
+    if len(kept) == len(places):
+        return {"pixel_values": pixels, **beside}, None
+    once = {name: tensor[kept] for name, tensor in beside.items()}
+    once["pixel_values"] = pixels[kept] if grids is None else torch.cat([pictures[place] for place in kept])
+    return once, [kept.index(place) for place in places]
+
+
+def places_of(pictures: Sequence[Tensor], told: Sequence[str]) -> list[int]:
     """Of each picture the place of the first that is equal to it: its own if none came before.
 
     Args:
@@ -76,7 +86,7 @@ def places_of(pictures: Sequence[Tensor], told: Sequence[str] | None = None) -> 
     sums = torch.stack([picture.sum(dtype=torch.float32) for picture in pictures]).tolist()
     firsts: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     places = []
-    for place, (picture, total, words) in enumerate(zip(pictures, sums, told or [""] * len(pictures), strict=True)):
+    for place, (picture, total, words) in enumerate(zip(pictures, sums, told, strict=True)):
         like = firsts[tuple(picture.shape), total, words]
         first = next((each for each in like if torch.equal(pictures[each], picture)), place)
         if first == place:

@@ -353,10 +353,10 @@ def test_pictures_that_differ_are_not_shared(monkeypatch):
 def test_pictures_are_the_same_if_all_that_is_told_of_them_is():
     picture, other = torch.zeros(6, 4), torch.zeros(6, 4)
     turned = torch.tensor([[1.0, -1.0]]).repeat(6, 2)  # of the same sum
-    assert places_of([picture, turned, other, torch.zeros(3, 8), turned.clone()]) == [0, 1, 0, 3, 1]
+    assert places_of([picture, turned, other, torch.zeros(3, 8), turned.clone()], [""] * 5) == [0, 1, 0, 3, 1]
     assert places_of([picture, other, picture], ["2 x 3", "3 x 2", "2 x 3"]) == [0, 1, 0]
-    assert places_of([torch.full((2, 2), torch.nan)] * 2) == [0, 1]
-    assert places_of([picture]) == [0]
+    assert places_of([torch.full((2, 2), torch.nan)] * 2, ["", ""]) == [0, 1]
+    assert places_of([picture], [""]) == [0]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 
 from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
+from reflectune.models.attention.pictures import without_repeats
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.attention.tree_mask import STRIDE
@@ -52,7 +53,7 @@ class Reading:
             tokens=len(segments),
             longest=int(lengths.max()),
             supervised=int((self.inputs["labels"][:, 1:] != IGNORE).sum()),
-            patches=patches(self.inputs, patch_size),
+            patches=patches(without_repeats(self.inputs)[0], patch_size) if "pixel_values" in self.inputs else 0,
             trees=len(lengths),
         )
 

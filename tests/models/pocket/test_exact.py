@@ -193,7 +193,7 @@ def test_a_batch_of_trees_teaches_what_plain_calls_teach(
         actual = plain.learned(model, [batch])
         batch["attention_mask"] = batch["attention_mask"].clamp(max=1)  # all branches of a question as one
         broken = plain.learned(model, [batch])
-    assert len(batch["pixel_values"]) == 1  # of six
+    assert len(batch["pixel_values"]) == len(trees) == 2  # of six rows
     assert actual[1] == expected[1] == sum(tree.supervised for tree in trees)
     assert any("multi_modal_projector" in name for name in expected[2])
     assert actual[0] == pytest.approx(expected[0], rel=furthest / 10)

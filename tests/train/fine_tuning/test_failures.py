@@ -118,7 +118,9 @@ def test_image_tokens_that_the_model_does_not_expect_name_the_examples(config: C
     run = config()
     path = Path(run.model, "processor_config.json")
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "patch_size": 32}))  # 4 tokens a picture, of which the model makes 16
+    path.write_text(
+        json.dumps({**content, "num_additional_image_tokens": 2})
+    )  # 17 tokens a picture, the model makes 16
 
     with pytest.raises(UserError, match=r"refuses step 1, on the examples [kv]\d+(.|\n)*processor is this model's own"):
         fine_tune(run)
