@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, ProcessorMixin
 
 from reflectune.core.devices import find_device
-from reflectune.core.durable import read_json, write_json
+from reflectune.core.durable import read_record, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.weights import UNLOADABLE, FiniteFiles, checking_finite
@@ -174,8 +174,12 @@ def write_info(folder: Path, info: Mapping[str, Any]) -> None:
 
 
 def read_info(folder: str | Path) -> dict[str, Any]:
-    """What `save_checkpoint` was told about a checkpoint."""
-    return read_json(Path(folder) / INFO_FILE, "the checkpoint's record")
+    """What `save_checkpoint` was told about a checkpoint.
+
+    Raises:
+        UserError: Its record is missing or is no JSON object.
+    """
+    return read_record(Path(folder) / INFO_FILE, "the checkpoint's record")
 
 
 def is_stored_in(model: str, dtype: str) -> bool:

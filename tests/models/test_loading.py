@@ -162,6 +162,14 @@ def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path
     assert load(copy).fingerprint != tuned[1].fingerprint
 
 
+@pytest.mark.parametrize("record", ["3", '"adapter"', "[]", "null"])
+def test_a_record_that_is_no_object_is_one_error(tuned, tmp_path, record):
+    copy = copy_without(tuned[0], tmp_path)
+    Path(copy, INFO_FILE).write_text(record)
+    with pytest.raises(UserError, match=r"reflectune\.json"):
+        load(copy)
+
+
 @pytest.mark.parametrize("scheme", [None, "mr2ag"])
 def test_a_checkpoint_without_its_scheme_is_refused(tuned, tmp_path, scheme):
     with pytest.raises(UserError, match=r"without its scheme\.json"):
