@@ -30,6 +30,8 @@ from reflectune.models.weights.quantization import Quantization, dequantized, re
 
 INFO_FILE = "reflectune.json"
 ADAPTER_FILE = "adapter_config.json"
+_OF_ADAPTERS = ("base_model", "seed")
+"""What the record of an adapter must say."""
 SAVED = "saved_files"
 """In `reflectune.json`: a hash of the checkpoint's weights and their config, held against the files at loading."""
 
@@ -153,7 +155,7 @@ def save_checkpoint(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     is_adapter = hasattr(model, "get_base_model")
-    missing = [name for name in ("base_model", "seed") if name not in info]
+    missing = [name for name in _OF_ADAPTERS if name not in info]
     if is_adapter and missing:
         raise UserError(f"an adapter's checkpoint needs {', '.join(missing)} in its info, to be loaded again")
     if is_adapter:
@@ -177,9 +179,13 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     """What `save_checkpoint` was told about a checkpoint.
 
     Raises:
-        UserError: Its record is missing or is no JSON object.
+        UserError: Its record is missing, is no JSON object, or lacks what an adapter needs.
     """
-    return read_record(Path(folder) / INFO_FILE, "the checkpoint's record")
+    record = read_record(Path(folder) / INFO_FILE, "the checkpoint's record", base_model=str, seed=int)
+    missing = [name for name in _OF_ADAPTERS if name not in record]
+    if missing and Path(folder, ADAPTER_FILE).is_file():
+        raise UserError(f"{Path(folder, INFO_FILE)} lacks {', '.join(missing)}; take the file saved with the adapter")
+    return record
 
 
 def is_stored_in(model: str, dtype: str) -> bool:
@@ -295,7 +301,10 @@ def _load_adapter(
     assert scheme is not None  # an adapter without a scheme is refused before
     info = read_info(folder)
     base = resolve(str(info["base_model"]))
-    quantization = Quantization(**info["quantization"]) if info.get("quantization") else None
+    try:
+        quantization = Quantization(**info["quantization"]) if info.get("quantization") else None
+    except TypeError as error:
+        raise UserError(f"{folder / INFO_FILE}: `quantization` is damaged; take the file saved with it") from error
     if quantization:
         require_bitsandbytes()
     network, _ = load_pretrained(

@@ -162,6 +162,20 @@ def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path
     assert load(copy).fingerprint != tuned[1].fingerprint
 
 
+@pytest.mark.parametrize(
+    "change", [{"base_model": 3}, {"seed": None}, {"seed": "x"}, {"quantization": 3}, "base_model"]
+)
+def test_a_damaged_record_of_an_adapter_is_one_error(base, tmp_path, change):
+    loaded = load(str(base), scheme="mr2ag")
+    adapted = get_peft_model(loaded.model, LoraConfig(target_modules=r".*language_model.*q_proj"))
+    save_checkpoint(tmp_path, adapted, loaded.processor, MR2AG, {"base_model": str(base), "seed": 0})
+    info = read_info(tmp_path)
+    info = info | change if isinstance(change, dict) else {key: info[key] for key in info if key != change}
+    (tmp_path / INFO_FILE).write_text(json.dumps(info))
+    with pytest.raises(UserError, match=r"reflectune\.json"):
+        load(str(tmp_path))
+
+
 @pytest.mark.parametrize("record", ["3", '"adapter"', "[]", "null"])
 def test_a_record_that_is_no_object_is_one_error(tuned, tmp_path, record):
     copy = copy_without(tuned[0], tmp_path)

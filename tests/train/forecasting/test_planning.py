@@ -85,7 +85,7 @@ def test_a_shipped_model_and_an_adapters_base_are_estimated_by_their_own_shapes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    (tmp_path / "reflectune.json").write_text('{"base_model": "miniature/llava"}')
+    (tmp_path / "reflectune.json").write_text('{"base_model": "miniature/llava", "seed": 0}')
     miniature = said(capsys, monkeypatch, "--model", "miniature/llava").split(", full: ")[1]
     adapter = said(capsys, monkeypatch, "--model", str(tmp_path)).split(", full: ")[1]
     assert miniature == adapter
