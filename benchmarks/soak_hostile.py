@@ -306,7 +306,7 @@ def run_part(work: Path, part: int, arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", type=int, nargs="?", default=0, help="how many at random")
-    parser.add_argument("--every_key", action="store_true", help="instead: each key of each JSON file, once by once")
+    parser.add_argument("--every_key", action="store_true", help="instead: each key of each JSON file, one by one")
     parser.add_argument("--seed", type=int, default=0, help="of the damages")
     parser.add_argument("--only", nargs="*", default=sorted(READS), choices=sorted(READS), help="names of the chain")
     parser.add_argument("--parts", type=int, default=1, help="processes that share the cases, each on a core")

@@ -86,16 +86,16 @@ def _missing(wanted: pa.Schema | pa.StructType, held: pa.Schema | pa.DataType, o
         if place < 0:
             yield f"no column `{name}`"
             continue
-        inner, found = field.type, held.field(place).type
-        if pa.types.is_list(inner) and isinstance(found, _LISTS):
-            inner, found = inner.value_type, found.value_type
-        if pa.types.is_null(found):
+        kind, held_kind = field.type, held.field(place).type
+        if pa.types.is_list(kind) and isinstance(held_kind, _LISTS):
+            kind, held_kind = kind.value_type, held_kind.value_type
+        if pa.types.is_null(held_kind):
             continue  # empty lists have no type
-        if pa.types.is_struct(inner):
-            yield from _missing(inner, found, f"{name}.")
-        elif pa.types.is_list(inner) and pa.types.is_struct(found):
+        if pa.types.is_struct(kind):
+            yield from _missing(kind, held_kind, f"{name}.")
+        elif pa.types.is_list(kind) and pa.types.is_struct(held_kind):
             yield f"no list in `{name}`"
-        elif pa.types.is_string(inner) and _is_bytes(found):
+        elif pa.types.is_string(kind) and _is_bytes(held_kind):
             yield f"no text in `{name}`"
 
 
