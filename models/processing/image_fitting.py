@@ -8,6 +8,7 @@ from transformers.image_utils import SizeDict
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
 from reflectune.core.errors import UserError
+from reflectune.core.weights import UNLOADABLE
 from reflectune.models.processing.image_config import ImageFit, ImageSettings
 
 _QWEN: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -23,7 +24,8 @@ def fit_images(processor: Any, model_type: str, settings: ImageSettings) -> None
     """Let a processor fit pictures as the settings say; it is saved with them.
 
     Raises:
-        UserError: The settings are of another family, or leave no size between them.
+        UserError: The settings are of another family, or leave no size between them, or what the processor was loaded
+            with is odd.
     """
     refuse_other_family(settings, model_type)
     if settings.fit != "processor":
@@ -78,7 +80,14 @@ _IN_WORDS: Final = {"pad": "padded to a square", "crop": "the middle cut out"}
 
 def _fit_llava(processor: Any, fit: ImageFit) -> None:
     if fit == "pad" and not isinstance(processor.image_processor, LlavaImageProcessorPil):
-        processor.image_processor = LlavaImageProcessorPil.from_dict(processor.image_processor.to_dict())
+        try:
+            processor.image_processor = LlavaImageProcessorPil.from_dict(processor.image_processor.to_dict())
+        except UNLOADABLE as error:
+            said = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"`image_fit: pad`: cannot use the settings of the model's image processor: {said}; copy or download "
+                "its preprocessor_config.json or processor_config.json again"
+            ) from error
     if isinstance(processor.image_processor, LlavaImageProcessorPil):
         processor.image_processor.do_pad = fit == "pad"
 

@@ -29,6 +29,16 @@ from reflectune.models.weights.quantization import Quantization, check_quantized
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_SMALL = 10**8
+"""Parameters that may be built without asking whether there are weights for them."""
+_AGREE = {
+    "patch_size": "vision_config.patch_size",
+    "vision_feature_select_strategy": "vision_feature_select_strategy",
+    "image_processor.patch_size": "vision_config.patch_size",
+    "image_processor.merge_size": "vision_config.spatial_merge_size",
+    "image_processor.temporal_patch_size": "vision_config.temporal_patch_size",
+}
+"""What decides the number of a picture's tokens, where a processor has it and where its model."""
 
 
 def load_pretrained(
@@ -44,6 +54,7 @@ def load_pretrained(
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         if getattr(config, "quantization_config", None) is not None:
             raise UserError(f"{source} is stored quantised; take the plain weights, and train them by `method: qlora`")
+        _check_size(source, config)
         with without_load_report():
             kind: Any = AutoModelForImageTextToText  # with its report it returns a pair, which its types don't say
             network, report = kind.from_pretrained(
@@ -92,6 +103,26 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
 def try_image_processor(image_processor: Any) -> None:
     """Show it a picture: loading looks at no number of its config, and anything may be raised by one that is odd."""
     image_processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")
+
+
+def _check_size(source: str, config: Any) -> None:
+    """Refuse a config of far more parameters than the folder's files hold: transformers would build them all first.
+
+    An empty text config describes 7 B. What is counted is less than any such model has.
+    """
+    stored = sum(path.stat().st_size for path in Path(source).glob("*.safetensors"))
+    text = config.get_text_config()
+    sizes = [
+        getattr(text, name, None) for name in ("hidden_size", "vocab_size", "num_hidden_layers", "intermediate_size")
+    ]
+    if not stored or not all(isinstance(size, int) for size in sizes):
+        return
+    width, tokens, layers, inner = sizes
+    if (least := width * (tokens + 2 * layers * inner)) > max(stored, _SMALL):
+        raise UserError(
+            f"the model {source}: config.json describes more than {least / 1e6:,.0f} M parameters, and its weights "
+            f"have {stored / 1e6:,.1f} MB: one of them is another model's; copy or download it again"
+        )
 
 
 def _check_end_tokens(source: str, network: Any) -> None:
@@ -151,32 +182,26 @@ def _forget_unused_renamings(network: Any) -> None:
 def _agree_on_image_tokens(source: str, network: PreTrainedModel, processor: Any) -> None:
     """Let model and processor have the same idea of how many tokens a picture becomes.
 
-    An old processor config of LLaVA doesn't say it, and gets what the model says.
+    What an old processor config of LLaVA doesn't say is as the model says.
 
     Raises:
         UserError: The processor says something else than the model.
     """
-    if network.config.model_type == "llava" and processor.patch_size is None:
-        processor.patch_size = network.config.vision_config.patch_size
-        processor.vision_feature_select_strategy = network.config.vision_feature_select_strategy
-        processor.num_additional_image_tokens = 1  # CLIP's class token
-    for of_processor, of_model in _AGREE.items():
-        says, wanted = _at(processor, of_processor), _at(network.config, of_model)
-        if says is not None and wanted is not None and says != wanted:
+    wanted = {name: _at(network.config, path) for name, path in _AGREE.items()}
+    if network.config.model_type == "llava":
+        if network.config.vision_config.model_type == "clip_vision_model":
+            wanted["num_additional_image_tokens"] = 1  # the class token
+        is_old = processor.patch_size is None  # then the number of additional tokens is a default, which no one said
+        for name in ("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens"):
+            if is_old or getattr(processor, name, None) is None:
+                setattr(processor, name, wanted.get(name, 0))
+    for name, value in wanted.items():
+        says = _at(processor, name)
+        if says is not None and value is not None and says != value:
             raise UserError(
-                f"the processor of {source} has {of_processor} = {short(says)}, and its model {of_model} = "
-                f"{short(wanted)}: pictures would become another number of tokens; copy or download its files again"
+                f"the processor of {source} has {name} = {short(says)}, and its model needs {short(value)}: pictures "
+                "would become another number of tokens; copy or download its files again"
             )
-
-
-_AGREE = {
-    "patch_size": "vision_config.patch_size",
-    "vision_feature_select_strategy": "vision_feature_select_strategy",
-    "image_processor.patch_size": "vision_config.patch_size",
-    "image_processor.merge_size": "vision_config.spatial_merge_size",
-    "image_processor.temporal_patch_size": "vision_config.temporal_patch_size",
-}
-"""What decides the number of a picture's tokens, where a processor has it and where its model."""
 
 
 def _at(value: Any, path: str) -> Any:

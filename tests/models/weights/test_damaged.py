@@ -13,9 +13,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForImageTextToText
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load, save_checkpoint
+from reflectune.models.processing.image_config import ImageSettings
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 
 Weights = dict[str, Tensor]
@@ -276,6 +278,7 @@ def test_end_tokens_that_are_no_ids_are_refused(base: Path, tmp_path: Path, ends
     [
         ("llava", {"vision_feature_select_strategy": "full"}),
         ("llava", {"patch_size": 3}),
+        ("llava", {"num_additional_image_tokens": 0}),
         ("qwen2_vl", {"image_processor": {"merge_size": 1}}),
     ],
     ids=str,
@@ -287,4 +290,42 @@ def test_a_processor_that_makes_another_number_of_tokens_is_refused(
     make.processor(family).save_pretrained(tmp_path)
     change_processor(tmp_path, change)
     with pytest.raises(UserError, match="pictures would become another number of tokens"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["patch_size", "num_additional_image_tokens", "vision_feature_select_strategy"])
+def test_what_a_llava_processor_does_not_say_is_as_its_model_says(make, tmp_path: Path, name: str) -> None:
+    make.model("llava").save_pretrained(tmp_path)
+    make.processor("llava").save_pretrained(tmp_path)
+    change_processor(tmp_path, {name: None})
+
+    rendered = load(str(tmp_path)).renderer.prefix("Why?", make.image())
+
+    assert rendered.ids.count(make.processor("llava").image_token_id) == 16
+
+
+@pytest.mark.parametrize("change", [{"crop_size": {"height": None, "width": 32}}, {"size": {"shortest_edge": None}}])
+def test_odd_settings_of_an_image_processor_are_refused_however_pictures_are_fitted(
+    make, tmp_path: Path, change: dict
+) -> None:
+    make.model("llava").save_pretrained(tmp_path)
+    make.processor("llava").save_pretrained(tmp_path)
+    change_processor(tmp_path, {"image_processor": change})
+    for fit in ("pad", "crop", "processor"):
+        with pytest.raises(UserError, match=r"cannot (use the settings of|load) .*processor"):
+            load(str(tmp_path), images=ImageSettings(fit))
+
+
+@pytest.mark.parametrize("text", [{}, None])
+def test_a_config_of_a_far_larger_model_is_refused_before_that_is_built(
+    make, tmp_path: Path, text: dict | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would build it, and fill what is missing with random numbers: 28 GB of them."""
+    make.model("llava").save_pretrained(tmp_path)
+    make.processor("llava").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"text_config": text}))
+    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", lambda *_, **__: pytest.fail("it was built"))
+
+    with pytest.raises(UserError, match=r"describes more than 3,0\d\d M parameters, and its weights have"):
         load(str(tmp_path))
