@@ -23,6 +23,7 @@ from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import listed_file, resolve_below
 from reflectune.core.questions import malformed
 from reflectune.core.types import Evidence, FollowUp, Question
+from reflectune.data_builders.parts import is_in_part
 from reflectune.data_builders.readers.registry import METRIC_OF
 from reflectune.metrics.registry import METRICS, Metric, find_metric_name
 from reflectune.retrieval.knowledge_base import KnowledgeBase
@@ -52,9 +53,15 @@ _LATER = frozenset({"follow_ups"})
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set folder. Nothing is read before it is asked for."""
+    """A data set folder. Nothing is read before it is asked for.
+
+    Attributes:
+        root: The folder.
+        part: Of its questions those in this part alone, e.g. `1/2` (`is_in_part`); "": all.
+    """
 
     root: Path
+    part: str = ""
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -73,7 +80,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """What the data set's content hashes to, as its builder wrote it down."""
+        """What the whole data set's content hashes to, as its builder wrote it down."""
         return str(self.manifest["fingerprint"])
 
     @cached_property
@@ -83,11 +90,11 @@ class Dataset:
 
     def questions(self, split: str) -> list[Question]:
         """The questions of a split, in the order of the file."""
-        return read_questions(self.root, split)
+        return list(self.stream(split))
 
     def stream(self, split: str) -> Iterator[Question]:
         """The questions of a split one after the other; memory holds a few thousand."""
-        return stream_questions(self.root, split)
+        return (question for question in stream_questions(self.root, split) if is_in_part(question, self.part))
 
 
 def image_roots(folder: str | Path) -> tuple[Path, ...]:

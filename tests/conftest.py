@@ -136,16 +136,21 @@ def own_precision() -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run that all of pytest-xdist's workers share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session", autouse=True)
-def own_builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_builds(shared_folder: Path) -> Iterator[None]:
     """DeepSpeed builds in a folder of this run: the lock of a build that was killed makes every later one wait.
 
-    All of pytest-xdist's workers share it: torch lets one of them build, and the others wait.
+    torch lets one worker build, and the others wait.
     """
-    base = tmp_path_factory.getbasetemp()
-    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "torch_extensions"))
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(shared_folder / "torch_extensions"))
         yield
 
 

@@ -14,6 +14,7 @@ from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.annotators.choice import NAMES
 from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.mr2ag.examples import Recipe, StringFilter
+from reflectune.data_builders.parts import part_problem
 from reflectune.models.names import encoder_name
 from reflectune.models.remote.endpoint import RemoteConfig
 
@@ -25,6 +26,9 @@ class BuildConfig(RemoteConfig):
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
     output: str = setting("", "folder for the reflection data", check=checks.output_of("reflection.json"))
     split: str = setting("train", "whose questions", check=checks.split_name)
+    part: str = setting(
+        "", "of the questions only a part, e.g. 1/2, divided by entity; default: all", check=part_problem
+    )
     index: str = setting("", "index folder, for hard negatives")
     encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
     device: str = setting("auto", "where the encoder runs: cpu, cuda, or auto", check=checks.device)
@@ -121,6 +125,7 @@ _SHOWN: Final[Mapping[str, Callable[[str], str]]] = {"llm_url": shown_url, "llm_
 """What takes the secrets out of a setting."""
 
 _LATER: Final[Mapping[str, Any]] = {
+    "part": "",
     "string_filter": "strict",
     "known_sections": True,
     "visual_split": "",

@@ -53,7 +53,7 @@ def _visual(dataset: Dataset, config: BuildConfig, beside: int | None, rng: rand
 
     Without any beside them (None) all of them, or `limit`.
     """
-    other = Dataset(Path(config.visual_dataset)) if config.visual_dataset else dataset
+    other = Dataset(Path(config.visual_dataset), config.part) if config.visual_dataset else dataset
     split = config.visual_split or config.split
     total = _count(other, split, _is_visual)
     if not total and config.visual_ratio and (config.visual_dataset or config.visual_split):

@@ -10,6 +10,7 @@ from reflectune.core import checks
 from reflectune.core.config import DTYPES, bound_problems, setting
 from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
+from reflectune.data_builders.parts import part_problem
 from reflectune.data_builders.probing.asking import Asking
 from reflectune.models.names import encoder_name, model_name
 from reflectune.models.processing.image_config import ImageKeys
@@ -24,6 +25,11 @@ class ProbeConfig(MetricConfig, ImageKeys):
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
     split: str = setting("train", "whose questions", check=checks.split_name)
+    part: str = setting(
+        "",
+        "of the questions only a part, e.g. 2/2, divided by entity: one that the model was not trained on",
+        check=part_problem,
+    )
     index: str = setting("", "index folder over the data set's knowledge base")
     encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
     model: str = setting("", "the target model: base, checkpoint or adapter of mmkb_rag", check=model_name)

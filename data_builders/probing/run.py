@@ -49,7 +49,7 @@ def run(config: ProbeConfig) -> None:
     """
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=_PATIENCE)
     device = str(state.device) if config.device == "auto" else config.device
-    dataset = Dataset(Path(config.dataset))
+    dataset = Dataset(Path(config.dataset), config.part)
     bem = config.open_bem(device)
     config.metric = config.scored_by(config.dataset)
     questions = select_questions(dataset, config.split, visual=config.visual, limit=config.limit, seed=config.seed)
@@ -100,6 +100,7 @@ def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded, bem: Bem | N
         "knowledge": dataset.knowledge.fingerprint,
         "index": file_fingerprint(Path(config.index, "manifest.json")),
         **{name: getattr(config, name) for name in _DECIDES},
+        "part": config.part or None,  # probes that are older than the key have none
         **({"metric": f"{config.metric} (BEM {bem.fingerprint})"} if bem else {}),
     }
 

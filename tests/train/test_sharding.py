@@ -4,6 +4,7 @@ DeepSpeed builds a small library at first use (and its Adam for offloading): a f
 imports, so runs under the same launch config share one, and all sharded runs are compared with the same DDP runs.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -113,23 +114,18 @@ def launch(tmp_path: Path, data_folder: Path) -> Callable[..., None]:
     return start
 
 
-@pytest.fixture(scope="session")
-def ddp_runs() -> dict[str, Path]:
-    """Output folders of the DDP runs that were done so far, by their name."""
-    return {}
-
-
 @pytest.fixture
-def ddp(
-    launch: Callable[..., None], models: Callable[[Family], Path], tmp_path: Path, ddp_runs: dict[str, Path]
-) -> dict[str, Path]:
-    """Output folders of DDP's runs: of each family, and of adapters; all done in one launch, once."""
-    if not ddp_runs:
-        runs = [Run(tmp_path / f"ddp_{family}", models(family), BEST) for family in ("llava", "qwen2_vl")]
-        runs.append(Run(tmp_path / "ddp_adapters", models("llava"), LORA))
-        launch("cpu_2_processes", *runs)
-        ddp_runs |= {run.output.name.removeprefix("ddp_"): run.output for run in runs}
-    return ddp_runs
+def ddp(launch: Callable[..., None], models: Callable[[Family], Path], shared_folder: Path) -> dict[str, Path]:
+    """Output folders of DDP's runs: of each family, and of adapters; all done in one launch, once for all workers."""
+    folder = shared_folder / "ddp"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            runs = [Run(folder / family, models(family), BEST) for family in ("llava", "qwen2_vl")]
+            launch("cpu_2_processes", *runs, Run(folder / "adapters", models("llava"), LORA))
+            (folder / "done").touch()
+    return {name: folder / name for name in ("llava", "qwen2_vl", "adapters")}
 
 
 @pytest.fixture

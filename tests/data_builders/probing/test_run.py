@@ -94,6 +94,7 @@ def test_a_higher_limit_adds_questions(straight: Path, config: Make) -> None:
         ({"seed": 1}, "`seed`"),
         ({"model": "miniature/qwen2_vl"}, "`model`"),
         ({"samples": 2}, "`samples`"),
+        ({"part": "1/2"}, "`part` was None, is now '1/2'"),
         ({"image_fit": "pad"}, "`model`"),  # it would see other pictures
     ],
     ids=str,
