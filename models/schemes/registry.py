@@ -52,17 +52,17 @@ def load_scheme(folder: str | Path) -> Scheme:
     missing = [name for name in names if name not in saved] if isinstance(saved, dict) else names
     if missing:
         raise UserError(f"{path} lacks {', '.join(missing)}; take the file that was saved with the checkpoint")
-    known = find_scheme(saved["name"])
+    known = find_scheme(str(saved["name"]))
     scheme = dataclasses.replace(known, **{name: saved[name] for name in names})
-    absent = [role for role in known.tokens if role not in scheme.tokens]
-    if absent:
-        raise UserError(
-            f"{path} has no token for {', '.join(absent)}; take the file that was saved with the checkpoint"
-        )
     if saved.get("fingerprint") != scheme.fingerprint:
         raise UserError(
             f"{path} was changed after it was saved (its fingerprint is {saved.get('fingerprint')}, its content's "
             f"{scheme.fingerprint}); the weights were trained with the saved one: restore it"
+        )
+    absent = [role for role in known.tokens if role not in scheme.tokens]
+    if absent:
+        raise UserError(
+            f"{path} has no token for {', '.join(absent)}; take the file that was saved with the checkpoint"
         )
     missing_prompts = [prompt for prompt in known.prompts if prompt not in scheme.prompts]
     if missing_prompts:

@@ -71,7 +71,9 @@ def _spoil(**changes):
     [
         (_spoil(prompts={"read_short": "{passage} Guess."}), "was changed after it was saved"),
         (_spoil(tokens=None), "lacks tokens"),
-        (_spoil(tokens={"relevant": "[Relevant]"}), "no token for retrieve, no_retrieve, irrelevant"),
+        (lambda content: content | {"tokens": None}, "was changed after it was saved"),
+        (lambda content: content | {"prompts": [1]}, "was changed after it was saved"),
+        (lambda content: content | {"name": ["mr2ag"]}, "unknown scheme"),
     ],
 )
 def test_a_spoilt_scheme_file_is_refused(spoil, says, tmp_path):
@@ -86,6 +88,12 @@ def test_a_checkpoint_that_learned_other_prompts_is_refused(tmp_path):
     earlier = {"read": "{passage} Answer.", "read_multi_answer": "{passage} Answer with '&&'."}
     replace(MR2AG, prompts=earlier).save(tmp_path)
     with pytest.raises(UserError, match=r"has no prompt answer_short, .*trained by an earlier version.*train it again"):
+        load_scheme(tmp_path)
+
+
+def test_a_checkpoint_of_a_version_with_fewer_tokens_is_refused(tmp_path):
+    replace(MR2AG, tokens={"relevant": "[Relevant]"}).save(tmp_path)
+    with pytest.raises(UserError, match="no token for retrieve, no_retrieve, irrelevant"):
         load_scheme(tmp_path)
 
 
