@@ -39,11 +39,14 @@ MINUTES = {
     "mr2ag": 20,
     "plain_tuned": 25,
     "evaluate": 30,
+    "reader_questions": 3,
+    "reader_data": 7,
+    "reader_tuned": 20,
     "reader": 1,
     "probe": 45,
     "labels": 1,
     "mmkb": 45,
-    "evaluate_mmkb": 20,
+    "evaluate_mmkb": 30,
     "quick": 10,
 }
 """About how long each stage takes on two idle cores."""
@@ -90,8 +93,21 @@ def stages() -> dict[str, list[str]]:
         "mr2ag": recipe("train.sft", "mr2ag_lora"),
         "plain_tuned": recipe("train.sft", "plain_lora"),
         "evaluate": recipe("inference.evaluate", "evaluate"),
+        # the model that is probed learns one half of the entities, and is asked about the other
+        "reader_questions": [
+            *recipe("data_builders.build_mr2ag", "mr2ag_data"),
+            *("--part", "1/2", "--output", str(RUN / "reader_questions")),
+        ],
+        "reader_data": [
+            *recipe("data_builders.build_plain", "plain_data"),
+            *("--reflection", str(RUN / "reader_questions"), "--output", str(RUN / "reader_data")),
+        ],
+        "reader_tuned": [
+            *recipe("train.sft", "plain_lora"),
+            *("--train_data", str(RUN / "reader_data"), "--output_dir", str(RUN / "reader_tuned")),
+        ],
         "reader": [
-            *(*python, "reflectune.train.merge", "--checkpoint", str(RUN / "plain_tuned")),
+            *(*python, "reflectune.train.merge", "--checkpoint", str(RUN / "reader_tuned")),
             *("--output", str(RUN / "reader")),
         ],
         "probe": recipe("data_builders.probe", "probe"),
@@ -230,7 +246,12 @@ def pipelines_of(metrics: dict[str, Any]) -> list[str]:
     for name, scores in metrics["pipelines"].items():
         lines.append(f"| `{name}` | {shown(scores['overall'])} |")
     lines += [f"| {name} | {shown(lead)} |" for name, lead in metrics["comparisons"].items()]
-    return [*lines, "", "The tuned baselines' model, `runs/pocket/reader`, answers in all of them."]
+    return [
+        *lines,
+        "",
+        "`runs/pocket/reader`, tuned as the baselines on half of the entities and probed on the others, answers in all",
+        "but those called tuned, which were tuned on all of them.",
+    ]
 
 
 def page(table: list[Mark], mr2ag: dict[str, Any], mmkb: dict[str, Any], minutes: dict[str, float], looked: str) -> str:
