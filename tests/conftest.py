@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from reflectune.core.errors import UserError
@@ -152,6 +154,87 @@ def own_builds(shared_folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_EXTENSIONS_DIR", str(shared_folder / "torch_extensions"))
         yield
+
+
+class Program:
+    """A Python program that runs in a process of its own, with the part of `subprocess.Popen` that tests use.
+
+    Args:
+        pid: Its process id.
+        folder: Where its output and its exit status are written.
+    """
+
+    def __init__(self, pid: int, folder: Path) -> None:
+        self.pid, self._folder = pid, folder
+
+    @property
+    def stdout(self) -> str:
+        """What it has written so far."""
+        return (self._folder / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        """What it has complained of so far."""
+        return (self._folder / "stderr").read_text()
+
+    def poll(self) -> int | None:
+        """Its exit status, or None while it runs."""
+        status = self._folder / "status"
+        return int(status.read_text()) if status.exists() else None
+
+    def wait(self, timeout: float = 300) -> int:
+        """Its exit status, once it has ended."""
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            assert time.monotonic() < deadline, f"it still runs after {timeout} seconds: {self.stderr[-3000:]}"
+            time.sleep(0.01)
+        return status
+
+    def kill(self) -> None:
+        """`kill -9` to it and to the processes that it started."""
+        program = psutil.Process(self.pid)
+        for process in [program, *program.children(recursive=True)]:
+            process.kill()
+        self.wait()
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[subprocess.Popen[str]]:
+    """The process that programs are forked from."""
+    script = str(Path(__file__).with_name("fork_server.py"))
+    with subprocess.Popen(
+        [sys.executable, script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as server:
+        yield server
+        server.kill()
+
+
+@pytest.fixture
+def start_program(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Sequence[str]], Program]:
+    """Starts `python -m module …` from an empty folder, with the libraries imported already."""
+
+    def start(arguments: Sequence[str]) -> Program:
+        server: subprocess.Popen[str] = request.getfixturevalue("fork_server")
+        folder = tmp_path_factory.mktemp("program")
+        (folder / "elsewhere").mkdir()
+        files = {name: str(folder / name) for name in ("stdout", "stderr", "status")}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        asked = {"argv": list(arguments), "cwd": str(folder / "elsewhere"), "env": environment, **files}
+        assert server.stdin is not None
+        assert server.stdout is not None
+        print(json.dumps(asked), file=server.stdin, flush=True)
+        program = Program(int(server.stdout.readline()), folder)
+        while not (folder / "stderr").exists():
+            time.sleep(0.001)
+        return program
+
+    return start
 
 
 @pytest.fixture

@@ -188,24 +188,17 @@ def losses(history: Callable[..., list[dict[str, Any]]]) -> Callable[[str | Path
 
 
 @pytest.fixture
-def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.Popen[str]]:
-    """Starts a run in a process of its own, or in several that meet over gloo, as a user would: from any folder."""
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a run in several processes that meet over gloo, as a user would: from any folder."""
     root, elsewhere = Path(__file__).parents[2], tmp_path_factory.mktemp("elsewhere")
 
-    def begin(config: SftConfig, processes: int = 1) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "reflectune.train.sft"]
-        if processes > 1:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = str(free.getsockname()[1])
-            command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", port]
-            command += ["--config_file", str(root / "configs/accelerate/cpu_2_processes.yaml")]
-            command += ["--num_processes", str(processes), str(root / "train/sft.py")]
-        for item in dataclasses.fields(config):
-            value = getattr(config, item.name)
-            if value not in (None, [], {}, ""):
-                texts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-                command += [f"--{item.name}", *map(str, texts)]
+    def begin(config: SftConfig, processes: int) -> subprocess.Popen[str]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", port]
+        command += ["--config_file", str(root / "configs/accelerate/cpu_2_processes.yaml")]
+        command += ["--num_processes", str(processes), str(root / "train/sft.py"), *options(config)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
             command,
@@ -220,11 +213,38 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.
 
 
 @pytest.fixture
-def finish(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
+def typed() -> Callable[[SftConfig], list[str]]:
+    """A config as it is typed."""
+    return options
+
+
+def options(config: SftConfig) -> list[str]:
+    """A config as it is typed."""
+    typed = []
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if value not in (None, [], {}, ""):
+            texts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+            typed += [f"--{item.name}", *map(str, texts)]
+    return typed
+
+
+@pytest.fixture
+def start(start_program: Callable[..., Any]) -> Callable[[SftConfig], Any]:
+    """Starts a run in a process of its own."""
+    return lambda config: start_program(["-m", "reflectune.train.sft", *options(config)])
+
+
+@pytest.fixture
+def finish(start: Callable[..., Any], launch: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
     """Runs a config to its end in processes of its own."""
 
     def run(config: SftConfig, processes: int = 1) -> None:
-        with start(config, processes) as process:
+        if processes == 1:
+            program = start(config)
+            assert program.wait() == 0, program.stderr[-3000:]
+            return
+        with launch(config, processes) as process:
             _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors[-3000:]
 
@@ -232,18 +252,19 @@ def finish(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
 
 
 @pytest.fixture
-def killed(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
+def killed(start: Callable[..., Any], launch: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
     """Starts a run and kills it with all its processes, some seconds after a file of its folder appears."""
 
     def run(config: SftConfig, wait_for: str, delay: float = 0.0, processes: int = 1) -> None:
-        with start(config, processes) as process:
-            while not Path(config.output_dir, wait_for).exists():
-                assert process.poll() is None, process.stderr.read() if process.stderr else ""
-                time.sleep(0.001)
-            time.sleep(delay)
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-            process.kill()
+        program = start(config) if processes == 1 else launch(config, processes)
+        while not Path(config.output_dir, wait_for).exists():
+            assert program.poll() is None, "it ended before it was killed"
+            time.sleep(0.001)
+        time.sleep(delay)
+        for child in psutil.Process(program.pid).children(recursive=True):
+            child.kill()
+        program.kill()
+        program.wait()
 
     return run
 

@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -424,7 +423,10 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
 
 @pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_weights(
-    config: Callable[..., GrpoConfig], tmp_path: Path, assert_equal_weights: Callable[..., None]
+    config: Callable[..., GrpoConfig],
+    tmp_path: Path,
+    assert_equal_weights: Callable[..., None],
+    start_program: Callable[..., Any],
 ) -> None:
     """`kill -9` while answers are measured, while a later round is, and when a checkpoint's folder appears."""
     changes: dict[str, Any] = {"retrieval_cost": 0.3, "max_steps": 12, "refresh_steps": 5, "save_steps": 2}
@@ -432,14 +434,13 @@ def test_a_killed_process_resumes_to_the_same_weights(
     run(straight)
 
     for sign in ("rewards/round-000/parts", "checkpoint-4", "rewards/round-001/parts", "checkpoint-8"):
-        with subprocess.Popen(
-            command(killed, tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=ENVIRONMENT
-        ) as process:
-            while not Path(killed.output_dir, sign).exists():
-                assert process.poll() is None, process.stderr.read() if process.stderr else ""
-                time.sleep(0.001)
-            process.send_signal(signal.SIGKILL)
-    subprocess.run(command(killed, tmp_path), check=True, capture_output=True, env=ENVIRONMENT)
+        program = start_program(["-m", "reflectune.train.grpo", *options(killed, tmp_path)])
+        while not Path(killed.output_dir, sign).exists():
+            assert program.poll() is None, program.stderr
+            time.sleep(0.001)
+        program.kill()
+    program = start_program(["-m", "reflectune.train.grpo", *options(killed, tmp_path)])
+    assert program.wait() == 0, program.stderr
 
     assert_equal_weights(straight.output_dir, killed.output_dir)
 
@@ -459,7 +460,7 @@ def test_two_processes_train_the_weights_of_one(
         port = str(free.getsockname()[1])
     launch = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", port]
     launch += ["--config_file", str(ROOT / "configs/accelerate/cpu_2_processes.yaml"), str(ROOT / "train/grpo.py")]
-    done = subprocess.run([*launch, *command(two, tmp_path)[3:]], capture_output=True, text=True, env=ENVIRONMENT)
+    done = subprocess.run([*launch, *options(two, tmp_path)], capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-3000:]
 
     for name in ("loss", "reward", "kl"):
@@ -471,13 +472,13 @@ def test_two_processes_train_the_weights_of_one(
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def command(config: GrpoConfig, folder: Path) -> list[str]:
-    """The command line of a config, by way of a YAML file."""
+def options(config: GrpoConfig, folder: Path) -> list[str]:
+    """A config as it is typed, by way of a YAML file."""
     path = folder / f"{Path(config.output_dir).name}.yaml"
     keys = [item.name for item in dataclasses.fields(config) if item.init]
     plain = {key: value for key in keys if (value := getattr(config, key)) is not None}
     path.write_text(yaml.safe_dump({**plain, "k": str(config.k)}))
-    return [sys.executable, "-m", "reflectune.train.grpo", "--config", str(path)]
+    return ["--config", str(path)]
 
 
 def test_later_rounds_are_measured_with_later_weights(config: Callable[..., GrpoConfig]) -> None:

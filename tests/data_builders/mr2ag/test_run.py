@@ -1,7 +1,5 @@
 import dataclasses
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -395,15 +393,17 @@ def llm_arguments(run: BuildConfig, url: str) -> list[str]:
     ]
 
 
-def run_build(arguments: list[str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "reflectune.data_builders.build_mr2ag", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
 @pytest.mark.slow
 def test_a_kill_during_annotation_changes_nothing_and_pays_for_nothing_twice(
-    config: Callable[..., BuildConfig], folder: Path, tmp_path: Path, stub_server: Callable[..., Any]
+    config: Callable[..., BuildConfig],
+    folder: Path,
+    tmp_path: Path,
+    stub_server: Callable[..., Any],
+    start_program: Callable[..., Any],
 ) -> None:
+    def start(run: BuildConfig) -> Any:
+        return start_program(["-m", "reflectune.data_builders.build_mr2ag", *llm_arguments(run, server.url)])
+
     faults: list[dict[str, Any]] = [
         {"status": 429, "body": "", "retry_after": "0.02"},
         {"body": "<html>"},
@@ -414,24 +414,21 @@ def test_a_kill_during_annotation_changes_nothing_and_pays_for_nothing_twice(
         judge, lambda text, number: faults[len(text) % 4] if number < len(text) % 3 else {}, seconds=0.05
     )
     killed = config(output=str(tmp_path / "killed"))
-    process = run_build(llm_arguments(killed, server.url))
-    while sum(server.delivered.values()) < 20 and process.poll() is None:
+    program = start(killed)
+    while sum(server.delivered.values()) < 20 and program.poll() is None:
         time.sleep(0.01)
-    process.kill()
-    _, said = process.communicate()
-    assert process.returncode == -9, said.decode()
+    program.kill()
+    assert program.poll() == -9, program.stderr
     time.sleep(0.3)
     before = dict(server.delivered)
-    process = run_build(llm_arguments(killed, server.url))
-    _, said = process.communicate()
-    assert process.returncode == 0, said.decode()
+    program = start(killed)
+    assert program.wait() == 0, program.stderr
 
     twice = [text for text, times in server.delivered.items() if times > 1]
     assert len(before) < len(server.delivered) == 36  # 12 entities of three paragraphs each, asked about once
     assert len(twice) <= 2  # what was under way at the kill
     straight = config(output=str(tmp_path / "straight"))
-    process = run_build(llm_arguments(straight, server.url))
-    process.communicate()
+    assert start(straight).wait() == 0
     for name in ("train.parquet", STATISTICS):
         assert Path(killed.output, name).read_bytes() == Path(straight.output, name).read_bytes()
     numbers = json.loads(Path(killed.output, STATISTICS).read_text())["train"]

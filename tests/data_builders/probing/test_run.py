@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -152,45 +153,47 @@ def test_bad_questions_stop_or_are_listed(config: Make, world: Path, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_killed_runs_end_as_one_that_was_not(straight: Path, config: Make, processes: int) -> None:
+def test_killed_runs_end_as_one_that_was_not(
+    straight: Path, config: Make, processes: int, start_program: Callable[..., Any]
+) -> None:
     """`kill -9` as soon as rows appear, twice; with two processes the second start has one, the last two again."""
+
+    def start(count: int) -> Any:
+        if count == 1:
+            return start_program(["-m", "reflectune.data_builders.probe", *flags(wanted)])
+        accelerate = str(Path(sys.executable).with_name("accelerate"))
+        launch = str(REPOSITORY / "configs/accelerate/cpu_2_processes.yaml")
+        command = [accelerate, "launch", "--config_file", launch, "--main_process_port", "0"]
+        return subprocess.Popen(
+            [*command, str(REPOSITORY / "data_builders/probe.py"), *flags(wanted)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
     wanted = config("killed")
     for rows, count in ((1, processes), (5, 1)):
-        kill_after(rows, wanted, count)
-    subprocess.run(command(wanted, processes), check=True, capture_output=True, env=environment())
+        kill_after(rows, wanted, start(count))
+    assert start(processes).wait() == 0
 
     assert content(wanted.output) == content(straight)
 
 
-def kill_after(rows: int, wanted: ProbeConfig, processes: int) -> None:
-    """Start probing and kill the launcher and its processes once so many rows are on the disk."""
-    process = subprocess.Popen(
-        command(wanted, processes),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(),
-    )
+def kill_after(rows: int, wanted: ProbeConfig, process: Any) -> None:
+    """Kill a launcher or program and its processes once so many rows are on the disk."""
     deadline = time.monotonic() + 120
     while sum(log.read_bytes().count(b"\n") - 1 for log in Path(wanted.output).glob("log-*.jsonl")) < rows:
         assert process.poll() is None, "it ended before it was killed"
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    for each in [process, *psutil.Process(process.pid).children(recursive=True)]:
+    for each in psutil.Process(process.pid).children(recursive=True):
         each.kill()
+    process.kill()
     process.wait()
 
 
-def command(wanted: ProbeConfig, processes: int) -> list[str]:
+def flags(wanted: ProbeConfig) -> list[str]:
+    """A config as it is typed."""
     default = ProbeConfig()
     values = {name: value for name, value in dataclasses.asdict(wanted).items() if value != getattr(default, name)}
-    flags = [part for name, value in values.items() for part in (f"--{name}", str(value))]
-    if processes == 1:
-        return [sys.executable, "-m", "reflectune.data_builders.probe", *flags]
-    accelerate = str(Path(sys.executable).with_name("accelerate"))
-    launch = str(REPOSITORY / "configs/accelerate/cpu_2_processes.yaml")
-    options = ("--config_file", launch, "--main_process_port", "0")
-    return [accelerate, "launch", *options, str(REPOSITORY / "data_builders/probe.py"), *flags]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+    return [part for name, value in values.items() for part in (f"--{name}", str(value))]

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -256,7 +255,7 @@ def test_mr2ags_tables_from_finished_runs(run, encoder, checkpoints, tmp_path) -
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_tables_of_one(run, encoder, checkpoints, tmp_path) -> None:
+def test_two_processes_make_the_tables_of_one(run, encoder, checkpoints, tmp_path, start_program) -> None:
     """Stages are the first one's alone: as one of two, a training would wait for the other, which answers nothing."""
     if checkpoints.family != "llava":
         pytest.skip("the sharding is the same for every family")
@@ -275,12 +274,15 @@ def test_two_processes_make_the_tables_of_one(run, encoder, checkpoints, tmp_pat
         }
         shutil.rmtree(run / "plain_checkpoint", ignore_errors=True)  # so that there is something to train
         reflection_data(run)
-        done = subprocess.run(
-            command(settings, processes), capture_output=True, text=True, env=ENVIRONMENT, timeout=580
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.count("# mR²AG's ablations in miniature") == 1
-        assert done.stdout.count("== baselines' fine-tuning, seed 0: about") == 1
+        flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+        if processes == 1:
+            program = start_program(["-m", "reflectune.inference.tables", *flags])
+            assert program.wait(timeout=580) == 0, program.stderr[-3000:]
+            said = program.stdout
+        else:
+            said = launched(flags)
+        assert said.count("# mR²AG's ablations in miniature") == 1
+        assert said.count("== baselines' fine-tuning, seed 0: about") == 1
         answers = output / "answers" / "mr2ag-0"
         assert not (answers / "parts").exists()
         tables = json.loads((output / "tables.json").read_text())["tables"]
@@ -298,13 +300,12 @@ def reflection_data(run: Path) -> None:
     write_questions(run / "world", "train", [dataclasses.replace(q, split="train") for q in questions])
 
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def command(settings: dict[str, Any], processes: int) -> list[str]:
-    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    if processes == 1:
-        return [sys.executable, "-m", "reflectune.inference.tables", *flags]
+def launched(flags: list[str]) -> str:
+    """What two processes say."""
     accelerate = str(Path(sys.executable).with_name("accelerate"))
     launch = ["--config_file", str(ROOT / "configs/accelerate/cpu_2_processes.yaml"), "--main_process_port", "0"]
-    return [accelerate, "launch", *launch, str(ROOT / "inference/tables.py"), *flags]
+    command = [accelerate, "launch", *launch, str(ROOT / "inference/tables.py"), *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=580)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

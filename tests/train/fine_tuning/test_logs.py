@@ -3,6 +3,8 @@
 import json
 import sqlite3
 import struct
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -182,7 +184,10 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_a_problem(
 
 @pytest.mark.slow
 def test_nothing_is_sent_unless_it_is_asked_for(
-    config: Callable[..., SftConfig], finish: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    config: Callable[..., SftConfig],
+    typed: Callable[[SftConfig], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """A whole run, with nothing in its environment that forbids telemetry, and with eyes on every connection."""
     watcher = """
@@ -205,6 +210,7 @@ def test_nothing_is_sent_unless_it_is_asked_for(
     monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
     for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    finish(config(max_steps=2))
+    command = [sys.executable, "-m", "reflectune.train.sft", *typed(config(max_steps=2))]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
 
     assert set((tmp_path / "seen").read_text().splitlines()) == {"watching"}

@@ -1,10 +1,9 @@
 """Merged, adapted and reloaded: the same function, for both families, tied and untied, padded and not."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,23 +121,22 @@ def test_what_cannot_be_merged_is_said_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_merges_and_a_base_that_is_gone_is_one_line(
-    base_model: Callable[..., Path], tmp_path: Path
+    base_model: Callable[..., Path], tmp_path: Path, start_program: Callable[..., Any]
 ) -> None:
     base = base_model("llava")
     adapter(base, tmp_path / "adapter")
-    command = [sys.executable, "-m", "reflectune.train.merge", "--checkpoint", str(tmp_path / "adapter"), "--output"]
+    command = ["-m", "reflectune.train.merge", "--checkpoint", str(tmp_path / "adapter"), "--output"]
 
-    done = subprocess.run([*command, str(tmp_path / "merged")], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = start_program([*command, str(tmp_path / "merged")])
+    assert done.wait() == 0, done.stderr
     assert load(str(tmp_path / "merged")).is_tuned
-    again = subprocess.run([*command, str(tmp_path / "merged")], capture_output=True, text=True, cwd=tmp_path)
-    assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stderr
-    other = [*command, str(tmp_path / "merged"), "--dtype", "bfloat16"]
-    refused = subprocess.run(other, capture_output=True, text=True, cwd=tmp_path)
-    assert refused.returncode == 2
+    again = start_program([*command, str(tmp_path / "merged")])
+    assert (again.wait(), "nothing to do" in again.stdout) == (0, True), again.stderr
+    refused = start_program([*command, str(tmp_path / "merged"), "--dtype", "bfloat16"])
+    assert refused.wait() == 2
     assert "is there already, and of another merge; choose another folder" in refused.stderr
     base.rename(tmp_path / "moved")
-    gone = subprocess.run([*command, str(tmp_path / "other")], capture_output=True, text=True, cwd=tmp_path)
-    assert gone.returncode == 2
+    gone = start_program([*command, str(tmp_path / "other")])
+    assert gone.wait() == 2
     assert f"error: no model at {base}" in gone.stderr
     assert not (tmp_path / "other").exists()
