@@ -32,8 +32,11 @@ INFO_FILE = "reflectune.json"
 ADAPTER_FILE = "adapter_config.json"
 _OF_ADAPTERS = ("base_model", "seed")
 """What the record of an adapter must say."""
-SAVED = "saved_files"
-"""In `reflectune.json`: a hash of the checkpoint's weights and their config, held against the files at loading."""
+SAVED, SAVED_PROCESSOR = "saved_files", "saved_processor"
+"""In `reflectune.json`: hashes of the weights and their config, and of what reads and writes texts and reads pictures.
+
+They are held against the files at loading.
+"""
 
 
 @dataclass(frozen=True)
@@ -171,8 +174,12 @@ def save_checkpoint(
 
 
 def write_info(folder: Path, info: Mapping[str, Any]) -> None:
-    """Write `reflectune.json` beside a checkpoint's finished files, with a hash of its weights and their config."""
-    write_json(folder / INFO_FILE, {**info, SAVED: file_fingerprint(*_saved_files(folder))})
+    """Write `reflectune.json` beside a checkpoint's finished files, with hashes of them."""
+    saved = {
+        SAVED: file_fingerprint(*_saved_files(folder)),
+        SAVED_PROCESSOR: file_fingerprint(*_processor_files(folder)),
+    }
+    write_json(folder / INFO_FILE, {**info, **saved})
 
 
 def read_info(folder: str | Path) -> dict[str, Any]:
@@ -340,16 +347,33 @@ def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
     weights = FiniteFiles(f"the model {source}", set(source.glob("model*.safetensors")))
     hashed = file_fingerprint(*_saved_files(source), read=weights.read)
     weights.check()
-    saved = read_info(source).get(SAVED, hashed) if (source / INFO_FILE).is_file() else hashed
-    if hashed != saved:
-        raise UserError(
-            f"the weights or the config in {source} are not those that were saved there: copy the folder again; if "
-            f"you changed them, take `{SAVED}` out of its {INFO_FILE}"
-        )
+    _check_saved(source, hashed)
     return hashed
+
+
+def _check_saved(folder: Path, weights: str) -> None:
+    """Refuse a checkpoint of which files are not those that were saved, by the hashes in its record.
+
+    Args:
+        folder: The checkpoint's; one without a record, or with an earlier version's, says nothing of its files.
+        weights: The hash of its weights and their config.
+    """
+    record = read_info(folder) if (folder / INFO_FILE).is_file() else {}
+    for key, what in ((SAVED, "weights or the config"), (SAVED_PROCESSOR, "tokenizer or the image processor")):
+        if key in record and record[key] != (weights if key == SAVED else file_fingerprint(*_processor_files(folder))):
+            raise UserError(
+                f"the {what} in {folder} are not those that were saved there: copy the folder again; if you changed "
+                f"them, take `{key}` out of its {INFO_FILE}"
+            )
 
 
 def _saved_files(folder: Path) -> list[Path]:
     """A checkpoint's weights, and the configs that say how they are used."""
     configs = (folder / name for name in ("config.json", ADAPTER_FILE))
     return [*sorted(folder.glob("*.safetensors")), *filter(Path.is_file, configs)]
+
+
+def _processor_files(folder: Path) -> list[Path]:
+    """What decides how a checkpoint's pictures and texts are read, and its answers written."""
+    names = ("processor_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json")
+    return [path for name in names if (path := folder / name).is_file()]

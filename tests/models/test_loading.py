@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from reflectune.core.errors import UserError
 from reflectune.models.attention.shared import attention_of
 from reflectune.models.attention.tree import collate
-from reflectune.models.loading import INFO_FILE, SAVED, Loaded, load, read_info, save_checkpoint
+from reflectune.models.loading import INFO_FILE, SAVED, SAVED_PROCESSOR, Loaded, load, read_info, save_checkpoint
 from reflectune.models.schemes.base import SCHEME_FILE
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
@@ -147,19 +147,37 @@ def raise_epsilon(config: Path) -> None:
     config.write_text(json.dumps(values))
 
 
+def leave_colours_alone(processor: Path) -> None:
+    """Change what the model sees of a picture."""
+    values = json.loads(processor.read_text())
+    values["image_processor"]["do_normalize"] = None
+    processor.write_text(json.dumps(values))
+
+
+def drop_decoder(tokenizer: Path) -> None:
+    """Change how answers are written."""
+    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"decoder": None}))
+
+
 @pytest.mark.parametrize(
-    ("name", "change"),
-    [("model.safetensors", flip_lowest_bit), ("config.json", raise_epsilon)],
-    ids=["weights", "config"],
+    ("name", "change", "what"),
+    [
+        ("model.safetensors", flip_lowest_bit, "weights or the config"),
+        ("config.json", raise_epsilon, "weights or the config"),
+        ("processor_config.json", leave_colours_alone, "tokenizer or the image processor"),
+        ("tokenizer.json", drop_decoder, "tokenizer or the image processor"),
+    ],
+    ids=["weights", "config", "pictures", "tokenizer"],
 )
-def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path, name, change):
+def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path, name, change, what):
     copy = copy_without(tuned[0], tmp_path)
     change(Path(copy, name))
-    with pytest.raises(UserError, match="not those that were saved there"):
+    with pytest.raises(UserError, match=f"the {what} in .* are not those that were saved there"):
         load(copy)
-    info = {key: value for key, value in read_info(copy).items() if key != SAVED}
+    info = {key: value for key, value in read_info(copy).items() if key not in (SAVED, SAVED_PROCESSOR)}
     Path(copy, INFO_FILE).write_text(json.dumps(info))  # as one who meant it does, and as it was in earlier versions
-    assert load(copy).fingerprint != tuned[1].fingerprint
+    changed = load(copy)
+    assert name == "tokenizer.json" or changed.fingerprint != tuned[1].fingerprint
 
 
 @pytest.mark.parametrize(
