@@ -20,9 +20,9 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from reflectune.models.names import shipped_folder
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Rendered
-from reflectune.models.shipped import shipped_folder
 from reflectune.models.weights.pretrained import load_processor
 
 IMAGE_TOKEN = 3

@@ -17,6 +17,7 @@ from reflectune.core.durable import read_record, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.weights import UNLOADABLE, FiniteFiles, checking_finite
+from reflectune.models.names import shipped_folder
 from reflectune.models.processing.image_config import AS_IN_PROCESSOR, ImageSettings
 from reflectune.models.processing.image_fitting import fit_images, images_fingerprint, images_in_words
 from reflectune.models.rendering.renderer import Renderer
@@ -24,7 +25,6 @@ from reflectune.models.schemes.base import SCHEME_FILE, Scheme
 from reflectune.models.schemes.reading import READ_WITH, check_reading, reading_record
 from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.schemes.tokens import add_reflection_tokens, known_tokens
-from reflectune.models.shipped import shipped_folder
 from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor
 from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes
 

@@ -1,20 +1,49 @@
-"""Whether a model's name can stand for a model: checks of config keys that load nothing and ask nobody."""
+"""Models by name: where a shipped one lies, and whether a name can stand for a model.
+
+`miniature/…` is shipped with this installation, `pocket/…` fetched on first use. The checks are for config keys: they
+load nothing and ask nobody.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from reflectune.core.checks import short
 from reflectune.core.errors import UserError
-from reflectune.models.shipped import shipped_folder
+from reflectune.models import miniature
 
 MODEL_FILES: Final = ("config.json", "adapter_config.json")
 """One of them is in every model's folder."""
 
+_MINIATURE, _POCKET = "miniature/", "pocket/"
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}(/[\w][\w.-]{0,95})?", re.ASCII)
+
+
+def shipped_folder(name: str) -> Path | None:
+    """The folder of a model by such a name; None for any other name, which is a folder or a hub id.
+
+    `pocket/language`, `pocket/vision` and `pocket/text` are fetched, and `pocket/llava` is built, if they aren't in the
+    user's cache.
+
+    Raises:
+        UserError: There is no model of this name, or it can't be fetched.
+    """
+    if name.startswith(_POCKET):
+        from reflectune.models.pocket.llava import pocket_folder  # slow to import
+
+        return pocket_folder(name)
+    if not name.startswith(_MINIATURE):
+        return None
+    miniatures = Path(next(iter(miniature.__path__)))
+    folder = miniatures / name.removeprefix(_MINIATURE)
+    if not (folder / "config.json").is_file():
+        known = sorted(f"{_MINIATURE}{path.parent.name}" for path in miniatures.glob("*/config.json"))
+        raise UserError(f"no model {name}; this installation has {', '.join(known) or 'none'}")
+    return folder
 
 
 def model_name(value: str) -> str:
@@ -39,7 +68,7 @@ def bem_name(value: str) -> str:
 def _named(value: str, files: Sequence[str]) -> str:
     if not value or value == "pocket/clip":
         return ""
-    if value.startswith("pocket/"):
+    if value.startswith(_POCKET):
         from reflectune.models.pocket.llava import pocket_names
 
         known = pocket_names()

@@ -22,11 +22,10 @@ from reflectune.core.types import Entry, Question
 from reflectune.data_builders.dataset import LOOK_ALIKES, MANIFEST, built_manifest, write_questions
 from reflectune.data_builders.gallery.card import card
 from reflectune.data_builders.gallery.collecting import Collection, collect_facts
-from reflectune.data_builders.gallery.contact_sheet import write_contact_sheet
 from reflectune.data_builders.gallery.entities import Entity, Look, make_entities
 from reflectune.data_builders.gallery.facts import entry_of
-from reflectune.data_builders.gallery.link_page import write_link_page
 from reflectune.data_builders.gallery.linking import Links, link_pictures, read_reviewed
+from reflectune.data_builders.gallery.pages import write_contact_sheet, write_link_page
 from reflectune.data_builders.gallery.questions import Amounts, Interviewer, image_path
 from reflectune.data_builders.gallery.sources.categories import CATEGORIES
 from reflectune.data_builders.gallery.sources.pictures import Picture, Unusable, read_picture

@@ -1,4 +1,4 @@
-"""The settings of `probe.py`."""
+"""The settings of `probe.py`, and of them what says how a model is asked."""
 
 from __future__ import annotations
 
@@ -11,12 +11,35 @@ from reflectune.core.config import DTYPES, bound_problems, setting
 from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.data_builders.parts import part_problem
-from reflectune.data_builders.probing.asking import Asking
 from reflectune.models.names import encoder_name, model_name
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.retrieval.passages import Lead
 
 SCHEME = "mmkb_rag"
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a model is asked.
+
+    Attributes:
+        max_new_tokens: The longest answer.
+        samples: Answers drawn beside the greedy one, for the rule `rate`.
+        temperature: That they are drawn with.
+        seed: Of the draws, together with the question's and the passage's id.
+        gold: Whether to score the accepted answer too, for the rule `margin`.
+        summary: How several relevant documents are summed up: by the model's own `words`, by the `sentences` that it
+            finds most telling, or not at all.
+        max_summary_tokens: The longest summary in words.
+    """
+
+    max_new_tokens: int = 32
+    samples: int = 0
+    temperature: float = 1.0
+    seed: int = 0
+    gold: bool = True
+    summary: str = "none"
+    max_summary_tokens: int = 96
 
 
 @dataclass

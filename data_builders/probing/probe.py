@@ -12,7 +12,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
-from reflectune.data_builders.probing.asking import Asking
+from reflectune.data_builders.probing.config import Asking
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply, finite_sum
 from reflectune.data_builders.probing.summaries import add_sentences, add_words
 from reflectune.metrics.registry import Worth

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.weights import UNLOADABLE, check_finite, check_names
-from reflectune.models.shipped import shipped_folder
+from reflectune.models.names import shipped_folder
 from reflectune.models.weights.pretrained import without_load_report
 from reflectune.retrieval.encoders.catalogue import CATALOGUE
 

@@ -6,8 +6,7 @@ import pytest
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
-from reflectune.data_builders.probing.asking import Asking
-from reflectune.data_builders.probing.config import ProbeConfig
+from reflectune.data_builders.probing.config import Asking, ProbeConfig
 
 
 def folders(tmp_path: Path) -> list[str]:

@@ -21,7 +21,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.data_builders.dataset import Dataset, write_questions
-from reflectune.data_builders.probing.asking import Asking
+from reflectune.data_builders.probing.config import Asking
 from reflectune.data_builders.probing.labels import Rule, ret_label
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.inference.config import ReadingConfig

@@ -12,7 +12,7 @@ from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.partials import writing
-from reflectune.models.shipped import shipped_folder
+from reflectune.models.names import shipped_folder
 from reflectune.models.weights import assembly
 from reflectune.train.llava.config import RECORD, AssembleConfig
 

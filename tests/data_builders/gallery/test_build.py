@@ -15,8 +15,8 @@ from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.gallery import entities
 from reflectune.data_builders.gallery.build import CARD, LINK_PAGE, PICTURES, Settings, build_gallery
 from reflectune.data_builders.gallery.collecting import Collection
-from reflectune.data_builders.gallery.contact_sheet import FILE
 from reflectune.data_builders.gallery.linking import read_reviewed
+from reflectune.data_builders.gallery.pages import CONTACT_SHEET
 from reflectune.data_builders.gallery.questions import SPLITS, Amounts
 from reflectune.data_builders.gallery.relations import RELATIONS, SUBJECTS
 from reflectune.retrieval.passages import split_passages
@@ -158,7 +158,7 @@ def test_the_folder_is_described(tmp_path: Path, sources: Collection) -> None:
     page = (tmp_path / "out" / LINK_PAGE).read_text()
     assert "The lion is a large cat of the genus Panthera." in page
     assert page.count("data:image/webp") == 12
-    assert (tmp_path / "out" / FILE).is_file()
+    assert (tmp_path / "out" / CONTACT_SHEET).is_file()
 
 
 def test_a_bad_picture_stops_the_build(tmp_path: Path, sources: Collection) -> None:

@@ -13,7 +13,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.probing.asking import Asking
+from reflectune.data_builders.probing.config import Asking
 from reflectune.data_builders.probing.labels import Rule, ret_label, srt_labels
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.data_builders.probing.records import Probe

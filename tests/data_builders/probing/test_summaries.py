@@ -8,7 +8,7 @@ import pytest
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.probing.asking import Asking
+from reflectune.data_builders.probing.config import Asking
 from reflectune.data_builders.probing.labels import Rule, srt_labels
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.data_builders.probing.records import Probe

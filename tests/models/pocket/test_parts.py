@@ -27,10 +27,10 @@ from transformers import (
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load, resolve, save_checkpoint
+from reflectune.models.names import shipped_folder
 from reflectune.models.pocket import converting, fetch, llava, parts
 from reflectune.models.pocket.pack import pack
 from reflectune.models.pocket.packages import Package
-from reflectune.models.shipped import shipped_folder
 from reflectune.models.weights.adapters import load_adapter
 from reflectune.train.setup.parameters import add_adapters
 
