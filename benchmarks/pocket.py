@@ -315,6 +315,7 @@ def main() -> None:
     looked, evaluated = written("looked.json"), written(f"{reports[0]}/metrics.json")
     evaluated_mmkb = {} if arguments.quick else written("evaluation_mmkb/metrics.json")
     said = (RUN / "looked.md").read_text() if looked else ""
+    minutes = {name: minutes[name] for name in commands if name in minutes}
     text = page(marks(looked, evaluated, evaluated_mmkb), evaluated, evaluated_mmkb, minutes, said)
     print(text)
     print("reports:", *(RUN / folder / "report.html" for folder in reports))
