@@ -112,7 +112,7 @@ def _check_size(source: str, config: Any) -> None:
     """
     stored = sum(path.stat().st_size for path in Path(source).glob("*.safetensors"))
     text = config.get_text_config()
-    sizes = [
+    sizes: list[Any] = [
         getattr(text, name, None) for name in ("hidden_size", "vocab_size", "num_hidden_layers", "intermediate_size")
     ]
     if not stored or not all(isinstance(size, int) for size in sizes):
