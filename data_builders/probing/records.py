@@ -101,15 +101,29 @@ def stream_probe_file(path: Path) -> Iterator[Probe]:
     """The probes of one Parquet file, in order, some hundreds of them in memory at a time.
 
     Raises:
-        UserError: The file is missing, damaged, or lacks a column.
+        UserError: The file is missing, damaged, or lacks a column, or a number in it is none that a probe can have.
     """
     fix = "copy it again, or probe again"
     try:
         with open_parquet(path, fix) as file:
             for row in stream_rows(file, schema_of(Probe)):
-                yield from_row(Probe, row)
+                probe = from_row(Probe, row)
+                _check_numbers(probe)
+                yield probe
     except (KeyError, ValueError) as error:
         raise UserError(f"{path} is no readable file of probes: {error}; {fix}") from error
+
+
+def _check_numbers(probe: Probe) -> None:
+    """Raise a `ValueError` for a correctness outside of [0, 1] or a log-probability or score that is not finite."""
+    replies = [*probe.replies, *(reply for document in probe.documents for reply in document.replies)]
+    log_probs = [probe.gold_log_prob, *(document.gold_log_prob for document in probe.documents)]
+    log_probs += [reply.log_prob for reply in replies]
+    numbers = [number for number in log_probs if number is not None] + [document.score for document in probe.documents]
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(f"question {probe.question_id} has a log-probability or score that is no finite number")
+    if not all(0 <= reply.correctness <= 1 for reply in replies):
+        raise ValueError(f"question {probe.question_id} has a reply whose correctness is not in [0, 1]")
 
 
 def finite_sum(log_probs: Sequence[float]) -> float | None:

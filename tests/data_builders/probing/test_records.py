@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
@@ -41,6 +41,7 @@ probes = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(probes, max_size=3))
 def test_a_probe_comes_back_from_json_and_parquet(made: list[Probe]) -> None:
     assert [from_row(Probe, json.loads(json.dumps(to_row(probe)))) for probe in made] == made
@@ -65,3 +66,28 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"(?s){message}") as caught:
             list(stream_probe_file(tmp_path / f"{name}.parquet"))
         assert f"{name}.parquet" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (
+            Probe("q1", gold_log_prob=float("inf")),
+            "question q1 has a log-probability or score that is no finite number",
+        ),
+        (Probe("q1", (Reply("x", 1.0, float("nan")),)), "question q1 has a log-probability"),
+        (Probe("q1", (Reply("x", 1.5, -1.0),)), r"question q1 has a reply whose correctness is not in \[0, 1\]"),
+        (Probe("q1", (Reply("x", float("nan"), -1.0),)), "correctness is not in"),
+        (
+            Probe("q1", documents=(DocumentProbe(Passage("e", 0, 0, "E", "", "", "It."), float("-inf"), 1, ()),)),
+            "question q1 has a log-probability or score",
+        ),
+    ],
+    ids=["gold", "reply", "too right", "not a number", "score"],
+)
+def test_a_number_that_no_probe_has_is_refused(tmp_path: Path, broken: Probe, said: str) -> None:
+    path = tmp_path / "probes.parquet"
+    pq.write_table(pa.Table.from_pylist([to_row(broken)], schema=schema_of(Probe)), path)
+
+    with pytest.raises(UserError, match=f"probes.parquet is no readable file of probes: .*{said}"):
+        list(stream_probe_file(path))
