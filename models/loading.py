@@ -174,12 +174,11 @@ def save_checkpoint(
 
 
 def write_info(folder: Path, info: Mapping[str, Any]) -> None:
-    """Write `reflectune.json` beside a checkpoint's finished files, with hashes of them."""
-    saved = {
-        SAVED: file_fingerprint(*_saved_files(folder)),
-        SAVED_PROCESSOR: file_fingerprint(*_processor_files(folder)),
-    }
-    write_json(folder / INFO_FILE, {**info, **saved})
+    """Write `reflectune.json` beside a checkpoint's finished files, with hashes of those that are there."""
+    saved = {SAVED: file_fingerprint(*_saved_files(folder))}
+    if files := _processor_files(folder):
+        saved[SAVED_PROCESSOR] = file_fingerprint(*files)
+    write_json(folder / INFO_FILE, {key: value for key, value in info.items() if key != SAVED_PROCESSOR} | saved)
 
 
 def read_info(folder: str | Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.reading.collaborators import open_plain, open_tuned
-from reflectune.models.loading import load
+from reflectune.models.loading import load, read_info, write_info
 from reflectune.models.processing.image_config import ImageSettings
 from reflectune.models.processing.image_fitting import fit_images
 
@@ -30,6 +30,7 @@ def checkpoint(checkpoints: SimpleNamespace, family: str, tmp_path: Path) -> str
     processor = load(str(folder)).processor
     fit_images(processor, family, OTHERWISE[family][0])
     processor.save_pretrained(folder)
+    write_info(folder, read_info(folder))
     return str(folder)
 
 
