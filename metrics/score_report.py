@@ -14,6 +14,7 @@ from reflectune.metrics.predictions import PredictionFile, read_predictions
 from reflectune.metrics.registry import Metric, Mode, evqa_candidate
 from reflectune.metrics.score_table import compare, retrieval_table, table
 from reflectune.metrics.scoring import Joined, Scored, join, score
+from reflectune.metrics.vqa import CANNOT_MATCH, can_match
 
 
 def score_files(
@@ -54,6 +55,7 @@ def score_files(
             scored.append(score(joined, metric, mode, bem))
             run["scores"] = table(scored[-1], seed)
             run["connected_lists"] = _connected_lists(joined, metric)
+            run["unmatchable"] = _unmatchable(joined, metric)
             if judging is not None:
                 run["judge"] = _judged(joined, judging)
         report["runs"].append(run)
@@ -77,6 +79,8 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield from _score_lines(run.get("scores", {}))
         if run.get("connected_lists"):
             yield f"  `&&` was read as a comma in {run['connected_lists']} answers: official code parts lists at commas"
+        if run.get("unmatchable"):
+            yield f"  {run['unmatchable']} questions have {CANNOT_MATCH}"
         yield from _judge_lines(run.get("judge"))
         yield from _retrieval_lines(run["retrieval"])
     if "difference" in report:
@@ -93,6 +97,11 @@ def _connected_lists(joined: Joined, metric: Metric) -> int:
     if metric not in ("infoseek", "evqa", "evqa_exact", "exact_match"):
         return 0
     return sum(evqa_candidate(str(p.answer), q) != p.answer for q, p in joined.pairs)
+
+
+def _unmatchable(joined: Joined, metric: Metric) -> int:
+    """Questions of which no prediction can be right."""
+    return sum(bool(q.answers) and not can_match(q.answers) for q, _ in joined.pairs) if metric == "vqa" else 0
 
 
 def _of_touched_splits(file: PredictionFile, questions: Sequence[Question]) -> list[Question]:

@@ -20,6 +20,11 @@ _LONE_STOP = re.compile(r"\.(?!\d)")
 _COMMA_IN_NUMBER = re.compile(r"\d,\d")
 _ARTICLES = frozenset({"a", "an", "the"})
 _STOPS_DELETED = 32
+CANNOT_MATCH = (
+    "answers that VQA's metric matches with no prediction, e.g. for capital letters, which a prediction loses, or for "
+    "want of a second annotator"
+)
+"""What a reader of the scores must know of questions for which `can_match` is false."""
 
 
 def soft_accuracy(prediction: str, answers: Sequence[str]) -> float:
@@ -38,6 +43,15 @@ def soft_accuracy(prediction: str, answers: Sequence[str]) -> float:
     matches = [reference == given for reference in references]
     total = sum(matches)
     return sum(min(1.0, (total - match) / 3) for match in matches) / len(matches)
+
+
+def can_match(answers: Sequence[str]) -> bool:
+    """Whether one of the annotators' answers, given as the prediction, scores above 0.
+
+    None does that has a capital letter, an article or a number in words, which the prediction loses and the references
+    keep; and none where a single annotator answered, since each is compared with the others.
+    """
+    return any(soft_accuracy(answer, answers) > 0 for answer in set(answers))
 
 
 def percent(value: float) -> float:

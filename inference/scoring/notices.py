@@ -8,6 +8,7 @@ from typing import Any
 
 from reflectune.core.types import Question
 from reflectune.inference.scoring.scores import Measure, Traces, traces_of_reflecting
+from reflectune.metrics.vqa import CANNOT_MATCH, can_match
 
 MINIATURE_PARAMETERS = 50_000_000
 """A model with fewer parameters is a miniature."""
@@ -83,6 +84,8 @@ def _left_out(questions: Sequence[Question], traces: Traces, metrics: Mapping[st
             "The official overall score needs questions of both an unseen_question and an unseen_entity split; it is "
             "left out."
         )
+    if measure.metric == "vqa" and (lost := sum(bool(q.answers) and not can_match(q.answers) for q in official)):
+        told.append(f"{lost} questions have {CANNOT_MATCH}.")
     if measure.metric == "evqa_exact":
         told.append("E-VQA's score without BEM is a lower bound of the official one, and not to be set beside it.")
     if metrics["too_long_for_bem"]:

@@ -87,6 +87,8 @@ def test_the_data_set_says_its_metric_and_the_config_another(tmp_path: Path) -> 
         "cover_match, official mode"
         in run("--predictions", path, "--dataset", folder, "--metric", "cover_match").stdout
     )
+    unmatchable = run("--predictions", path, "--dataset", folder, "--metric", "vqa").stdout
+    assert "1 questions have answers that VQA's metric matches with no prediction" in unmatchable
     write_json(folder / "dataset.json", {"fingerprint": "f"})
     refused = run("--predictions", path, "--dataset", folder)
     assert refused.returncode == 2

@@ -47,3 +47,19 @@ def test_percent_has_two_decimals() -> None:
 def test_no_annotator_is_an_error() -> None:
     with pytest.raises(ValueError, match="none"):
         vqa.soft_accuracy("x", [])
+
+
+@pytest.mark.parametrize(
+    ("answers", "possible"),
+    [
+        (["oak"] * 10, True),
+        (["Oak"] * 10, False),
+        (["Oak"] * 7 + ["oak"] * 3, True),
+        (["oak"], False),
+        (["oak", "ash"], True),
+        (["an oak"] * 10, False),
+        ([], False),
+    ],
+)
+def test_answers_that_no_prediction_matches_are_known(answers: list[str], possible: bool) -> None:
+    assert vqa.can_match(answers) == possible

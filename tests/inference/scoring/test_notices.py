@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Measure
@@ -10,8 +12,8 @@ LARGE = ModelFacts("model", "llava-1.5-7b", "f", 7_000_000_000)
 WORLD = {"looks": {"e1": {"kind": "owl"}}}
 
 
-def told(questions, traces, manifest, models) -> str:
-    measure = Measure("infoseek")
+def told(questions, traces, manifest, models, metric="infoseek") -> str:
+    measure = Measure(metric)
     metrics = evaluate(questions, traces, measure=measure, gamma=0.5, seed=0)
     return "\n".join(notices(questions, traces, metrics, manifest, models, measure))
 
@@ -49,6 +51,14 @@ def test_questions_without_truth_are_counted(make) -> None:
     unknown = [questions[0], questions[1].__class__(id="q001", image="i", text="t", split="val_unseen_entity")]
     traces = {"closed_book": {"q000": make.trace(0), "q001": make.trace(1)}}
     assert "1 questions have no answer that this metric can score" in told(unknown, traces, {}, [LARGE])
+
+
+def test_answers_that_vqas_metric_never_matches_are_counted(make) -> None:
+    questions = [dataclasses.replace(make.question(i), answers=(said,) * 10) for i, said in enumerate(("Oak", "oak"))]
+    traces = {"closed_book": {q.id: make.trace(i) for i, q in enumerate(questions)}}
+    assert "1 questions have answers that VQA's metric matches with no" in told(questions, traces, {}, [LARGE], "vqa")
+    assert "VQA's metric" not in told(questions[1:], traces, {}, [LARGE], "vqa")
+    assert "VQA's metric" not in told(questions, traces, {}, [LARGE], "exact_match")
 
 
 def test_what_is_missing_from_mmkb_rags_measurements_is_said(make) -> None:
