@@ -357,9 +357,12 @@ def _check_saved(folder: Path, weights: str) -> None:
         folder: The checkpoint's; one without a record, or with an earlier version's, says nothing of its files.
         weights: The hash of its weights and their config.
     """
-    record = read_info(folder) if (folder / INFO_FILE).is_file() else {}
+    if not (folder / INFO_FILE).is_file():
+        return
+    record = read_info(folder)
+    now = {SAVED: weights, SAVED_PROCESSOR: file_fingerprint(*_processor_files(folder))}
     for key, what in ((SAVED, "weights or the config"), (SAVED_PROCESSOR, "tokenizer or the image processor")):
-        if key in record and record[key] != (weights if key == SAVED else file_fingerprint(*_processor_files(folder))):
+        if record.get(key, now[key]) != now[key]:
             raise UserError(
                 f"the {what} in {folder} are not those that were saved there: copy the folder again; if you changed "
                 f"them, take `{key}` out of its {INFO_FILE}"
