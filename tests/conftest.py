@@ -21,6 +21,9 @@ import pytest
 
 from reflectune.core.errors import UserError
 
+ROOT = Path(__file__).parents[1]
+TWO_PROCESSES = ROOT / "configs/accelerate/cpu_2_processes.yaml"
+
 Fault = dict[str, Any]
 """What to do wrong: `{"status": 429, "retry_after": "0.05"}`, `{"body": "<html>"}`, `{"broken": True}` (half of it),
 `{"seconds": 2}` (late), `{"trickle": 0.1}` (seconds before each byte), `{"cookie": "a=b"}`; {} for nothing."""
@@ -224,7 +227,8 @@ def start_program(
         folder = tmp_path_factory.mktemp("program")
         (folder / "elsewhere").mkdir()
         files = {name: str(folder / name) for name in ("stdout", "stderr", "status")}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # DeepSpeed looks for ninja
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": programs}
         asked = {"argv": list(arguments), "cwd": str(folder / "elsewhere"), "env": environment, **files}
         assert server.stdin is not None
         assert server.stdout is not None
@@ -233,6 +237,17 @@ def start_program(
         while not (folder / "stderr").exists():
             time.sleep(0.001)
         return program
+
+    return start
+
+
+@pytest.fixture
+def start_launch(start_program: Callable[[Sequence[str]], Program]) -> Callable[..., Program]:
+    """Starts `accelerate launch … SCRIPT …` from an empty folder, with the libraries imported already."""
+
+    def start(script: str | Path, arguments: Sequence[str], settings: str | Path = TWO_PROCESSES) -> Program:
+        options = ["--config_file", str(settings), "--main_process_port", "0"]
+        return start_program(["launch", *options, str(ROOT / script), *arguments])
 
     return start
 

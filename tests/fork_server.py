@@ -2,10 +2,12 @@
 
     python tests/fork_server.py
 
-Reads one JSON object a line: `argv` as after `python` (`-m module …`), `cwd`, `env`, and the files `stdout`, `stderr`
-and `status`, which gets the exit status when the program ends. Answers each by the program's process id.
+Reads one JSON object a line: `argv` as after `python` (`-m module …`) or as after `accelerate` (`launch …`), `cwd`,
+`env`, and the files `stdout`, `stderr` and `status`, which gets the exit status when the program ends. Answers each by
+the program's process id. A launch is accelerate's and torchrun's own, but that its processes are forks too.
 """
 
+import dataclasses
 import importlib
 import json
 import os
@@ -14,8 +16,13 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from accelerate.commands import launch
+from torch.distributed import run as torchrun
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 COMMANDS = (
     *("train.sft", "train.grpo", "train.merge", "data_builders.probe", "data_builders.build_mr2ag"),
@@ -63,18 +70,47 @@ def run(asked: dict[str, Any]) -> NoReturn:
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
-    _, module, *arguments = asked["argv"]
-    sys.argv = [module, *arguments]
     warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
+    kind, *rest = asked["argv"]
     code = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        start(rest) if kind == "launch" else run_module(*rest)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
         code = 1
     sys.exit(code)  # what runs at the end of a program runs
+
+
+def run_module(module: str, *arguments: str) -> None:
+    """`python -m module …`."""
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def start(arguments: Sequence[str]) -> None:
+    """`accelerate launch …`."""
+    torchrun.elastic_launch = forking
+    sys.argv = ["accelerate-launch", *arguments]
+    launch.main()
+
+
+def forking(config: LaunchConfig, entrypoint: str) -> Callable[..., Any]:
+    """What torchrun starts processes with, where `entrypoint` is Python: they are forks, and import nothing again."""
+    assert entrypoint == sys.executable
+    return elastic_launch(dataclasses.replace(config, start_method="fork"), run_script)
+
+
+def run_script(*arguments: str) -> None:
+    """`python [-u] script …`, as one of a launch's processes."""
+    script, *rest = [argument for argument in arguments if argument != "-u"]
+    sys.argv = [script, *rest]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 if __name__ == "__main__":

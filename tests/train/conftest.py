@@ -1,16 +1,11 @@
 import dataclasses
 import json
-import os
 import random
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import psutil
 import pytest
 import torch
 from PIL import Image
@@ -188,31 +183,6 @@ def losses(history: Callable[..., list[dict[str, Any]]]) -> Callable[[str | Path
 
 
 @pytest.fixture
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.Popen[str]]:
-    """Starts a run in several processes that meet over gloo, as a user would: from any folder."""
-    root, elsewhere = Path(__file__).parents[2], tmp_path_factory.mktemp("elsewhere")
-
-    def begin(config: SftConfig, processes: int) -> subprocess.Popen[str]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", port]
-        command += ["--config_file", str(root / "configs/accelerate/cpu_2_processes.yaml")]
-        command += ["--num_processes", str(processes), str(root / "train/sft.py"), *options(config)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=elsewhere,
-        )
-
-    return begin
-
-
-@pytest.fixture
 def typed() -> Callable[[SftConfig], list[str]]:
     """A config as it is typed."""
     return options
@@ -230,41 +200,39 @@ def options(config: SftConfig) -> list[str]:
 
 
 @pytest.fixture
-def start(start_program: Callable[..., Any]) -> Callable[[SftConfig], Any]:
-    """Starts a run in a process of its own."""
-    return lambda config: start_program(["-m", "reflectune.train.sft", *options(config)])
+def start(start_program: Callable[..., Any], start_launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Starts a run in processes of its own: in one, or in two that meet over gloo."""
+
+    def begin(config: SftConfig, processes: Literal[1, 2] = 1) -> Any:
+        if processes == 1:
+            return start_program(["-m", "reflectune.train.sft", *options(config)])
+        return start_launch("train/sft.py", options(config))
+
+    return begin
 
 
 @pytest.fixture
-def finish(start: Callable[..., Any], launch: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
+def finish(start: Callable[..., Any]) -> Callable[..., None]:
     """Runs a config to its end in processes of its own."""
 
-    def run(config: SftConfig, processes: int = 1) -> None:
-        if processes == 1:
-            program = start(config)
-            assert program.wait() == 0, program.stderr[-3000:]
-            return
-        with launch(config, processes) as process:
-            _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors[-3000:]
+    def run(config: SftConfig, processes: Literal[1, 2] = 1) -> None:
+        program = start(config, processes)
+        assert program.wait() == 0, program.stderr[-3000:]
 
     return run
 
 
 @pytest.fixture
-def killed(start: Callable[..., Any], launch: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
+def killed(start: Callable[..., Any]) -> Callable[..., None]:
     """Starts a run and kills it with all its processes, some seconds after a file of its folder appears."""
 
-    def run(config: SftConfig, wait_for: str, delay: float = 0.0, processes: int = 1) -> None:
-        program = start(config) if processes == 1 else launch(config, processes)
+    def run(config: SftConfig, wait_for: str, delay: float = 0.0, processes: Literal[1, 2] = 1) -> None:
+        program = start(config, processes)
         while not Path(config.output_dir, wait_for).exists():
             assert program.poll() is None, "it ended before it was killed"
             time.sleep(0.001)
         time.sleep(delay)
-        for child in psutil.Process(program.pid).children(recursive=True):
-            child.kill()
         program.kill()
-        program.wait()
 
     return run
 

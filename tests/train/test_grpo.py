@@ -6,10 +6,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -448,28 +444,24 @@ def test_a_killed_process_resumes_to_the_same_weights(
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
 def test_two_processes_train_the_weights_of_one(
-    config: Callable[..., GrpoConfig], tmp_path: Path, scheme: str, weights: Callable[..., dict[str, torch.Tensor]]
+    config: Callable[..., GrpoConfig],
+    tmp_path: Path,
+    scheme: str,
+    weights: Callable[..., dict[str, torch.Tensor]],
+    start_launch: Callable[..., Any],
 ) -> None:
     """DDP over gloo with the same global batch: answers are measured by turns, and fillers count for nothing."""
     changes: dict[str, Any] = {"scheme": scheme, "retrieval_cost": 0.3, "max_steps": 5, "refresh_steps": 3}
     one = config("one", per_device_train_batch_size=4, **changes)
     two = config("two", per_device_train_batch_size=2, **changes)
     run(one)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    launch = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", port]
-    launch += ["--config_file", str(ROOT / "configs/accelerate/cpu_2_processes.yaml"), str(ROOT / "train/grpo.py")]
-    done = subprocess.run([*launch, *options(two, tmp_path)], capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr[-3000:]
+    program = start_launch("train/grpo.py", options(two, tmp_path))
+    assert program.wait() == 0, program.stderr[-3000:]
 
     for name in ("loss", "reward", "kl"):
         assert logged(two.output_dir, name) == pytest.approx(logged(one.output_dir, name), rel=1e-3, abs=1e-6)
     for name, weight in weights(one.output_dir).items():
         torch.testing.assert_close(weights(two.output_dir)[name], weight, rtol=1e-3, atol=1e-4)
-
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def options(config: GrpoConfig, folder: Path) -> list[str]:

@@ -7,11 +7,8 @@ imports, so runs under the same launch config share one, and all sharded runs ar
 import fcntl
 import json
 import math
-import os
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -95,7 +92,7 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def launch(tmp_path: Path, data_folder: Path) -> Callable[..., None]:
+def launch(tmp_path: Path, data_folder: Path, start_launch: Callable[..., Any]) -> Callable[..., None]:
     """Does runs, one after the other, on two processes."""
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", [*examples[:6], *examples[18:23]])  # odd: one process reads more
@@ -104,12 +101,8 @@ def launch(tmp_path: Path, data_folder: Path) -> Callable[..., None]:
         for run in runs:
             run.notes.mkdir(exist_ok=True)
         (tmp_path / "runs.json").write_text(json.dumps([run.settings(data_folder) for run in runs]))
-        command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--main_process_port", str(free_port())]
-        command += ["--config_file", str(launch_config(name, tmp_path)), str(WORKER), str(tmp_path / "runs.json")]
-        own_programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # DeepSpeed looks for ninja
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": own_programs}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr[-3000:]
+        program = start_launch(WORKER, [str(tmp_path / "runs.json")], launch_config(name, tmp_path))
+        assert program.wait() == 0, program.stderr[-3000:]
 
     return start
 

@@ -2,16 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from reflectune.core.errors import UserError
@@ -154,22 +150,18 @@ def test_bad_questions_stop_or_are_listed(config: Make, world: Path, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killed_runs_end_as_one_that_was_not(
-    straight: Path, config: Make, processes: int, start_program: Callable[..., Any]
+    straight: Path,
+    config: Make,
+    processes: int,
+    start_program: Callable[..., Any],
+    start_launch: Callable[..., Any],
 ) -> None:
     """`kill -9` as soon as rows appear, twice; with two processes the second start has one, the last two again."""
 
     def start(count: int) -> Any:
         if count == 1:
             return start_program(["-m", "reflectune.data_builders.probe", *flags(wanted)])
-        accelerate = str(Path(sys.executable).with_name("accelerate"))
-        launch = str(REPOSITORY / "configs/accelerate/cpu_2_processes.yaml")
-        command = [accelerate, "launch", "--config_file", launch, "--main_process_port", "0"]
-        return subprocess.Popen(
-            [*command, str(REPOSITORY / "data_builders/probe.py"), *flags(wanted)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        return start_launch("data_builders/probe.py", flags(wanted))
 
     wanted = config("killed")
     for rows, count in ((1, processes), (5, 1)):
@@ -186,10 +178,7 @@ def kill_after(rows: int, wanted: ProbeConfig, process: Any) -> None:
         assert process.poll() is None, "it ended before it was killed"
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    for each in psutil.Process(process.pid).children(recursive=True):
-        each.kill()
     process.kill()
-    process.wait()
 
 
 def flags(wanted: ProbeConfig) -> list[str]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -255,7 +252,7 @@ def test_mr2ags_tables_from_finished_runs(run, encoder, checkpoints, tmp_path) -
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_tables_of_one(run, encoder, checkpoints, tmp_path, start_program) -> None:
+def test_two_processes_make_the_tables_of_one(run, encoder, checkpoints, tmp_path, start_program, start_launch) -> None:
     """Stages are the first one's alone: as one of two, a training would wait for the other, which answers nothing."""
     if checkpoints.family != "llava":
         pytest.skip("the sharding is the same for every family")
@@ -277,10 +274,10 @@ def test_two_processes_make_the_tables_of_one(run, encoder, checkpoints, tmp_pat
         flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
         if processes == 1:
             program = start_program(["-m", "reflectune.inference.tables", *flags])
-            assert program.wait(timeout=580) == 0, program.stderr[-3000:]
-            said = program.stdout
         else:
-            said = launched(flags)
+            program = start_launch("inference/tables.py", flags)
+        assert program.wait(timeout=580) == 0, program.stderr[-3000:]
+        said = program.stdout
         assert said.count("# mR²AG's ablations in miniature") == 1
         assert said.count("== baselines' fine-tuning, seed 0: about") == 1
         answers = output / "answers" / "mr2ag-0"
@@ -298,14 +295,3 @@ def reflection_data(run: Path) -> None:
     write_examples(run / "reflection" / "train.parquet", examples)
     write_manifest(run / "reflection", Manifest("mr2ag", (run / "world").resolve(), {"train": "0"}))
     write_questions(run / "world", "train", [dataclasses.replace(q, split="train") for q in questions])
-
-
-def launched(flags: list[str]) -> str:
-    """What two processes say."""
-    accelerate = str(Path(sys.executable).with_name("accelerate"))
-    launch = ["--config_file", str(ROOT / "configs/accelerate/cpu_2_processes.yaml"), "--main_process_port", "0"]
-    command = [accelerate, "launch", *launch, str(ROOT / "inference/tables.py"), *flags]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=580)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
