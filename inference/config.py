@@ -9,9 +9,10 @@ from typing import Literal
 from reflectune.core import checks
 from reflectune.core.config import DTYPES, bound_problems, setting
 from reflectune.inference.selection.document_choice import Mct
-from reflectune.models.names import encoder_name, model_name
+from reflectune.models.names import model_name
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.models.schemes.registry import reflecting_schemes
+from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
@@ -42,12 +43,10 @@ AUTO = Count("auto")
 
 
 @dataclass
-class PipelineConfig(RerankerConfig, ImageKeys):
+class PipelineConfig(RerankerConfig, RetrieverConfig, ImageKeys):
     """What every pipeline needs but whether to retrieve: the models, the knowledge base, and how to read."""
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
-    index: str = setting("", "index folder; needed by what retrieves")
-    encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
     model: str = setting("", "checkpoint that was fine-tuned to reflect")
     base_model: str = setting("", "plain model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer")
     plain_model: str = setting("", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)")
@@ -103,9 +102,7 @@ class PipelineConfig(RerankerConfig, ImageKeys):
             issues.append("`dataset` is needed: a data set folder, e.g. the output of build_world")
         elif not Path(self.dataset, "dataset.json").is_file():
             issues.append(f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world wrote")
-        if self.index and not Path(self.index, "manifest.json").is_file():
-            issues.append(f"`index`: {self.index} has no manifest.json; build it with reflectune.retrieval.build_index")
-        return issues + self.reranker_problems()
+        return issues + self.reranker_problems() + self.retriever_problems()
 
     def roles(self) -> list[ModelRole]:
         """The keys whose models are loaded; another one may name a checkpoint that isn't made yet."""

@@ -18,6 +18,7 @@ from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
 from reflectune.core.rejected import REJECTED, ROWS_LEFT_OUT
 from reflectune.models.names import encoder_name
+from reflectune.retrieval.stores.names import store_name
 
 
 @dataclass
@@ -33,14 +34,19 @@ class IndexConfig:
     )
     batch_size: int = setting(64, "entries encoded together", low=1)
     shard_rows: int = setting(4096, "entries put on the disk together; what a crash costs at most", low=1)
+    store: str = setting(
+        "auto",
+        "what is searched: auto (by size), exact, faiss, or a Milvus server's address (http://host:19530, or a file "
+        "*.db)%(default).0s",
+        repr=False,
+        check=store_name,
+    )
     device: str = setting("auto", "cpu, cuda, cuda:1, or auto", check=checks.device)
     on_error: Literal["stop", "skip"] = setting(
         "stop", "what to do about a bad image: stop, or leave it out, list and count it"
     )
-    verify: bool = setting(
-        False, "compare a finished index's large files whole with their checksums, and add these if there are none"
-    )
-    dry_run: bool = setting(False, "check the encoder and every image's path, and stop")
+    verify: bool = setting(False, "compare a finished index's large files whole with their checksums")
+    dry_run: bool = setting(False, "check the encoder and every image's path, say what it takes, and stop")
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
@@ -63,37 +69,37 @@ def run(config: IndexConfig) -> int:
         UserError: See `reflectune.retrieval.index_building.build_index`.
     """
     from reflectune.retrieval.encoders.encoder import load_encoder  # slow to import: after the config is right
-    from reflectune.retrieval.index import left_out
+    from reflectune.retrieval.index import left_out, recall_of
     from reflectune.retrieval.index_building import build_index
+    from reflectune.retrieval.index_planning import check_room, describe_plan, missing_images, plan_index
     from reflectune.retrieval.knowledge_base import KnowledgeBase
 
     kb = KnowledgeBase(config.knowledge)
     encoder = load_encoder(config.encoder, device=config.device)
     if config.dry_run:
-        paths = [(entry.id, path) for entry in kb for path in kb.image_paths(entry)]
-        missing = [f"{path} of entry {entry_id}" for entry_id, path in paths if not path.is_file()]
-        if missing:
-            told = f"{len(missing):,} of {len(paths):,} images are missing, e.g. {'; '.join(missing[:3])}"
+        if missing := missing_images(kb):
+            told = f"{len(missing):,} of {sum(kb.image_counts()):,} images are missing, e.g. {'; '.join(missing[:3])}"
             if config.on_error == "stop":
                 raise UserError(f"{told}; mend them, or leave them out with `on_error: skip`")
             print(f"{told}; they would be left out")
-        print(
-            f"would index {len(kb):,} entries with {len(paths):,} images of {kb.folder} (fingerprint {kb.fingerprint})"
-        )
-        print(f"with {encoder.name}: {encoder.dimensions} dimensions, fingerprint {encoder.fingerprint}")
-        print(f"into {config.output}; nothing was written")
+        plan = plan_index(kb, encoder, config.store)
+        print(*describe_plan(kb, encoder, plan), f"into {config.output}; nothing was written", sep="\n")
+        check_room(Path(config.output), plan)
         return len(missing)
     index = build_index(
         kb,
         encoder,
         config.output,
+        store=config.store,
         batch_size=config.batch_size,
         shard_rows=config.shard_rows,
         on_error=config.on_error,
         verify=config.verify,
         progress=sys.stderr.isatty(),
     )
-    print(f"{config.output}: {len(index.title):,} titles and {len(index.image):,} images of {kb.name}")
+    counts = index.manifest
+    print(f"{config.output}: {counts['entries']:,} titles and {counts['images']:,} images of {kb.name}")
+    print(f"  searched by {counts['store']}{recall_of(counts)}")
     for reason, count in index.manifest.get("left_out", {}).items():
         print(f"  left out: {count:,} × {reason}, listed in {config.output}/{REJECTED}")
     return left_out(index)

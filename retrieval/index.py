@@ -1,25 +1,38 @@
-"""An index of a knowledge base: FAISS vectors of every image and title, tied to what they are of."""
+"""An index of a knowledge base: vectors of every image and title in a store, tied to what they are of.
+
+A row of the store is an image of an entry beside the entry's title: the fields `image` and `title`. What is searched
+for, and how much each field weighs, is a matter of the query. An entry without images has one row; in place of an image
+it has the mean of all images, whose similarity to a query is the average one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, overload
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.retrieval.checksums import CHECKSUMS, check_files, say_unchecked
-from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors
+from reflectune.core.hashing import fingerprint
+from reflectune.retrieval.checksums import CHECKSUMS, check_files
+from reflectune.retrieval.encoders.encoder import ImageTextEncoder
 from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.stores.base import VectorStore
+from reflectune.retrieval.stores.exact import SUFFIXES
+from reflectune.retrieval.stores.ivf import CODES
+from reflectune.retrieval.stores.milvus import MilvusStore
+from reflectune.retrieval.stores.opening import Choice, open_store
 
-MANIFEST = "manifest.json"
-KINDS = ("image", "title")
-ROWS = "rows.json"
-FILES = (ROWS, *(f"{kind}.faiss" for kind in KINDS))
+MANIFEST: Final = "manifest.json"
+OWNERS: Final = "owners.npy"
+ENTRIES: Final = "entries.npy"
+AGAIN: Final = "delete the folder and build the index again"
+
+_COUNTS = ("rows", "entries", "images")
 
 
 @dataclass(frozen=True)
@@ -29,16 +42,34 @@ class Index:
     Attributes:
         manifest: What it was built from, and how many images were left out of it.
         entry_ids: Every entry that has a title, in the knowledge base's order.
-        image: Vectors of all images, shape (images, d), those of one entry side by side.
-        owner: For each row of `image`, the position of its entry in `entry_ids`; never decreasing.
-        title: Vectors of titles, shape (entries, d), one per entry in order; their d may be another than the images'.
+        owner: For each row of the store, the position of its entry in `entry_ids`; never decreasing, shape (rows,).
+        store: The vectors, of the fields `image` and `title`.
     """
 
     manifest: dict[str, Any]
-    entry_ids: tuple[str, ...]
-    image: Vectors
-    owner: npt.NDArray[np.int64]
-    title: Vectors
+    entry_ids: Sequence[str]
+    owner: npt.NDArray[np.integer]
+    store: VectorStore
+
+
+class _EntryIds(Sequence[str]):
+    """Ids of entries by their positions in a knowledge base, which has them already."""
+
+    def __init__(self, kb: KnowledgeBase, positions: npt.NDArray[np.integer]) -> None:
+        self._kb, self._positions = kb, positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        positions = self._positions[place]
+        if isinstance(place, slice):
+            return [self._kb.id_at(int(position)) for position in positions]
+        return self._kb.id_at(int(positions))
 
 
 def left_out(index: Index) -> int:
@@ -46,8 +77,15 @@ def left_out(index: Index) -> int:
     return sum(index.manifest.get("left_out", {}).values())
 
 
+def recall_of(manifest: dict[str, Any]) -> str:
+    """What is known of an approximate search, to be printed; "" of an exact one."""
+    if not (search := manifest.get("search")):
+        return ""
+    return f", looking into {search['cells']:,} cells: recall@{search['top']} {search['recall']:.3f} of an exact search"
+
+
 def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder, *, verify: bool = False) -> Index:
-    """Load an index for searching this knowledge base with this encoder.
+    """Open an index for searching this knowledge base with this encoder; its files are mapped, not read.
 
     Files of up to 64 MiB are compared with their checksums whole, larger ones by chunks spread over them.
 
@@ -58,52 +96,75 @@ def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder,
         verify: Read large files whole for their checksums too.
 
     Raises:
-        UserError: It was built from another knowledge base or with another encoder; or a file of it was swapped, cut or
-            changed.
+        UserError: It was built from another knowledge base or with another encoder; a file of it was swapped, cut or
+            changed; an earlier version built it; or the server that searches it doesn't answer or lacks rows.
     """
     folder = Path(folder)
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     check_origin(folder, manifest, origin_of(kb, encoder))
-    if CHECKSUMS in manifest:
-        check_files(folder, manifest[CHECKSUMS], FILES, verify=verify)
-    elif not verify:
+    if "vectors" in manifest:
         how = f"--knowledge {kb.folder} --encoder {encoder.name} --output {folder}"
-        say_unchecked(folder, f"`python -m reflectune.retrieval.build_index {how} --verify` adds them")
-    rows = _read_rows(folder)
-    vectors = {kind: _read_vectors(folder, kind, manifest) for kind in KINDS}
-    for kind in KINDS:
-        if len(rows[kind]) != len(vectors[kind]):
-            raise UserError(
-                f"{folder}: {ROWS} names {len(rows[kind]):,} {kind} rows, {kind}.faiss has {len(vectors[kind]):,}; "
-                "delete the folder and build the index again"
-            )
-    places = {entry_id: place for place, entry_id in enumerate(rows["title"])}
-    owner = np.array([places[entry_id] for entry_id in rows["image"]], dtype=np.int64)
-    return Index(manifest, tuple(rows["title"]), vectors["image"], owner, vectors["title"])
+        raise UserError(
+            f"an earlier version built the index {folder}; `python -m reflectune.retrieval.build_index {how}` makes it "
+            "this version's without encoding anything again"
+        )
+    choice = choice_of(manifest)
+    check_files(folder, manifest.get(CHECKSUMS), files_of(choice, manifest["fields"]), verify=verify)
+    owner, entries = (_read_numbers(folder / name) for name in (OWNERS, ENTRIES))
+    store = open_store(choice, folder, manifest["fields"], collection=collection_of(manifest))
+    if isinstance(store, MilvusStore):
+        store.check()
+    sizes, expected = (
+        (len(store), len(owner), len(entries)),
+        tuple(manifest[name] for name in ("rows", "rows", "entries")),
+    )
+    if sizes != expected or not _are_below(owner, len(entries)) or not _are_below(entries, len(kb)):
+        raise UserError(f"{folder} holds other rows than its manifest says; {AGAIN}")
+    return Index(manifest, _EntryIds(kb, entries), owner, store)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    """What an index was built from, by name, with whole numbers wherever something is counted."""
+def choice_of(manifest: dict[str, Any]) -> Choice:
+    """The store that an index was built with."""
+    return Choice(manifest["store"], manifest["precision"], "it was built so", manifest.get("address", ""))
+
+
+def files_of(choice: Choice, fields: Sequence[str]) -> list[str]:
+    """The files of an index that don't change once it is built."""
+    names = [f"{field}.{SUFFIXES[choice.precision]}" for field in fields]
+    return [OWNERS, ENTRIES, *names, *([CODES] if choice.kind == "faiss" else [])]
+
+
+def collection_of(manifest: dict[str, Any]) -> str:
+    """The name that a server keeps an index under: of what its vectors depend on."""
+    return f"reflectune_{fingerprint([manifest[f'{side}_fingerprint'] for side in ('kb', 'encoder')])[:16]}"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What an index was built from, by name, with whole numbers wherever something is counted.
+
+    Raises:
+        UserError: It isn't there, or is no index's.
+    """
     manifest = read_json(folder / MANIFEST, "the index's manifest")
     known = manifest if isinstance(manifest, dict) else {}
-    vectors, left = known.get("vectors"), known.get("left_out", {})
-    counts = [known.get("dimensions"), known.get("title_dimensions", 0)]
-    counts += [vectors.get(kind) for kind in KINDS] if isinstance(vectors, dict) else [None]
-    counts += left.values() if isinstance(left, dict) else [None]
-    if not all(isinstance(count, int) for count in counts) or not isinstance(known.get("kb"), str):
-        raise UserError(f"{folder / MANIFEST} is no index's manifest; delete the folder and build the index again")
-    return known
-
-
-def _read_rows(folder: Path) -> dict[str, list[str]]:
-    """The entry of each vector: one id for each image, and one for each title."""
-    rows = read_json(folder / ROWS, "the index's rows")
-    is_whole = isinstance(rows, dict) and all(
-        isinstance(rows.get(kind), list) and all(isinstance(entry_id, str) for entry_id in rows[kind]) for kind in KINDS
+    is_old = "vectors" in known
+    counts = [] if is_old else [known.get(name) for name in _COUNTS]
+    for group in [known.get("left_out", {}), known.get("vectors" if is_old else "fields")]:
+        counts += group.values() if isinstance(group, dict) else [None]
+    is_known = is_old or (
+        known.get("store") in ("exact", "faiss", "milvus")
+        and known.get("precision") in SUFFIXES
+        and set(known.get("fields") or ()) == {"image", "title"}
+        and all(known["fields"].values())
     )
-    if not is_whole or not set(rows["image"]) <= set(rows["title"]):
-        raise UserError(f"{folder / ROWS} is damaged; delete the folder and build the index again")
-    return rows
+    texts = [known.get("kb"), known.get("address", "")]
+    if (
+        not is_known
+        or not all(type(each) is int and each >= 0 for each in counts)
+        or not all(isinstance(t, str) for t in texts)
+    ):
+        raise UserError(f"{folder / MANIFEST} is no index's manifest; {AGAIN}")
+    return known
 
 
 def origin_of(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
@@ -129,20 +190,17 @@ def check_origin(folder: Path, recorded: dict[str, Any], expected: dict[str, Any
             )
 
 
-def _read_vectors(folder: Path, kind: str, manifest: dict[str, Any]) -> Vectors:
-    """The vectors of a FAISS file, shape (rows, d), as its manifest says."""
-    path = folder / f"{kind}.faiss"
-    if not path.is_file():
-        raise UserError(f"a part of the index is missing: {path}; delete the folder and build the index again")
+def _are_below(numbers: npt.NDArray[np.integer], end: int) -> bool:
+    """Whether all are from 0 to less than `end`."""
+    return numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < end
+
+
+def _read_numbers(path: Path) -> npt.NDArray[np.integer]:
+    """A list of positions, mapped."""
     try:
-        index = faiss.read_index(str(path))
-    except RuntimeError as error:
-        raise UserError(f"{path} is damaged: {error}; delete the folder and build the index again") from error
-    dimensions = manifest.get("title_dimensions") if kind == "title" else None
-    expected = (manifest["vectors"][kind], dimensions or manifest["dimensions"])
-    if (index.ntotal, index.d) != expected:
-        raise UserError(
-            f"{path} holds {index.ntotal:,} vectors of {index.d} dimensions, its manifest says {expected[0]:,} of "
-            f"{expected[1]}; delete the folder and build the index again"
-        )
-    return index.reconstruct_n(0, index.ntotal)
+        numbers = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
+    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+        raise UserError(f"{path} is no list of positions; {AGAIN}")
+    return numbers

@@ -1,17 +1,14 @@
-"""Building an index: vectors in shards, each on the disk as soon as it is encoded, joined at the end."""
+"""Building an index: vectors in shards, each on the disk as soon as it is encoded, put into a store at the end."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
@@ -20,7 +17,6 @@ from tqdm import tqdm
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, load_image
-from reflectune.core.partials import writing
 from reflectune.core.rejected import (
     REJECTED,
     BadRow,
@@ -33,20 +29,21 @@ from reflectune.core.rejected import (
     stop,
 )
 from reflectune.core.types import Entry
-from reflectune.retrieval.checksums import CHECKSUMS, checksums
-from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors, title_dimensions
+from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors
 from reflectune.retrieval.index import (
-    FILES,
-    KINDS,
     MANIFEST,
-    ROWS,
     Index,
     check_origin,
+    choice_of,
     left_out,
     load_index,
     origin_of,
+    read_manifest,
 )
+from reflectune.retrieval.index_planning import check_room, fields_of, plan_index
+from reflectune.retrieval.index_writing import Block, convert_index, write_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.stores.opening import Choice
 
 _UNFINISHED = "unfinished"
 _SETTINGS = "settings.json"
@@ -61,6 +58,7 @@ def build_index(
     encoder: ImageTextEncoder,
     folder: str | Path,
     *,
+    store: str = "auto",
     batch_size: int = 64,
     shard_rows: int = 4096,
     on_error: OnError = "stop",
@@ -69,17 +67,19 @@ def build_index(
 ) -> Index:
     """Build an index, or go on with one that was cut off; a finished one is taken as it is.
 
+    One that an earlier version built is made this version's, without encoding anything again.
+
     Args:
         kb: What to index.
         encoder: What to encode images and titles with.
         folder: Where to.
+        store: What the vectors are searched in: `auto`, `exact`, `faiss`, or a Milvus server's address.
         batch_size: Entries that are encoded together.
         shard_rows: Entries whose vectors are put on the disk together: what a crash costs at most.
         on_error: `stop` ends at the first bad image. `skip` leaves bad images out, and entries without a title, lists
             them in `rejected.jsonl` and counts them in the manifest; an entry whose images are all bad is found by its
             title, as one that never had any.
-        verify: Of a finished index, read large files whole when their checksums are compared; one that an earlier
-            version built without checksums gets them.
+        verify: Of a finished index, read large files whole when their checksums are compared.
         progress: Show a progress bar.
 
     Raises:
@@ -90,13 +90,21 @@ def build_index(
     if not (folder / MANIFEST).is_file():
         if not len(kb):
             raise UserError(f"the knowledge base {kb.folder} has no entries: there is nothing to index")
-        _encode_shards(kb, encoder, folder / _UNFINISHED, batch_size, shard_rows, on_error, progress)
-        _assemble(kb, encoder, folder)
+        plan = plan_index(kb, encoder, store)
+        check_room(folder, plan)
+        choice = plan.choice
+        _encode_shards(kb, encoder, folder / _UNFINISHED, choice, batch_size, shard_rows, on_error, progress)
+        _assemble(kb, encoder, folder, choice, progress)
+    elif "vectors" in (manifest := read_manifest(folder)):
+        check_origin(folder, manifest, origin_of(kb, encoder))
+        convert_index(folder, manifest, kb, encoder)
     index = load_index(folder, kb, encoder, verify=verify)
-    if verify and CHECKSUMS not in index.manifest:
-        manifest = {**index.manifest, CHECKSUMS: checksums(folder / name for name in FILES)}
-        write_json(folder / MANIFEST, manifest)
-        index = dataclasses.replace(index, manifest=manifest)
+    built = choice_of(index.manifest)
+    if store not in ("auto", built.kind, built.address):
+        raise UserError(
+            f"the index {folder} was built with `store: {built.address or built.kind}`, now it is `{store}`; go on "
+            "with that, or build the index in another folder"
+        )
     if on_error == "stop" and left_out(index):
         raise UserError(
             f"the index {folder} was built with `on_error: skip` and lacks {left_out(index):,} images or entries, "
@@ -110,6 +118,7 @@ def _encode_shards(
     kb: KnowledgeBase,
     encoder: ImageTextEncoder,
     folder: Path,
+    choice: Choice,
     batch_size: int,
     shard_rows: int,
     on_error: OnError,
@@ -120,7 +129,8 @@ def _encode_shards(
     A shard that was encoded under `stop` has nothing left out, so `skip` goes on with it; `stop` refuses to go on with
     one that has.
     """
-    _claim(folder, origin_of(kb, encoder), batch_size, shard_rows)
+    settings = {"batch_size": batch_size, "shard_rows": shard_rows, "store": choice.address or choice.kind}
+    _claim(folder, origin_of(kb, encoder), settings)
     if on_error == "stop":
         for error in _rejected_rows(folder):
             stop(error)
@@ -136,7 +146,8 @@ def _encode_shards(
                 reject = stop if on_error == "stop" else rejected.append
                 arrays = _encode_shard(kb, encoder, shard, first, batch_size, reject, bar)
                 for part, array in arrays.items():
-                    _write_array(paths[part], array)
+                    kept = array.astype(choice.precision) if part in ("image", "title") else array
+                    _write_array(paths[part], kept)
                 write_json(paths["rejected"], [as_json(error) for error in rejected])
 
 
@@ -150,19 +161,18 @@ def _rejected_rows(folder: Path) -> list[BadRow]:
     return [from_json(row) for path in files for row in read_json(path, "what an unfinished index left out")]
 
 
-def _claim(folder: Path, origin: dict[str, Any], batch_size: int, shard_rows: int) -> None:
+def _claim(folder: Path, origin: dict[str, Any], settings: dict[str, Any]) -> None:
     """Write the settings that shards are built with, or check that existing shards were built with the same."""
-    settings = {**origin, "batch_size": batch_size, "shard_rows": shard_rows}
     if not (folder / _SETTINGS).is_file():
-        write_json(folder / _SETTINGS, settings)
+        write_json(folder / _SETTINGS, {**origin, **settings})
         return
     recorded = read_json(folder / _SETTINGS, "the unfinished index's settings")
     check_origin(folder, recorded, origin)
-    for key in ("batch_size", "shard_rows"):
-        if recorded[key] != settings[key]:
+    for key, value in settings.items():
+        if recorded.get(key) != value:
             raise UserError(
-                f"the unfinished index {folder} was begun with {key} {recorded[key]}, now it is {settings[key]}; "
-                f"go on with {recorded[key]}, or delete the folder to start again"
+                f"the unfinished index {folder} was begun with {key} {recorded.get(key)}, now it is {value}; "
+                f"go on with {recorded.get(key)}, or delete the folder to start again"
             )
 
 
@@ -233,52 +243,24 @@ def _has_title(kb: KnowledgeBase, position: int, entry: Entry, reject: Reject) -
     return False
 
 
-def _assemble(kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path) -> None:
-    """Join the shards into one index; the manifest comes last.
-
-    Raises:
-        UserError: No entry has a title.
-    """
+def _assemble(kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path, choice: Choice, progress: bool) -> None:
+    """Put the shards into a store; the manifest comes last."""
     shards = folder / _UNFINISHED
     rejected = Rejected(folder)
     rejected.note(_rejected_rows(shards))
     rejected.close()
-    counts = {}
-    dimensions = {"image": encoder.dimensions, "title": title_dimensions(encoder)}
-    for kind in KINDS:
-        index = faiss.IndexFlatIP(dimensions[kind])
-        for path in sorted(shards.glob(f"{kind}-*.npy")):
-            index.add(np.load(path))
-        counts[kind] = index.ntotal
-        _write_faiss(folder / f"{kind}.faiss", index)
-    ids = list(kb.ids)
-    positions = {
-        part: np.concatenate([np.load(path) for path in sorted(shards.glob(f"{part}-*.npy"))])
-        for part in ("owner", "titled")
-    }
-    if not len(positions["titled"]):
-        raise UserError(f"no entry of {kb.folder} has a title: there is nothing to index; see {folder / REJECTED}")
-    rows = {"image": [ids[one] for one in positions["owner"]], "title": [ids[one] for one in positions["titled"]]}
-    write_atomically(folder / ROWS, json.dumps(rows, ensure_ascii=False))
-    manifest = {
-        **origin_of(kb, encoder),
-        "dimensions": encoder.dimensions,
-        **({"title_dimensions": dimensions["title"]} if dimensions["title"] != dimensions["image"] else {}),
-        "dtype": "float32",
-        "vectors": counts,
-        "left_out": dict(rejected.reasons.most_common()),
-        CHECKSUMS: checksums(folder / name for name in FILES),
-    }
-    write_json(folder / MANIFEST, manifest)
+    numbers = range(len(list(shards.glob("title-*.npy"))))
+
+    def blocks() -> Iterator[Block]:
+        for number in numbers:
+            paths = _shard_paths(shards, number)
+            yield Block(*(np.load(paths[part], mmap_mode="r") for part in ("image", "title", "owner", "titled")))
+
+    record = {**origin_of(kb, encoder), "left_out": dict(rejected.reasons.most_common())}
+    write_index(folder, record, fields_of(encoder), choice, blocks, encoder=encoder, progress=progress)
 
 
 def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
     buffer = io.BytesIO()
     np.save(buffer, array)
     write_atomically(path, buffer.getvalue())
-
-
-def _write_faiss(path: Path, index: faiss.IndexFlatIP) -> None:
-    """Write an index whole or not at all, without a second copy in memory."""
-    with writing(path) as partial:
-        faiss.write_index(index, str(partial))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.encoder import ImageTextEncoder, TwoSpaceEncoder, Vectors, load_encoder
 from reflectune.retrieval.index import Index, load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.stores.base import inner
 from reflectune.retrieval.types import Hit
 
-Scores = npt.NDArray[np.float32]
-
 _BATCH = 16
+_ROWS_AN_ENTRY = 2
+"""Rows that are searched for at first for each entry that is wanted: some entries have several images."""
 _KEPT_BATCHES = 2**14
 """Encoded batches of pictures that a retriever keeps: 800 MB of 768 dimensions, if ever so many are searched for."""
 
@@ -32,13 +33,14 @@ class Retriever(Protocol):
 
 
 class EntryRetriever:
-    """Ranks all entries of a knowledge base by equation 3, exhaustively.
+    """Ranks the entries of a knowledge base by equation 3, or by its parts weighted otherwise.
 
-    S_ret(I, k) = (sim(I, I_k) + sim(I, T_k)) / 2, with the cosine between the question's image I and an entry's image
-    I_k and title T_k. An entry with several images takes the one that is nearest to I. An entry without any has
-    sim(I, I_k) = 0. Where the encoder has a space of its own for titles, sim(I, T_k) is between T_k and what the
-    encoder maps I to in that space. Scores lie in [-1, 1]; nothing is clamped here. Entries with the same score keep
-    the order of the knowledge base.
+    S_ret(I, k) = (1 - w) · sim(I, I_k) + w · sim(I, T_k), with the cosine between the question's image I and an entry's
+    image I_k and title T_k; equation 3 has w = 1/2. An entry with several images takes the one that is nearest to I. An
+    entry without any has for sim(I, I_k) the mean similarity of I to all images of the knowledge base, so that the lack
+    neither lifts nor sinks it. Where the encoder has a space of its own for titles, sim(I, T_k) is between T_k and what
+    the encoder maps I to in that space. Scores lie in [-1, 1]; nothing is clamped here. Entries with the same score
+    keep the order of the knowledge base.
 
     The vectors of a batch of pictures are kept: what the next pipeline searches for is mostly the same batch. They are
     kept by batch and not by picture, since an encoder's last digits depend on what is encoded together.
@@ -46,6 +48,7 @@ class EntryRetriever:
     Args:
         index: Of the knowledge base to search.
         encoder: The one that the index was built with.
+        title_weight: w, from 0 (images alone) to 1 (titles alone); any can be searched with on one index.
 
     Example:
         >>> retriever = EntryRetriever(load_index(folder, knowledge, encoder), encoder)
@@ -53,24 +56,28 @@ class EntryRetriever:
         'Q42'
     """
 
-    def __init__(self, index: Index, encoder: ImageTextEncoder) -> None:
-        self._index, self._encoder = index, encoder
+    def __init__(self, index: Index, encoder: ImageTextEncoder, *, title_weight: float = 0.5) -> None:
+        self._index, self._encoder, self._title_weight = index, encoder, _checked(title_weight)
         self._kept: dict[tuple[bytes, ...], Vectors] = {}
-        self._pictured, self._first_rows = np.unique(index.owner, return_index=True)
 
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
+    def search(
+        self, images: Sequence[Image.Image], top_n: int, *, title_weight: float | None = None
+    ) -> list[list[Hit]]:
         """For each image the `top_n` best entries, each once, best first; all entries if there are fewer.
 
-        Raises:
-            ValueError: `top_n` is less than 1.
+        Args:
+            images: The pictures.
+            top_n: How many entries of each, at least 1.
+            title_weight: In place of the retriever's own.
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
+        weight = self._title_weight if title_weight is None else _checked(title_weight)
         contents = [_content(image) for image in images]
         different = dict(zip(contents, images, strict=True))  # several questions are asked about one picture
         pictures = list(different.items())
         batches = [dict(pictures[start : start + _BATCH]) for start in range(0, len(pictures), _BATCH)]
-        found = [hits for batch in batches for hits in self._search(self._encode(batch), top_n)]
+        found = [hits for batch in batches for hits in self._search(self._encode(batch), top_n, weight)]
         by_content = dict(zip(different, found, strict=True))
         return [by_content[content] for content in contents]
 
@@ -83,32 +90,56 @@ class EntryRetriever:
                 del self._kept[next(iter(self._kept))]
         return self._kept[key]
 
-    def _search(self, queries: Vectors, top_n: int) -> list[list[Hit]]:
-        as_titles = self._encoder.to_title_space(queries) if isinstance(self._encoder, TwoSpaceEncoder) else queries
-        image, title = self._image_similarities(queries), as_titles @ self._index.title.T
-        return [self._hits(*row, top_n) for row in zip(image, title, strict=True)]
+    def _search(self, images: Vectors, top_n: int, title_weight: float) -> list[list[Hit]]:
+        titles = self._encoder.to_title_space(images) if isinstance(self._encoder, TwoSpaceEncoder) else images
+        unweighted = {"image": images, "title": titles}
+        weights = {"image": 1 - title_weight, "title": title_weight}
+        query = {name: vectors * np.float32(weights[name]) for name, vectors in unweighted.items() if weights[name]}
+        rows = self._best_rows(query, min(top_n, len(self._index.entry_ids)))
+        return [
+            self._hits({name: vectors[place] for name, vectors in unweighted.items()}, weights, chosen)
+            for place, chosen in enumerate(rows)
+        ]
 
-    def _image_similarities(self, queries: Vectors) -> Scores:
-        """sim(I, I_k) of the best image of each entry, shape (queries, entries)."""
-        similarities = np.zeros((len(queries), len(self._index.entry_ids)), dtype=np.float32)
-        if len(self._pictured):
-            rows = queries @ self._index.image.T
-            similarities[:, self._pictured] = np.maximum.reduceat(rows, self._first_rows, axis=1)
-        return similarities
+    def _best_rows(self, query: Mapping[str, Vectors], entries: int) -> list[npt.NDArray[np.int64]]:
+        """For each query the best row of each of its best entries, best first."""
+        rows, wanted = len(self._index.store), _ROWS_AN_ENTRY * entries
+        while True:
+            found = self._index.store.search(query, min(wanted, rows))
+            chosen = [_first_of_each(row[row >= 0], self._index.owner)[:entries] for row in found.rows]
+            if wanted >= rows or all(len(each) == entries for each in chosen):
+                return chosen
+            wanted *= 4
 
-    def _hits(self, image: Scores, title: Scores, top_n: int) -> list[Hit]:
-        """The best entries of one query from its similarities, each of shape (entries,)."""
-        scores = (image.astype(np.float64) + title) / 2
+    def _hits(
+        self, query: Mapping[str, Vectors], weights: Mapping[str, float], rows: npt.NDArray[np.int64]
+    ) -> list[Hit]:
+        """What one query finds, from the best rows of its entries; the parts are not weighted."""
+        vectors = self._index.store.get(rows)
+        parts = {name: inner(vectors[name], query[name]) for name in query}
+        scores = weights["image"] * parts["image"] + weights["title"] * parts["title"]
         return [
             Hit(
-                entry_id=self._index.entry_ids[place],
+                entry_id=self._index.entry_ids[int(self._index.owner[row])],
                 score=float(scores[place]),
-                rank=rank,
+                rank=place + 1,
                 kb=str(self._index.manifest["kb"]),
-                parts={"image": float(image[place]), "title": float(title[place])},
+                parts={name: float(part[place]) for name, part in parts.items()},
             )
-            for rank, place in enumerate(best(scores, top_n), start=1)
+            for place, row in enumerate(rows)
         ]
+
+
+def _checked(title_weight: float) -> float:
+    if not 0 <= title_weight <= 1:
+        raise ValueError(f"title_weight must be from 0 to 1, found {title_weight}")
+    return title_weight
+
+
+def _first_of_each(rows: npt.NDArray[np.int64], owner: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """Of the rows of each entry the first, in order."""
+    first = np.sort(np.unique(owner[rows], return_index=True)[1])
+    return rows[first]
 
 
 def _content(image: Image.Image) -> bytes:
@@ -116,26 +147,16 @@ def _content(image: Image.Image) -> bytes:
     return hashlib.sha256(f"{image.mode} {image.size} ".encode() + image.tobytes()).digest()
 
 
-def open_retriever(index: str | Path, encoder: str, knowledge: KnowledgeBase, *, device: str) -> EntryRetriever:
-    """The retriever over an index, which must have been built from this knowledge base and encoder.
+def open_retriever(config: RetrieverConfig, knowledge: KnowledgeBase, *, device: str) -> EntryRetriever:
+    """The retriever over a config's index, which must have been built from this knowledge base and encoder.
 
     Args:
-        index: The index's folder.
-        encoder: Name of the encoder; see `load_encoder`.
+        config: Its keys.
         knowledge: The knowledge base.
         device: Where the encoder runs: `cpu`, `cuda`, `auto`, …
 
     Raises:
         UserError: The index is of another knowledge base or encoder.
     """
-    loaded = load_encoder(encoder, device=device)
-    return EntryRetriever(load_index(index, knowledge, loaded), loaded)
-
-
-def best(scores: npt.NDArray[np.float64], top_n: int) -> npt.NDArray[np.int64]:
-    """Positions of the `top_n` highest scores, highest first, equal ones in order of position."""
-    if top_n >= len(scores):
-        return np.argsort(-scores, kind="stable")
-    threshold = np.partition(scores, -top_n)[-top_n]
-    candidates = np.flatnonzero(scores >= threshold)
-    return candidates[np.argsort(-scores[candidates], kind="stable")][:top_n]
+    encoder = load_encoder(config.encoder, device=device)
+    return EntryRetriever(load_index(config.index, knowledge, encoder), encoder, title_weight=config.title_weight)

@@ -32,6 +32,7 @@ WRITING = {
     "data_builders.export": "--data reflection --to trl --output OUT",
     "data_builders.probe": f"{DATASET} {INDEX} --model model --output OUT",
     "inference.evaluate": f"{DATASET} --pipelines closed_book --base_model model --output OUT",
+    "inference.recall": f"{DATASET} {INDEX} --output OUT",
     "inference.sweep": f"--config sweep.yaml {DATASET} {INDEX} --model model --base_model model --output OUT",
     "inference.tables": "--output OUT",
     "metrics.convert_bem": "--variables file --vocabulary file --examples file --output OUT",

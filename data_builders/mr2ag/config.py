@@ -15,12 +15,12 @@ from reflectune.data_builders.annotators.choice import NAMES
 from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.mr2ag.examples import Recipe, StringFilter
 from reflectune.data_builders.parts import part_problem
-from reflectune.models.names import encoder_name
 from reflectune.models.remote.endpoint import RemoteConfig
+from reflectune.retrieval.config import RetrieverConfig
 
 
 @dataclass
-class BuildConfig(RemoteConfig):
+class BuildConfig(RemoteConfig, RetrieverConfig):
     """Build one split of reflection data. The `llm_…` keys say whom the annotator `llm` asks."""
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
@@ -29,8 +29,6 @@ class BuildConfig(RemoteConfig):
     part: str = setting(
         "", "of the questions only a part, e.g. 1/2, divided by entity; default: all", check=part_problem
     )
-    index: str = setting("", "index folder, for hard negatives")
-    encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
     device: str = setting("auto", "where the encoder runs: cpu, cuda, or auto", check=checks.device)
     annotator: str = setting(
         "string", "what tells evidence: string (the answer occurs), gold (the data set says so), or llm", choices=NAMES
@@ -68,7 +66,7 @@ class BuildConfig(RemoteConfig):
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = [f"`{name}` is needed" for name in ("dataset", "output", "split") if not getattr(self, name)]
-        issues += bound_problems(self, BuildConfig)
+        issues += bound_problems(self, BuildConfig) + self.retriever_problems()
         if self.visual_ratio == 1 and self.visual_dataset:
             issues.append(
                 "`visual_ratio: 1` takes the visual-dependent questions of `dataset`; leave out `visual_dataset`"
@@ -86,8 +84,6 @@ class BuildConfig(RemoteConfig):
             issues.append(
                 "`negatives_retrieved` needs an `index`; build one with retrieval.build_index, or set it to 0"
             )
-        if self.index and not Path(self.index, "manifest.json").is_file():
-            issues.append(f"`index`: {self.index} has no manifest.json; build it with retrieval.build_index")
         return issues + (self.llm_problems() if self.annotator == "llm" else [])
 
     def recipe(self) -> Recipe:
@@ -130,5 +126,6 @@ _LATER: Final[Mapping[str, Any]] = {
     "known_sections": True,
     "visual_split": "",
     "without_image": "refuse",
+    "title_weight": 0.5,
 }
 """Settings that came when there was data already: with these values they change nothing, so that it stays valid."""

@@ -46,11 +46,7 @@ _LETTERS_A_TOKEN = 4
 def run(config: BuildConfig) -> None:
     """Build as the config says; a dry run shows one example, asks no server and writes nothing."""
     dataset = Dataset(Path(config.dataset), config.part)
-    retriever = (
-        open_retriever(config.index, config.encoder, dataset.knowledge, device=config.device)
-        if config.negatives_retrieved
-        else None
-    )
+    retriever = open_retriever(config, dataset.knowledge, device=config.device) if config.negatives_retrieved else None
     if config.dry_run:
         print(preview(dataset, retriever, config))
         return

@@ -88,9 +88,7 @@ class PlainBuilder:
     def __init__(self, dataset: Dataset, config: PlainConfig, image_roots: Roots) -> None:
         self._dataset, self._config, self._image_roots = dataset, config, image_roots
         self._retriever = (
-            open_retriever(config.index, config.encoder, dataset.knowledge, device=config.device)
-            if config.needs_retrieval
-            else None
+            open_retriever(config, dataset.knowledge, device=config.device) if config.needs_retrieval else None
         )
         self._reranker = open_reranker(config, device=config.device) if "passages" in config.evidence else None
         self._contexts = (

@@ -11,7 +11,7 @@ from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.reflection_data import MANIFEST
-from reflectune.models.names import encoder_name
+from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
@@ -20,15 +20,13 @@ EVIDENCE: Final[tuple[str, ...]] = ("none", *CONTEXT_FORMS)
 
 
 @dataclass
-class PlainConfig(RerankerConfig):
+class PlainConfig(RerankerConfig, RetrieverConfig):
     """Build one split of plain fine-tuning data from the questions of mR²AG-IT that is built already."""
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
     reflection: str = setting("", "mR²AG-IT folder: its questions, and no others, are taken")
     output: str = setting("", "folder for the data", check=checks.output_of("reflection.json"))
     split: str = setting("train", "whose questions", check=checks.split_name)
-    index: str = setting("", "index folder")
-    encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
     device: str = setting("auto", "where encoder and reranker run: cpu, cuda, or auto", check=checks.device)
     evidence: list[str] = setting(
         ["articles", "passages"], "what a knowledge-based question is answered from, once each: " + ", ".join(EVIDENCE)
@@ -58,9 +56,7 @@ class PlainConfig(RerankerConfig):
             issues.append(f"`evidence` should name at least one context, each once; found {self.evidence}")
         if self.needs_retrieval and not self.index:
             issues.append("`index` is needed: build one with retrieval.build_index, or set `evidence: [none]`")
-        if self.index and not Path(self.index, "manifest.json").is_file():
-            issues.append(f"`index`: {self.index} has no manifest.json; build it with retrieval.build_index")
-        return issues + bound_problems(self, PlainConfig) + self.reranker_problems()
+        return issues + bound_problems(self, PlainConfig) + self.reranker_problems() + self.retriever_problems()
 
     @property
     def needs_retrieval(self) -> bool:

@@ -11,8 +11,9 @@ from reflectune.core.config import DTYPES, bound_problems, setting
 from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.data_builders.parts import part_problem
-from reflectune.models.names import encoder_name, model_name
+from reflectune.models.names import model_name
 from reflectune.models.processing.image_config import ImageKeys
+from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.passages import Lead
 
 SCHEME = "mmkb_rag"
@@ -43,7 +44,7 @@ class Asking:
 
 
 @dataclass
-class ProbeConfig(MetricConfig, ImageKeys):
+class ProbeConfig(MetricConfig, ImageKeys, RetrieverConfig):
     """Ask a model a split's questions, without and with each retrieved document, and keep what it answers."""
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
@@ -53,8 +54,6 @@ class ProbeConfig(MetricConfig, ImageKeys):
         "of the questions only a part, e.g. 2/2, divided by entity: one that the model was not trained on",
         check=part_problem,
     )
-    index: str = setting("", "index folder over the data set's knowledge base")
-    encoder: str = setting("miniature/clip", "the encoder that the index was built with", check=encoder_name)
     model: str = setting("", "the target model: base, checkpoint or adapter of mmkb_rag", check=model_name)
     output: str = setting("", "folder for the probes", check=checks.output_of("probes.json"))
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
@@ -87,16 +86,14 @@ class ProbeConfig(MetricConfig, ImageKeys):
         """What is wrong with the values, one sentence each."""
         needed = ("dataset", "split", "index", "model", "output")
         issues = [f"`{name}` is needed" for name in needed if not getattr(self, name)] + self.image_problems()
-        for name, marker, maker in (
-            ("dataset", "dataset.json", "build_world or convert wrote"),
-            ("index", "manifest.json", "retrieval.build_index wrote"),
-        ):
-            folder = getattr(self, name)
-            if folder and not Path(folder, marker).is_file():
-                issues.append(f"`{name}`: {folder} has no {marker}; give a folder that {maker}")
+        if self.dataset and not Path(self.dataset, "dataset.json").is_file():
+            issues.append(
+                f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world or convert wrote"
+            )
         issues += (
             split_issues("split", self.dataset, [self.split])
             + bound_problems(self, ProbeConfig)
+            + self.retriever_problems()
             + self.metric_issues(self.dataset)
         )
         if self.summary == "sentences" and not self.gold:

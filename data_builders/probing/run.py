@@ -23,9 +23,7 @@ from reflectune.data_builders.probing.store import answered, begin, seal, stream
 from reflectune.data_builders.probing.work import Work
 from reflectune.metrics.bem import Bem
 from reflectune.models.loading import Loaded, load
-from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index import load_index
-from reflectune.retrieval.retriever import EntryRetriever
+from reflectune.retrieval.retriever import open_retriever
 
 _DECIDES: Final = (
     *("split", "top_n", "documents", "lead", "metric", "max_new_tokens", "samples", "temperature", "gold", "summary"),
@@ -54,8 +52,7 @@ def run(config: ProbeConfig) -> None:
     config.metric = config.scored_by(config.dataset)
     questions = select_questions(dataset, config.split, visual=config.visual, limit=config.limit, seed=config.seed)
     loaded = load(config.model, scheme=SCHEME, dtype=config.dtype, device=device, images=config.image_settings())
-    encoder = load_encoder(config.encoder, device=device)
-    retriever = EntryRetriever(load_index(Path(config.index), dataset.knowledge, encoder), encoder)
+    retriever = open_retriever(config, dataset.knowledge, device=device)
     work = Work(dataset, retriever, loaded, config, bem)
     if config.dry_run:
         if state.is_main_process:
@@ -100,7 +97,8 @@ def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded, bem: Bem | N
         "knowledge": dataset.knowledge.fingerprint,
         "index": file_fingerprint(Path(config.index, "manifest.json")),
         **{name: getattr(config, name) for name in _DECIDES},
-        "part": config.part or None,  # probes that are older than the key have none
+        "part": config.part or None,  # probes that are older than a key have none
+        "title_weight": None if config.title_weight == 0.5 else config.title_weight,
         **({"metric": f"{config.metric} (BEM {bem.fingerprint})"} if bem else {}),
     }
 

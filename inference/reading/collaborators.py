@@ -103,7 +103,7 @@ def open_engine(config: ReadingConfig, loaded: Loaded) -> PrefixEngine:
 
 def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> EntryRetriever:
     """The retriever over the config's index, which must have been built from this knowledge base and encoder."""
-    return retriever.open_retriever(config.index, config.encoder, knowledge, device=_device(config))
+    return retriever.open_retriever(config, knowledge, device=_device(config))
 
 
 def open_reranker(config: ReadingConfig) -> Reranker:

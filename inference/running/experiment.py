@@ -202,6 +202,7 @@ def _fingerprint(
             "pipeline": name,
             "dataset": dataset.fingerprint,
             "index": _index_fingerprint(config) if recipe.retrieves else None,
+            **({"title_weight": config.title_weight} if recipe.retrieves else {}),
             "model": hashes[recipe.model] if recipe.model else None,
             **({"reranker": parts.reranker.fingerprint} if parts.reranker and recipe.reranks else {}),
             **({"base_model": hashes["base_model"]} if recipe.answered_by_base(config) else {}),
@@ -230,7 +231,8 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
         **(index if config.index else {}),
         **named,
         "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",
-        "settings": f"top_n {config.top_n}, γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
+        "retriever": f"title_weight {config.title_weight:g}, top_n {config.top_n}",
+        "settings": f"γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
         f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
         **({"MMKB-RAG": _reflection(config)} if any(find_recipe(n).base_answers for n in config.forms()) else {}),
         "seed": str(config.seed),

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from reflectune.core.paths import user_cache
-from reflectune.data_builders.dataset import read_questions, splits
+from reflectune.data_builders.dataset import LOOK_ALIKES, Dataset, splits
 from reflectune.data_builders.gallery.sources.packages import fetch_sources
-from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,14 +76,11 @@ def test_what_is_shipped_answers_from_real_pictures_and_articles(
 
 def leave_few_entries(gallery: Path) -> None:
     """Of the knowledge base leaves the entities that are asked about, and every twentieth other."""
+    dataset = Dataset(gallery)
     asked = {
-        name for split in splits(gallery) for question in read_questions(gallery, split) for name in question.entity_ids
-    }
-    entries = [
-        entry
-        for position, entry in enumerate(KnowledgeBase(gallery / "knowledge"))
-        if entry.id in asked or position % 20 == 0
-    ]
+        name for split in splits(gallery) for question in dataset.questions(split) for name in question.entity_ids
+    }.union(*json.loads((gallery / LOOK_ALIKES).read_text()))
+    entries = [entry for position, entry in enumerate(dataset.knowledge) if entry.id in asked or position % 20 == 0]
     write_knowledge_base(gallery / "knowledge", entries, name="gallery-0")
 
 

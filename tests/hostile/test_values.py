@@ -96,6 +96,7 @@ FREE = frozenset("question name licence llm_model reranker_query_prefix reranker
 
 ELSEWHERE = {
     "ConvertConfig": {"knowledge": CHOSEN, "splits": CHOSEN, "knowledge_source": INPUTS},
+    "IndexConfig": {"store": ADDRESSES},
     "EstimateConfig": dict.fromkeys(["train_data", "eval_data", "image_root"], FREE),  # they need not be there
     "ExportConfig": {"images": CHOSEN},
     "SweepConfig": {"plain_model": FREE},  # no pipeline that it varies reads one

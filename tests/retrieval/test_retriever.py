@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -8,14 +10,17 @@ from reflectune.core.types import Entry
 from reflectune.retrieval.index import Index
 from reflectune.retrieval.index_building import build_index
 from reflectune.retrieval.knowledge_base import write_knowledge_base
-from reflectune.retrieval.retriever import EntryRetriever, best
+from reflectune.retrieval.retriever import EntryRetriever
+from reflectune.retrieval.stores.base import best
+from reflectune.retrieval.stores.exact import ExactStore
 
 
 def equation_3(image, entry, kb, encoder) -> tuple[float, float, float]:
     """S_ret, sim(I, I_k) and sim(I, T_k) of one image and one entry, written out."""
     query = encoder.encode_images([image])[0].astype(np.float64)
+    every = [encoder.encode_images([load_image(path)])[0] for other in kb for path in kb.image_paths(other)]
     pictures = [encoder.encode_images([load_image(path)])[0] for path in kb.image_paths(entry)]
-    image_part = max((float(query @ vector) for vector in pictures), default=0.0)
+    image_part = max((float(query @ vector) for vector in pictures), default=float(np.mean(every @ query)))
     title_part = float(query @ encoder.encode_texts([entry.title])[0])
     return (image_part + title_part) / 2, image_part, title_part
 
@@ -95,17 +100,44 @@ def unit(*cosines: float) -> np.ndarray:
     return np.array([[c, np.sqrt(1 - c * c)] for c in cosines], dtype=np.float32).reshape(-1, 2)
 
 
-def test_equal_scores_keep_the_order_of_the_knowledge_base(picture) -> None:
-    index = Index({"kb": "k"}, tuple("zyxw"), unit(0.5, 0.5, 1.0, 0.5), np.arange(4), unit(0.5, 0.5, 0.5, 0.5))
+def index_of(folder, names: str, owner: Sequence[int], image: np.ndarray, title: np.ndarray) -> Index:
+    """An index of entries that are named by letters; `title` has a row for each row of `image`."""
+    store = ExactStore(folder, {"image": 2, "title": 2})
+    store.add({"image": image, "title": title})
+    return Index({"kb": "k"}, tuple(names), np.array(owner), store)
+
+
+def test_equal_scores_keep_the_order_of_the_knowledge_base(picture, tmp_path) -> None:
+    index = index_of(tmp_path, "zyxw", range(4), unit(0.5, 0.5, 1.0, 0.5), unit(0.5, 0.5, 0.5, 0.5))
     hits = EntryRetriever(index, Fixed()).search([picture(0)], 3)[0]
     assert [hit.entry_id for hit in hits] == ["x", "z", "y"]
 
 
-def test_negative_similarities_count_and_no_image_counts_as_0(picture) -> None:
-    index = Index({"kb": "k"}, ("with", "without"), unit(-0.5, -0.75), np.array([0, 0]), unit(0.25, -0.5))
+def test_negative_similarities_count_and_the_nearest_image_is_taken(picture, tmp_path) -> None:
+    index = index_of(tmp_path, "ab", (0, 0, 1), unit(-0.75, -0.5, 0.0), unit(0.25, 0.25, -0.5))
     hits = EntryRetriever(index, Fixed()).search([picture(0)], 2)[0]
-    assert [(hit.entry_id, hit.score) for hit in hits] == [("with", -0.125), ("without", -0.25)]
-    assert hits[1].parts == {"image": 0.0, "title": -0.5}
+    assert [(hit.entry_id, hit.score) for hit in hits] == [("a", -0.125), ("b", -0.25)]
+    assert hits[0].parts == {"image": -0.5, "title": 0.25}
+
+
+def test_an_entry_with_many_images_hides_no_other_entry(picture, tmp_path) -> None:
+    index = index_of(tmp_path, "ab", (*[0] * 30, 1), unit(*[0.9] * 30, 0.1), unit(*[0.5] * 31))
+    assert [hit.entry_id for hit in EntryRetriever(index, Fixed()).search([picture(0)], 2)[0]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("weight", "order"), [(0.0, "ab"), (0.25, "ab"), (0.75, "ba"), (1.0, "ba")])
+def test_the_titles_weight_is_a_matter_of_the_query(weight, order, picture, tmp_path) -> None:
+    index = index_of(tmp_path, "ab", (0, 1), unit(0.9, 0.5), unit(0.2, 0.6))
+    hits = EntryRetriever(index, Fixed(), title_weight=weight).search([picture(0)], 2)[0]
+    assert [hit.entry_id for hit in hits] == list(order)
+    for hit in hits:
+        assert hit.score == pytest.approx((1 - weight) * hit.parts["image"] + weight * hit.parts["title"], abs=1e-6)
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.5, float("nan")])
+def test_a_weight_that_is_none_is_refused(weight, tmp_path) -> None:
+    with pytest.raises(ValueError, match="title_weight"):
+        EntryRetriever(index_of(tmp_path, "a", (0,), unit(0.9), unit(0.2)), Fixed(), title_weight=weight)
 
 
 def test_entries_without_any_image_are_ranked_by_title(encoder, picture, tmp_path) -> None:
@@ -113,6 +145,14 @@ def test_entries_without_any_image_are_ranked_by_title(encoder, picture, tmp_pat
     hits = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder).search([picture(0)], 5)[0]
     assert len(hits) == 2
     assert all(hit.score == hit.parts["title"] / 2 for hit in hits)
+
+
+def test_an_entry_without_image_stands_where_the_average_image_puts_it(retriever, picture) -> None:
+    """With 0 in place of its image it would be the last of all whose images are alike, as photographs are."""
+    hits = retriever.search([picture(3)], 10)[0]
+    pictured = [hit.parts["image"] for hit in hits if hit.entry_id not in ("e2", "e5", "e8")]
+    (mean,) = {round(hit.parts["image"], 9) for hit in hits if hit.entry_id in ("e2", "e5", "e8")}
+    assert min(pictured) < mean < max(pictured)
 
 
 def test_no_images_find_nothing_and_top_n_must_be_positive(retriever, picture) -> None:

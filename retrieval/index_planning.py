@@ -1,0 +1,100 @@
+"""What an index will be and take, before anything is encoded."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from reflectune.core.errors import UserError
+from reflectune.retrieval.encoders.encoder import ImageTextEncoder, title_dimensions
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.stores.opening import Choice, choose
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An index to be.
+
+    Attributes:
+        rows: How many it has if nothing is left out: an image each, or an entry without any.
+        fields: Dimensions of each field.
+        choice: The store.
+    """
+
+    rows: int
+    fields: dict[str, int]
+    choice: Choice
+
+    @property
+    def disk(self) -> int:
+        """Bytes that it takes on the disk."""
+        return self.choice.disk(self.rows, self.fields)
+
+    @property
+    def building(self) -> int:
+        """Bytes that building it takes on the disk: the encoded shards, and what they become."""
+        return self.disk + self.rows * sum(self.fields.values()) * np.dtype(self.choice.precision).itemsize
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the searching processes of a machine share."""
+        return self.choice.memory(self.rows, self.fields)
+
+
+def fields_of(encoder: ImageTextEncoder) -> dict[str, int]:
+    """The fields of an index, and their dimensions."""
+    return {"image": encoder.dimensions, "title": title_dimensions(encoder)}
+
+
+def plan_index(kb: KnowledgeBase, encoder: ImageTextEncoder, store: str) -> Plan:
+    """What an index of a knowledge base will be.
+
+    Args:
+        kb: What to index.
+        encoder: What to encode it with.
+        store: `auto`, `exact`, `faiss`, or a Milvus server's address.
+    """
+    rows, fields = sum(max(count, 1) for count in kb.image_counts()), fields_of(encoder)
+    return Plan(rows, fields, choose(store, rows, fields))
+
+
+def check_room(folder: Path, plan: Plan) -> None:
+    """Refuse to begin what the disk has no room for; what an unfinished build wrote counts as room.
+
+    Raises:
+        UserError: There is too little.
+    """
+    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
+    free = shutil.disk_usage(place).free + written
+    if plan.building > free:
+        raise UserError(
+            f"an index of {plan.rows:,} rows takes {plan.building / 2**30:,.1f} GiB of the disk while it is built, and "
+            f"{place} has {free / 2**30:,.1f} GiB left: make room, or build it elsewhere"
+        )
+
+
+def describe_plan(kb: KnowledgeBase, encoder: ImageTextEncoder, plan: Plan) -> list[str]:
+    """Lines that say what would be built."""
+    images = sum(kb.image_counts())
+    taken = f"{size(plan.disk)} on the disk, {size(plan.building)} while it is built"
+    shared = f"{size(plan.memory)} of memory shared by all that search" if plan.choice.kind != "milvus" else ""
+    return [
+        f"would index {len(kb):,} entries with {images:,} images of {kb.folder} (fingerprint {kb.fingerprint})",
+        f"with {encoder.name}: {encoder.dimensions} dimensions, fingerprint {encoder.fingerprint}",
+        f"searched by {plan.choice.kind}: {plan.choice.reason}",
+        f"  {taken}{f'; {shared}' if shared else ''}",
+    ]
+
+
+def missing_images(kb: KnowledgeBase) -> list[str]:
+    """The images that aren't there, and whose they are."""
+    return [f"{path} of entry {entry.id}" for entry in kb for path in kb.image_paths(entry) if not path.is_file()]
+
+
+def size(count: int) -> str:
+    """Bytes, to be read."""
+    return f"{count / (1 << 30):,.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):,.1f} MiB"

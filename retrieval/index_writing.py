@@ -1,0 +1,181 @@
+"""Writing an index: blocks of encoded entries become rows of a store, with whose they are beside them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.rejected import REJECTED
+from reflectune.retrieval.checksums import CHECKSUMS, check_files, checksums
+from reflectune.retrieval.encoders.encoder import ImageTextEncoder, TwoSpaceEncoder
+from reflectune.retrieval.index import AGAIN, ENTRIES, MANIFEST, OWNERS, collection_of, files_of
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.stores.base import Vectors
+from reflectune.retrieval.stores.exact import ExactStore
+from reflectune.retrieval.stores.ivf import FaissStore
+from reflectune.retrieval.stores.opening import Choice, open_store
+
+Positions = npt.NDArray[np.int64]
+
+_QUERIES = 128
+"""Images of the knowledge base that an approximate store is tried with."""
+_OLD_FILES = ("rows.json", "image.faiss", "title.faiss")
+
+
+class Block(NamedTuple):
+    """Encoded entries, in the knowledge base's order.
+
+    Attributes:
+        image: Vectors of images, shape (images, dimensions), those of one entry side by side.
+        title: Vectors of titles, shape (entries, dimensions).
+        owner: For each image the position of its entry in the knowledge base, shape (images,).
+        titled: For each title the position of its entry, shape (entries,).
+    """
+
+    image: npt.NDArray[np.floating]
+    title: npt.NDArray[np.floating]
+    owner: Positions
+    titled: Positions
+
+
+def write_index(
+    folder: Path,
+    record: Mapping[str, Any],
+    fields: Mapping[str, int],
+    choice: Choice,
+    blocks: Callable[[], Iterator[Block]],
+    *,
+    encoder: ImageTextEncoder,
+    progress: bool = False,
+) -> None:
+    """Write an index, the manifest last; what a killed process left is taken as far as it is whole.
+
+    Args:
+        folder: Where to.
+        record: What the manifest says of its origin, and of what was left out.
+        fields: Dimensions of `image` and `title`.
+        choice: The store.
+        blocks: Reads the encoded entries from the first to the last; it is called twice.
+        encoder: Maps images to the titles' space, if that is another: an approximate store is tried with such queries.
+        progress: Show a progress bar while an approximate store is filled.
+
+    Raises:
+        UserError: No entry has a title.
+    """
+    neutral, images, rows = _neutral_image(blocks(), fields["image"])
+    if not rows:
+        raise UserError(f"no entry has a title: there is nothing to index; see {folder / REJECTED}")
+    vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
+    if len(vectors) != rows:
+        for name in fields:
+            vectors.path(name).unlink(missing_ok=True)
+        vectors = ExactStore(folder, fields, precision=choice.precision)
+    owners: list[Positions] = []
+    entries: list[Positions] = []
+    first, is_there = 0, len(vectors) == rows
+    for block in blocks():
+        image, owner = _rows(block, neutral)
+        if not is_there:
+            vectors.add({"image": image, "title": np.asarray(block.title, dtype=np.float32)[owner]})
+        owners.append(owner + first)
+        entries.append(block.titled)
+        first += len(block.titled)
+    for name, arrays in ((OWNERS, owners), (ENTRIES, entries)):
+        buffer = io.BytesIO()
+        np.save(buffer, np.concatenate(arrays).astype(np.int32))
+        write_atomically(folder / name, buffer.getvalue())
+    manifest = {
+        **record,
+        "fields": dict(fields),
+        "precision": choice.precision,
+        "store": choice.kind,
+        **({"address": choice.address} if choice.address else {}),
+        "rows": rows,
+        "entries": first,
+        "images": images,
+    }
+    with tqdm(total=rows, unit=" rows", desc=choice.kind, disable=not progress or choice.kind == "exact") as bar:
+        store = open_store(choice, folder, fields, collection=collection_of(manifest), progress=bar.update)
+        store.finish()
+    if isinstance(store, FaissStore):
+        manifest["search"] = store.calibrate(_queries(store, np.concatenate(owners), encoder))
+    manifest[CHECKSUMS] = checksums(folder / name for name in files_of(choice, tuple(fields)))
+    write_json(folder / MANIFEST, manifest)
+
+
+def convert_index(folder: Path, manifest: dict[str, Any], kb: KnowledgeBase, encoder: ImageTextEncoder) -> None:
+    """Write an index of the version before, two FAISS files and a list of ids, as this version has it.
+
+    Raises:
+        UserError: A file of it is damaged or missing.
+    """
+    if CHECKSUMS in manifest:
+        check_files(folder, manifest[CHECKSUMS], _OLD_FILES, verify=True)
+    ids = read_json(folder / "rows.json", "the index's rows")
+    image, title = (
+        _old_vectors(folder / f"{kind}.faiss", manifest["vectors"].get(kind)) for kind in ("image", "title")
+    )
+    positions = {entry_id: position for position, entry_id in enumerate(kb.ids)}
+    try:
+        owner, titled = (np.array([positions[one] for one in ids[kind]], dtype=np.int64) for kind in ("image", "title"))
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'rows.json'} is damaged; {AGAIN}") from error
+    if (len(owner), len(titled)) != (len(image), len(title)) or not set(owner.tolist()) <= set(titled.tolist()):
+        raise UserError(f"{folder / 'rows.json'} names other rows than the vectors are; {AGAIN}")
+    kept = ("kb", "kb_fingerprint", "encoder", "encoder_revision", "encoder_fingerprint")
+    record = {**{name: manifest[name] for name in kept}, "left_out": manifest.get("left_out", {})}
+    fields = {"image": image.shape[1], "title": title.shape[1]}
+    choice = Choice("exact", "float32", "as it was")
+    (folder / MANIFEST).unlink()
+    write_index(folder, record, fields, choice, lambda: iter([Block(image, title, owner, titled)]), encoder=encoder)
+    for name in _OLD_FILES:
+        (folder / name).unlink()
+
+
+def _old_vectors(path: Path, count: Any) -> Vectors:
+    try:
+        index = faiss.read_index(str(path))
+    except RuntimeError as error:
+        raise UserError(f"{path} is damaged or missing: {error}; {AGAIN}") from error
+    if index.ntotal != count:
+        raise UserError(f"{path} holds {index.ntotal:,} vectors, its manifest says {count}; {AGAIN}")
+    return index.reconstruct_n(0, index.ntotal)
+
+
+def _neutral_image(blocks: Iterator[Block], dimensions: int) -> tuple[Vectors, int, int]:
+    """The mean of all images, shape (dimensions,); how many there are; and how many rows there will be."""
+    total, images, rows = np.zeros(dimensions), 0, 0
+    for block in blocks:
+        total += np.asarray(block.image, dtype=np.float64).sum(0)
+        images += len(block.image)
+        rows += len(block.image) + len(block.titled) - len(np.unique(block.owner))
+    return (total / max(images, 1)).astype(np.float32), images, rows
+
+
+def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions]:
+    """The images of a block's rows, shape (rows, dimensions), and which of its titles each stands beside."""
+    first, last = (np.searchsorted(block.owner, block.titled, side) for side in ("left", "right"))
+    counts = last - first
+    owner = np.repeat(np.arange(len(block.titled)), np.maximum(counts, 1))
+    image = np.tile(neutral, (len(owner), 1))
+    image[np.repeat(counts > 0, np.maximum(counts, 1))] = block.image
+    return image, owner
+
+
+def _queries(store: FaissStore, owner: Positions, encoder: ImageTextEncoder) -> dict[str, Vectors]:
+    """Queries like those that will come: images of the knowledge base, with weights of the fields from 0 to 1."""
+    pictured = np.unique(owner, return_index=True)[1]
+    sample = np.sort(np.random.default_rng(0).choice(pictured, min(_QUERIES, len(pictured)), replace=False))
+    images = store.get(sample)["image"]
+    titles = encoder.to_title_space(images) if isinstance(encoder, TwoSpaceEncoder) else images
+    weights = np.linspace(0, 1, len(images), dtype=np.float32)[:, None]
+    return {"image": images * (1 - weights), "title": titles * weights}

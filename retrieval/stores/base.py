@@ -1,0 +1,154 @@
+"""The contract of vector stores: rows of several fields, searched by weighted sums of inner products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Vectors = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.int64]
+Fields = Mapping[str, int]
+"""Dimensions of each field, by name, in the order in which they are laid side by side."""
+
+
+class Found(NamedTuple):
+    """What a search returns.
+
+    Attributes:
+        rows: Shape (queries, top), best first; equal scores in order of row; -1 where there are fewer.
+        scores: Shape (queries, top); -inf where there are fewer.
+    """
+
+    rows: Rows
+    scores: npt.NDArray[np.float64]
+
+
+class VectorStore(Protocol):
+    """Vectors by row number, from 0 in the order of adding.
+
+    A row has one vector in each field, zero where it has nothing to say. A query has one vector for each field that it
+    asks about, and the score of a row is the sum of their inner products with the row's: weights of fields are a matter
+    of the query, which brings vectors multiplied by them, and any can be searched with on one store.
+    """
+
+    @property
+    def fields(self) -> Fields:
+        """Dimensions of each field."""
+        ...
+
+    def __len__(self) -> int:
+        """How many rows were added."""
+        ...
+
+    def add(self, vectors: Mapping[str, Vectors]) -> None:
+        """Append rows, durably: all of them or none.
+
+        Args:
+            vectors: Of every field, shape (rows, dimensions).
+
+        Raises:
+            ValueError: A field is missing or of another shape, or a vector is not finite.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Make what was added searchable; until then it may not be found. Done again, it changes nothing."""
+        ...
+
+    def get(self, rows: Rows) -> dict[str, Vectors]:
+        """The vectors of rows, of each field, shape (rows, dimensions), as precisely as they are kept."""
+        ...
+
+    def search(self, query: Mapping[str, Vectors], top: int) -> Found:
+        """The rows with the highest scores.
+
+        Args:
+            query: Of the fields asked about, shape (queries, dimensions), each multiplied by its weight.
+            top: At most this many rows of each query, at least 1.
+
+        Raises:
+            ValueError: No field is asked about, or one that there isn't; shapes differ, a number is not finite, or
+                `top` is less than 1.
+        """
+        ...
+
+
+def checked_rows(vectors: Mapping[str, Vectors], fields: Fields) -> dict[str, Vectors]:
+    """Rows to add as float32, or ValueError; see `VectorStore.add`."""
+    if set(vectors) != set(fields):
+        raise ValueError(f"rows have the fields {sorted(vectors)}, the store has {sorted(fields)}")
+    rows = {name: np.asarray(vectors[name], dtype=np.float32) for name in fields}
+    _check_shapes(rows, fields, "rows")
+    return rows
+
+
+def checked_query(query: Mapping[str, Vectors], fields: Fields, top: int) -> dict[str, Vectors]:
+    """A query as float32, or ValueError; see `VectorStore.search`."""
+    if top < 1:
+        raise ValueError(f"top must be at least 1, found {top}")
+    if not query or not set(query) <= set(fields):
+        raise ValueError(f"a query asks about {sorted(query)}, the store has {sorted(fields)}")
+    asked = {name: np.asarray(query[name], dtype=np.float32) for name in fields if name in query}
+    _check_shapes(asked, fields, "queries")
+    return asked
+
+
+def _check_shapes(vectors: Mapping[str, Vectors], fields: Fields, what: str) -> None:
+    counts = {len(array) for array in vectors.values()}
+    for name, array in vectors.items():
+        if array.ndim != 2 or array.shape[1] != fields[name] or len(counts) != 1:
+            raise ValueError(f"`{name}` has {what} of shape {array.shape}, not (n, {fields[name]}) with one n for all")
+        if not np.isfinite(array).all():
+            raise ValueError(f"`{name}` has {what} that are no finite numbers")
+
+
+def joined(vectors: Mapping[str, Vectors], fields: Fields) -> Vectors:
+    """Vectors of the fields side by side, shape (n, all dimensions); zeros for a field that is not asked about."""
+    count = len(next(iter(vectors.values())))
+    blank = {name: np.zeros((count, size), dtype=np.float32) for name, size in fields.items() if name not in vectors}
+    return np.concatenate([{**vectors, **blank}[name] for name in fields], axis=1)
+
+
+def best(scores: npt.NDArray[np.floating], top: int) -> Rows:
+    """Positions of the `top` highest scores, highest first, equal ones in order of position."""
+    if top >= len(scores):
+        return np.argsort(-scores, kind="stable")
+    threshold = np.partition(scores, -top)[-top]
+    candidates = np.flatnonzero(scores >= threshold)
+    return candidates[np.argsort(-scores[candidates], kind="stable")][:top]
+
+
+def inner(rows: Vectors, query: Vectors) -> npt.NDArray[np.float64]:
+    """Inner products of rows with one query, in float64: to the last digit the same, whatever rows stand beside one.
+
+    Args:
+        rows: Shape (rows, dimensions).
+        query: Shape (dimensions,).
+    """
+    return (rows.astype(np.float64) * query).sum(1)
+
+
+def rescored(query: Mapping[str, Vectors], store: VectorStore, rows: Rows, top: int) -> Found:
+    """The best of candidate rows by their exact scores, in float64: the same whatever else is searched for with them.
+
+    Args:
+        query: One query a row of `rows`, as `checked_query` returns it.
+        store: Whose vectors are compared.
+        rows: Candidates, shape (queries, candidates), each once; -1 for none.
+        top: How many to keep.
+    """
+    wanted = np.unique(rows[rows >= 0])
+    vectors = {name: array for name, array in store.get(wanted).items() if name in query}
+    found = Found(np.full((len(rows), top), -1, dtype=np.int64), np.full((len(rows), top), -np.inf))
+    for place, candidates in enumerate(rows):
+        numbers = np.sort(candidates[candidates >= 0])
+        positions = np.searchsorted(wanted, numbers)
+        scores = np.zeros(len(numbers))
+        for name, array in vectors.items():
+            scores += inner(array[positions], query[name][place])
+        order = best(scores, top)
+        found.rows[place, : len(order)], found.scores[place, : len(order)] = numbers[order], scores[order]
+    return found

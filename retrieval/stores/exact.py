@@ -1,0 +1,119 @@
+"""Exact search: every row is compared, from files that all processes of a machine share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from reflectune.core.errors import UserError
+from reflectune.retrieval.stores.base import (
+    Fields,
+    Found,
+    Rows,
+    Vectors,
+    best,
+    checked_query,
+    checked_rows,
+    rescored,
+)
+
+Precision = Literal["float32", "float16"]
+SUFFIXES: Final[Mapping[Precision, str]] = {"float32": "f32", "float16": "f16"}
+
+BLOCK = 1 << 24
+"""Numbers that are compared at once: 64 MiB in float32."""
+_SPARE = 8
+"""Rows beyond `top` that are scored again: last digits in float32 depend on what is computed together."""
+
+
+class ExactStore:
+    """Rows in one file a field, little-endian numbers without a header, mapped into memory.
+
+    Args:
+        folder: Of the files, `FIELD.f32` or `FIELD.f16`; made by the first `add`.
+        fields: Dimensions of each field.
+        precision: Of the files. In float16 a vector of length 1 keeps 3 digits, and scores are those of what is kept.
+
+    Raises:
+        UserError: A file is cut within a row, or the files have different numbers of rows, and `repair` is off.
+    """
+
+    def __init__(
+        self, folder: str | Path, fields: Fields, *, precision: Precision = "float32", repair: bool = False
+    ) -> None:
+        self.folder, self.fields, self.precision = Path(folder), dict(fields), precision
+        self._type = np.dtype(precision).newbyteorder("<")
+        self._map(repair)
+
+    def path(self, field: str) -> Path:
+        """The file of a field."""
+        return self.folder / f"{field}.{SUFFIXES[self.precision]}"
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, vectors: Mapping[str, Vectors]) -> None:
+        """See `VectorStore`. Rows that were being added when a process was killed are dropped by `repair`."""
+        rows = checked_rows(vectors, self.fields)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, array in rows.items():
+            with self.path(name).open("ab") as file:
+                file.write(np.ascontiguousarray(array, dtype=self._type).data)
+                file.flush()
+                os.fsync(file.fileno())
+        self._map(repair=False)
+
+    def finish(self) -> None:
+        """Nothing: rows are found as soon as they are added."""
+
+    def get(self, rows: Rows) -> dict[str, Vectors]:
+        """See `VectorStore`."""
+        return {name: np.asarray(array[rows], dtype=np.float32) for name, array in self._arrays.items()}
+
+    def search(self, query: Mapping[str, Vectors], top: int) -> Found:
+        """See `VectorStore`; the highest of all rows."""
+        asked = checked_query(query, self.fields, top)
+        queries = len(next(iter(asked.values())))
+        wanted = min(top + _SPARE, max(len(self), 1))
+        rows = np.full((queries, 0), -1, dtype=np.int64)
+        scores = np.full((queries, 0), -np.inf, dtype=np.float32)
+        step = max(1, BLOCK // sum(self.fields[name] for name in asked))
+        for first in range(0, len(self), step):
+            block = self._scores(asked, first, min(first + step, len(self)))  # (queries, rows)
+            numbers = np.broadcast_to(np.arange(first, first + block.shape[1]), block.shape)
+            rows, scores = np.concatenate([rows, numbers], axis=1), np.concatenate([scores, block], axis=1)
+            kept = np.stack([best(row, wanted) for row in scores])
+            rows, scores = np.take_along_axis(rows, kept, axis=1), np.take_along_axis(scores, kept, axis=1)
+        return rescored(asked, self, rows, top)
+
+    def _scores(self, query: Mapping[str, Vectors], first: int, last: int) -> npt.NDArray[np.float32]:
+        """Scores of the rows from `first` up to `last`, shape (queries, rows)."""
+        parts = [
+            array @ np.asarray(self._arrays[name][first:last], dtype=np.float32).T for name, array in query.items()
+        ]
+        return sum(parts[1:], start=parts[0])
+
+    def _map(self, repair: bool) -> None:
+        """Map the files as they are now."""
+        sizes = {name: self.path(name).stat().st_size if self.path(name).exists() else 0 for name in self.fields}
+        widths = {name: dimensions * self._type.itemsize for name, dimensions in self.fields.items()}
+        self._count = min(sizes[name] // widths[name] for name in self.fields)
+        for name, width in widths.items():
+            if sizes[name] != self._count * width:
+                if not repair:
+                    raise UserError(
+                        f"{self.path(name)} has {sizes[name]:,} bytes, {self._count:,} rows of {width:,} bytes are "
+                        f"{self._count * width:,}: it was cut or replaced"
+                    )
+                os.truncate(self.path(name), self._count * width)
+        self._arrays: dict[str, npt.NDArray[np.floating]] = {
+            name: np.memmap(self.path(name), self._type, "r", shape=(self._count, dimensions))
+            if self._count
+            else np.zeros((0, dimensions), dtype=self._type)
+            for name, dimensions in self.fields.items()
+        }

@@ -1,0 +1,199 @@
+"""Approximate search by FAISS: four bits a number, mapped from the disk, and the best rows scored again exactly.
+
+Cells by k-means (IVF), vectors as RaBitQ codes of 4 bits (arXiv 2409.09913), which `IO_FLAG_MMAP_IFC` maps so that all
+processes of a machine share one copy; FastScan's layout can't be mapped. Codes alone order rows badly: what they find
+is scored again from the vectors of an `ExactStore`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import faiss
+import numpy as np
+
+from reflectune.core.durable import read_json, write_atomically
+from reflectune.core.errors import UserError
+from reflectune.core.partials import writing
+from reflectune.retrieval.stores.base import Found, Rows, Vectors, checked_query, joined, rescored
+from reflectune.retrieval.stores.exact import ExactStore
+
+CODES: Final = "codes.faiss"
+CALIBRATION: Final = "calibration.json"
+_CENTRES: Final = "centres.faiss"
+_ADVICE: Final = "delete it and build the index again"
+
+_SAMPLE_OF_A_CELL = 50
+"""Vectors that k-means sees for each cell; FAISS warns below 39."""
+_BLOCK = 65_536
+"""Rows added at once."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a store is searched: the defaults are set by `calibrate`.
+
+    Attributes:
+        cells: How many cells are looked into for a query (`nprobe`).
+        candidates: How many rows are scored again exactly; at least what is asked for.
+    """
+
+    cells: int = 32
+    candidates: int = 200
+
+
+_search_parameters: Any = faiss.SearchParametersIVF
+"""Its stub lacks what it takes."""
+
+
+def cells_for(rows: int) -> int:
+    """How many cells for so many rows: the power of two nearest to 4 √rows."""
+    return 2 ** round(math.log2(max(4 * math.sqrt(rows), 1)))
+
+
+class FaissStore:
+    """Rows of an `ExactStore` with an approximate index over them.
+
+    Args:
+        folder: Of its files, beside those of the rows.
+        rows: The vectors, which are also what candidates are scored by.
+        cells: Of the index; by default `cells_for` its rows.
+        seed: Of k-means and of the sample that it sees.
+        progress: Is told how many rows were put into the index.
+    """
+
+    def __init__(
+        self, folder: str | Path, rows: ExactStore, *, cells: int | None = None, seed: int = 0, progress: Any = None
+    ) -> None:
+        self.folder, self.rows, self.fields = Path(folder), rows, rows.fields
+        self._cells, self._seed, self._progress = cells, seed, progress
+        self._index: Any = None
+        self._settings = Search()
+        if (self.folder / CODES).is_file():
+            self._open()
+
+    @property
+    def settings(self) -> Search:
+        """How it is searched."""
+        return self._settings
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, vectors: Mapping[str, Vectors]) -> None:
+        """See `VectorStore`."""
+        self.rows.add(vectors)
+
+    def get(self, rows: Rows) -> dict[str, Vectors]:
+        """See `VectorStore`."""
+        return self.rows.get(rows)
+
+    def finish(self) -> None:
+        """Put every row that isn't there yet into the index; the first time its cells are found first.
+
+        A process that is killed meanwhile loses the rows' codes, not the cells; the files come out the same.
+        """
+        if not len(self) or (self._index is not None and self._index.ntotal == len(self)):
+            return
+        index = self._read(CODES, mapped=False) if (self.folder / CODES).is_file() else self._trained()
+        for first in range(index.ntotal, len(self), _BLOCK):
+            rows = np.arange(first, min(first + _BLOCK, len(self)))
+            index.add(joined(self.rows.get(rows), self.fields))
+            if self._progress is not None:
+                self._progress(len(rows))
+        self._write(CODES, index)
+        (self.folder / _CENTRES).unlink(missing_ok=True)
+        self._open()
+
+    def search(self, query: Mapping[str, Vectors], top: int) -> Found:
+        """See `VectorStore`: the best of those that the index finds, by their exact scores."""
+        return self.search_with(self._settings, query, top)
+
+    def search_with(self, settings: Search, query: Mapping[str, Vectors], top: int) -> Found:
+        """`search` with other settings than its own."""
+        asked = checked_query(query, self.fields, top)
+        if self._index is None:
+            return self.rows.search(asked, top)  # nothing is in it
+        parameters: Any = _search_parameters(nprobe=min(settings.cells, self._index.nlist))
+        wanted = min(max(settings.candidates, top), len(self))
+        _, candidates = self._index.search(joined(asked, self.fields), wanted, params=parameters)
+        return rescored(asked, self, candidates, top)
+
+    def calibrate(self, query: Mapping[str, Vectors], *, top: int = 20, wanted: float = 0.995) -> dict[str, Any]:
+        """Set the fewest cells that find enough of what an exact search finds, and write them down.
+
+        Args:
+            query: Like those that will come, shape (queries, dimensions) of each field.
+            top: How many rows are compared.
+            wanted: Their share that must be found; if none suffices, all cells are taken.
+
+        Returns:
+            What was set, and the recall with it.
+        """
+        truth = self.rows.search(query, top)
+        record: dict[str, Any] = {}
+        cells = 1
+        while True:
+            settings = Search(min(cells, self._index.nlist), max(10 * top, 200))
+            recall = overlap(self.search_with(settings, query, top).rows, truth.rows)
+            record = {"cells": settings.cells, "candidates": settings.candidates, "recall": recall, "top": top}
+            if recall >= wanted or cells >= self._index.nlist:
+                break
+            cells *= 2
+        write_atomically(self.folder / CALIBRATION, json.dumps({**record, "queries": len(truth.rows)}))
+        self._settings = Search(record["cells"], record["candidates"])
+        return record
+
+    def _trained(self) -> Any:
+        """An empty index with its cells, found on a sample of the rows."""
+        if (self.folder / _CENTRES).is_file():
+            return self._read(_CENTRES, mapped=False)
+        cells = min(self._cells or cells_for(len(self)), len(self))
+        generator = np.random.default_rng(self._seed)
+        size = min(len(self), cells * _SAMPLE_OF_A_CELL)
+        sample = np.sort(generator.choice(len(self), size, replace=False))
+        index: Any = faiss.index_factory(sum(self.fields.values()), f"IVF{cells},RaBitQ4", faiss.METRIC_INNER_PRODUCT)
+        index.cp.seed, index.cp.min_points_per_centroid = self._seed + 1, 1
+        index.train(joined(self.rows.get(sample), self.fields))
+        self._write(_CENTRES, index)
+        return index
+
+    def _write(self, name: str, index: Any) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with writing(self.folder / name) as partial:
+            faiss.write_index(index, str(partial))
+
+    def _read(self, name: str, *, mapped: bool) -> Any:
+        path = self.folder / name
+        try:
+            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+        except RuntimeError as error:
+            raise UserError(f"{path} is damaged: {error}; {_ADVICE}") from error
+        if index.d != sum(self.fields.values()) or not isinstance(index, faiss.IndexIVF):
+            raise UserError(f"{path} is an index of {index.d} dimensions, not {sum(self.fields.values())}; {_ADVICE}")
+        return index
+
+    def _open(self) -> None:
+        """Map the index, and take the settings that were written down for it."""
+        self._index = self._read(CODES, mapped=True)
+        if self._index.ntotal > len(self):
+            raise UserError(
+                f"{self.folder / CODES} holds {self._index.ntotal:,} rows, its vectors are {len(self):,}; {_ADVICE}"
+            )
+        if (self.folder / CALIBRATION).is_file():
+            record = read_json(self.folder / CALIBRATION, "how the index is searched")
+            try:
+                self._settings = Search(int(record["cells"]), int(record["candidates"]))
+            except (KeyError, TypeError, ValueError) as error:
+                raise UserError(f"{self.folder / CALIBRATION} is damaged; {_ADVICE}") from error
+
+
+def overlap(found: Rows, truth: Rows) -> float:
+    """Recall: the mean share of the true rows of each query that are among the found ones, whatever their order."""
+    shares = [np.isin(wanted[wanted >= 0], row).mean() for row, wanted in zip(found, truth, strict=True)]
+    return float(np.mean(shares))

@@ -1,0 +1,201 @@
+"""Search on a Milvus server: the rows' vectors side by side in one collection, candidates scored again on this machine.
+
+One field of all vectors side by side, weighted on the query's side, is exact; Milvus's own hybrid search merges ranked
+lists, and drops what one of them lacks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from reflectune.core.errors import UserError
+from reflectune.retrieval.stores.base import Found, Rows, Vectors, checked_query, joined, rescored
+from reflectune.retrieval.stores.exact import ExactStore
+
+TOKEN: Final = "MILVUS_TOKEN"
+_FIELD, _ROW = "vector", "row"
+BATCH = 1000
+"""Rows of a request: 10 MB of 2,560 dimensions, below the 64 MB that a server takes by default."""
+_LEAST = 200
+"""Candidates that are scored again."""
+_SECONDS = 60.0
+
+IndexKind = Literal["IVF_RABITQ", "IVF_SQ8", "FLAT"]
+
+
+def index_kind(version: str) -> IndexKind:
+    """The kind of index that a server of this version has: the nearest to what `FaissStore` has.
+
+    RaBitQ came with 2.6; before it there are eight bits a number. Milvus Lite, which says its name, compares all rows:
+    of what an index is told of its cells, version 3.2 takes no notice.
+    """
+    numbers = version.removeprefix("v").split(".")
+    if len(numbers) < 2 or not all(number.isdigit() for number in numbers[:2]):
+        return "FLAT"
+    return "IVF_RABITQ" if tuple(map(int, numbers[:2])) >= (2, 6) else "IVF_SQ8"
+
+
+class MilvusStore:
+    """Rows of an `ExactStore` that a Milvus server searches.
+
+    Args:
+        address: `http://host:19530`, or a file ending in `.db` for Milvus Lite, which serves one process at a time.
+        collection: The name to keep them under: it says what they are of, so that none is taken for another.
+        rows: The vectors, which candidates are scored by.
+        cells: Of the server's index, in each of its segments.
+        probes: Cells that a query looks into.
+        progress: Is told how many rows were sent.
+
+    The environment variable MILVUS_TOKEN, `user:password` or an API key, is sent if it is set.
+
+    Raises:
+        UserError: There is no client, or no server answers at the address.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        collection: str,
+        rows: ExactStore,
+        *,
+        cells: int = 1024,
+        probes: int = 64,
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
+        try:
+            from pymilvus import MilvusClient  # an extra
+        except ImportError as error:
+            raise UserError(
+                "a Milvus server is searched by pymilvus, which isn't here: pip install 'reflectune[milvus]'"
+            ) from error
+        self.address, self.collection, self.rows, self.fields = address, collection, rows, rows.fields
+        self._cells, self._probes, self._progress = cells, probes, progress
+        with self._asking():
+            self._client = MilvusClient(address, token=os.environ.get(TOKEN, ""), timeout=_SECONDS)
+            self._kind = index_kind(str(self._client.get_server_version()))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, vectors: Mapping[str, Vectors]) -> None:
+        """See `VectorStore`."""
+        self.rows.add(vectors)
+
+    def get(self, rows: Rows) -> dict[str, Vectors]:
+        """See `VectorStore`."""
+        return self.rows.get(rows)
+
+    def finish(self) -> None:
+        """Send the rows that the server lacks, by their numbers: one that was sent before is not doubled."""
+        with self._asking():
+            if not self._client.has_collection(self.collection):
+                self._create()
+            sent = self.sent()
+            for first in range(sent - sent % BATCH, len(self), BATCH):
+                if first + BATCH <= sent:
+                    continue
+                numbers = np.arange(first, min(first + BATCH, len(self)))
+                vectors = joined(self.rows.get(numbers), self.fields)
+                rows = [{_ROW: int(row), _FIELD: vector} for row, vector in zip(numbers, vectors, strict=True)]
+                self._client.upsert(self.collection, rows)
+                if self._progress is not None:
+                    self._progress(len(rows))
+            self._client.flush(self.collection)
+            if _FIELD not in self._client.list_indexes(self.collection):
+                self._client.create_index(self.collection, self._index())
+            self._client.load_collection(self.collection)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse a collection that doesn't have the rows, or has vectors of another length.
+
+        Raises:
+            UserError: It isn't as it should be, or isn't there.
+        """
+        with self._asking():
+            if not self._client.has_collection(self.collection):
+                raise UserError(f"{self._place} isn't there; build the index again, which sends its rows")
+            dimensions = {
+                field["name"]: field["params"].get("dim")
+                for field in self._client.describe_collection(self.collection)["fields"]
+            }
+            held = self.sent()
+        if set(dimensions) != {_ROW, _FIELD} or int(dimensions[_FIELD]) != sum(self.fields.values()):
+            raise UserError(f"{self._place} has the fields {dimensions}: it was not made from this index; drop it")
+        if held != len(self):
+            raise UserError(
+                f"{self._place} holds {held:,} rows, the index {len(self):,}; build the index again to send the rest"
+            )
+
+    def sent(self) -> int:
+        """How many rows the server holds."""
+        counted = self._client.query(self.collection, filter=f"{_ROW} >= 0", output_fields=["count(*)"])
+        return int(counted[0]["count(*)"])
+
+    def search(self, query: Mapping[str, Vectors], top: int) -> Found:
+        """See `VectorStore`: the best of those that the server finds, by their exact scores."""
+        asked = checked_query(query, self.fields, top)
+        wanted = min(max(top, _LEAST), max(len(self), 1))
+        probing: dict[str, Any] = {} if self._kind == "FLAT" else {"nprobe": self._probes}
+        refining = {"refine_k": 2} if self._kind == "IVF_RABITQ" else {}
+        with self._asking():
+            answers = self._client.search(
+                self.collection,
+                data=list(joined(asked, self.fields)),
+                limit=wanted,
+                search_params={"metric_type": "IP", "params": probing | refining},
+                output_fields=[_ROW],
+            )
+        candidates = np.full((len(answers), wanted), -1, dtype=np.int64)
+        for place, answer in enumerate(answers):
+            candidates[place, : len(answer)] = [hit[_ROW] for hit in answer]
+        return rescored(asked, self, candidates, top)
+
+    def drop(self) -> None:
+        """Delete the collection; the rows here stay."""
+        with self._asking():
+            self._client.drop_collection(self.collection)
+
+    def close(self) -> None:
+        """Let the server go; Milvus Lite's file is free for another process."""
+        self._client.close()
+
+    def _create(self) -> None:
+        from pymilvus import DataType
+
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field(_ROW, DataType.INT64, is_primary=True)
+        schema.add_field(_FIELD, DataType.FLOAT_VECTOR, dim=sum(self.fields.values()))
+        self._client.create_collection(self.collection, schema=schema, consistency_level="Strong")
+        self._client.create_index(self.collection, self._index())  # queries count only what is loaded
+        self._client.load_collection(self.collection)
+
+    def _index(self) -> Any:
+        parameters = self._client.prepare_index_params()
+        cells: dict[str, Any] = {} if self._kind == "FLAT" else {"nlist": self._cells}
+        refining = {"refine": True, "refine_type": "SQ8"} if self._kind == "IVF_RABITQ" else {}
+        parameters.add_index(_FIELD, index_type=self._kind, metric_type="IP", params=cells | refining)
+        return parameters
+
+    @property
+    def _place(self) -> str:
+        return f"the collection {self.collection} on {self.address}"
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """The server's complaints within the block, as errors of one line."""
+        from pymilvus.exceptions import MilvusException
+
+        try:
+            yield
+        except MilvusException as error:
+            said = " ".join(str(error.message or error).split())[:300]
+            raise UserError(
+                f"the Milvus server at {self.address} can't do it: {said}; start or mend it and run the command again, "
+                "or search without one: `--store faiss` when the index is built"
+            ) from error

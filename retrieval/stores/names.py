@@ -1,0 +1,22 @@
+"""The names that stores are asked for by, checked without importing what searches them."""
+
+from __future__ import annotations
+
+from reflectune.core import addresses
+
+
+def is_server(store: str) -> bool:
+    """Whether a store's name is the address of a Milvus server, or a file of Milvus Lite."""
+    return store.endswith(".db") or (addresses.is_address(store) and not addresses.secrets_in(store))
+
+
+def store_name(store: str) -> str:
+    """What is wrong with the name of a store, to be read after the key's name; "" for nothing.
+
+    An address with a password is refused: an index's manifest would hold it.
+    """
+    if store in ("auto", "exact", "faiss") or is_server(store):
+        return ""
+    names = "auto, exact, faiss, or a Milvus server's address (http://HOST:19530, or a file *.db)"
+    secret = "; user and password belong into $MILVUS_TOKEN" if "@" in store else ""
+    return f"must be {names}, found `{addresses.shown_url(store)}`{secret}"

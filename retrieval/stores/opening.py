@@ -1,0 +1,100 @@
+"""Which store holds how many rows, what it takes, and opening it: `auto`, `exact`, `faiss`, or a server's address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from reflectune.retrieval.stores.base import Fields, VectorStore
+from reflectune.retrieval.stores.exact import ExactStore, Precision
+from reflectune.retrieval.stores.names import is_server
+
+Kind = Literal["exact", "faiss", "milvus"]
+
+EXACT_BYTES: Final = 2 << 30
+"""2 GiB of vectors in float32: below it `auto` searches exactly."""
+_CODE_BITS = 4
+_CODE_EXTRA = 28
+"""Bytes beside a row's codes: its number, and the factors of RaBitQ's estimate."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A store for an index.
+
+    Attributes:
+        kind: Of the store.
+        precision: Of its rows' files.
+        reason: Why this one, as a sentence.
+        address: Of a Milvus server.
+    """
+
+    kind: Kind
+    precision: Precision
+    reason: str
+    address: str = ""
+
+    def disk(self, rows: int, fields: Fields) -> int:
+        """Bytes on this machine's disk, by arithmetic."""
+        numbers = rows * sum(fields.values())
+        if self.kind == "exact":
+            return 4 * numbers
+        codes = numbers * _CODE_BITS // 8 + rows * _CODE_EXTRA if self.kind == "faiss" else 0
+        return 2 * numbers + codes
+
+    def memory(self, rows: int, fields: Fields) -> int:
+        """Bytes that all searching processes of a machine share, with everything in use."""
+        return self.disk(rows, fields) - (0 if self.kind == "exact" else 2 * rows * sum(fields.values()))
+
+
+def choose(store: str, rows: int, fields: Fields) -> Choice:
+    """The store that a name stands for.
+
+    Args:
+        store: See `store_name`.
+        rows: How many there will be.
+        fields: Their dimensions.
+    """
+    if is_server(store):
+        return Choice("milvus", "float16", "a server searches it", store)
+    size = 4 * rows * sum(fields.values())
+    told = f"{rows:,} rows of {sum(fields.values()):,} numbers are {size / (1 << 30):.2g} GiB in float32"
+    if store == "faiss" or (store == "auto" and size > EXACT_BYTES):
+        return Choice("faiss", "float16", told if store == "auto" else "it was asked for")
+    return Choice("exact", "float32", told if store == "auto" else "it was asked for")
+
+
+def open_store(
+    choice: Choice,
+    folder: Path,
+    fields: Fields,
+    *,
+    collection: str,
+    repair: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> VectorStore:
+    """Open a store, or begin one.
+
+    Args:
+        choice: Of its kind.
+        folder: Of its files.
+        fields: Its dimensions.
+        collection: The name to keep it under on a server.
+        repair: Drop what a killed process left half added.
+        progress: Is told how many rows were put into an approximate index.
+
+    Raises:
+        UserError: Its files are damaged, or a server doesn't answer.
+    """
+    rows = ExactStore(folder, fields, precision=choice.precision, repair=repair)
+    if choice.kind == "faiss":
+        from reflectune.retrieval.stores.ivf import FaissStore
+
+        return FaissStore(folder, rows, progress=progress)
+    if choice.kind == "milvus":
+        from reflectune.retrieval.stores.milvus import MilvusStore
+
+        return MilvusStore(choice.address, collection, rows, progress=progress)
+    return rows

@@ -1,0 +1,98 @@
+"""The command that measures retrieval: its figures are those of a search by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from reflectune.core.images import load_image
+from reflectune.core.types import Entry, Question
+from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.inference import recall
+from reflectune.retrieval.encoders.encoder import load_encoder
+from reflectune.retrieval.index import load_index
+from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.retrieval.retriever import EntryRetriever
+
+COLOURS = ("red", "green", "blue", "white", "orange", "purple")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, encoder: str) -> Path:
+    """A data set of six entries, two questions about each and one about nothing that is there, with its index."""
+    entries, questions = [], []
+    for place, colour in enumerate(COLOURS):
+        for use in ("kb", "asked"):
+            image = Image.new("RGB", (64, 64), colour)
+            image.paste(Image.new("RGB", (20, 20 + 4 * place), "black"), (0, 0 if use == "kb" else 12))
+            image.save(tmp_path / f"{use}{place}.png")
+        entries.append(Entry(f"e{place}", f"A {colour} thing", summary="It is drawn.", images=(f"kb{place}.png",)))
+        for number, split in enumerate(("val_unseen_question", "val_unseen_entity")):
+            questions.append(
+                Question(f"{place}{number}", f"asked{place}.png", "What is it?", split=split, entity_ids=(f"e{place}",))
+            )
+    questions.append(Question("x", "asked0.png", "Why?", split="val_unseen_entity", entity_ids=("nothing",)))
+    write_knowledge_base(tmp_path / "knowledge", entries, name="things")
+    for split in ("val_unseen_question", "val_unseen_entity"):
+        write_questions(tmp_path, split, [question for question in questions if question.split == split])
+    (tmp_path / "dataset.json").write_text(json.dumps({"name": "things", "metric": "infoseek", "fingerprint": "f"}))
+    build_index(KnowledgeBase(tmp_path / "knowledge"), load_encoder(encoder), tmp_path / "index")
+    return tmp_path
+
+
+def run(folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
+    flags = ["--dataset", str(folder), "--index", str(folder / "index"), "--encoder", encoder, "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["recall", *flags, *more])
+    recall.main()
+
+
+def test_recall_is_that_of_a_search_by_hand(
+    folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = folder / "recall.json"
+    run(folder, encoder, monkeypatch, "--title_weights", "0", "0.5", "1", "--depths", "1", "3", "--output", str(output))
+
+    loaded = load_encoder(encoder)
+    retriever = EntryRetriever(load_index(folder / "index", Dataset(folder).knowledge, loaded), loaded)
+    images = [load_image(folder / f"asked{place}.png") for place in range(6)]
+    figures = json.loads(output.read_text())
+    assert list(figures) == ["val_unseen_question", "val_unseen_entity"]
+    assert [record["left_out"] for record in figures.values()] == [0, 1]
+    seen = set()
+    for weight in ("0", "0.5", "1"):
+        ranks = [
+            [hit.entry_id for hit in hits].index(f"e{place}") + 1
+            for place, hits in enumerate(retriever.search(images, 6, title_weight=float(weight)))
+        ]
+        for record in figures.values():
+            scores = record["weights"][weight]
+            assert scores["article_recall@1"]["value"] == pytest.approx(sum(rank == 1 for rank in ranks) / 6)
+            assert scores["article_recall@3"]["value"] == pytest.approx(sum(rank <= 3 for rank in ranks) / 6)
+            assert scores["mrr"]["value"] == pytest.approx(sum(1 / rank for rank in ranks if rank <= 3) / 6)
+            assert scores["mrr"]["n"] == 6
+        seen.add(tuple(ranks))
+    assert len(seen) > 1  # the weight changes what is found
+    printed = capsys.readouterr().out
+    assert "val_unseen_entity: 6 questions; 1 without a gold entry left out" in printed
+    assert printed.count("| title_weight | article_recall@1 | article_recall@3 | mrr |") == 2
+
+
+def test_without_any_gold_entry_there_is_no_recall(
+    folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_questions(folder, "odd", [Question("y", "asked0.png", "Why?", split="odd", entity_ids=("nothing",))])
+    with pytest.raises(SystemExit):
+        run(folder, encoder, monkeypatch, "--splits", "odd")
+    assert "names an entry of its knowledge base: there is no recall" in capsys.readouterr().err
+
+
+def test_what_is_no_weight_or_depth_is_told(folder: Path) -> None:
+    config = recall.RecallConfig(dataset=str(folder), title_weights=[0.5, 1.5], depths=[0])
+    problems = " ".join(config.problems())
+    for part in ("`index` is needed", "`title_weights`", "`depths`"):
+        assert part in problems
