@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-FOLDERS = ("--json", "--output", "--run", "--runs", "--work")
+FOLDERS = ("--json", "--knowledge", "--output", "--run", "--runs", "--work")
 """Options that say where something lies, and change no figure."""
 FLAGS = ("--collect",)
 """Options without a value that change no figure."""

@@ -22,11 +22,11 @@ from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset, splits
 from reflectune.data_builders.world.facts import RELATIONS
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.rerankers.loading import load_reranker
-from reflectune.retrieval.retriever import EntryRetriever
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 ARTICLES = 5
 

@@ -55,8 +55,8 @@ def main() -> None:
     from reflectune.inference.running.experiment import select
     from reflectune.inference.scoring.recall import measure_recall, tables
     from reflectune.retrieval.encoders.encoder import load_encoder
-    from reflectune.retrieval.index import load_index
-    from reflectune.retrieval.retriever import EntryRetriever
+    from reflectune.retrieval.indexes.entry_index import load_index
+    from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)

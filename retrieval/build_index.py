@@ -66,12 +66,12 @@ def run(config: IndexConfig) -> int:
         How many images, or entries without a title, are left out.
 
     Raises:
-        UserError: See `reflectune.retrieval.index_building.build_index`.
+        UserError: See `reflectune.retrieval.indexes.building.build_index`.
     """
     from reflectune.retrieval.encoders.encoder import load_encoder  # slow to import: after the config is right
-    from reflectune.retrieval.index import left_out, recall_of
-    from reflectune.retrieval.index_building import build_index
-    from reflectune.retrieval.index_planning import check_room, describe_plan, missing_images, plan_index
+    from reflectune.retrieval.indexes.building import build_index
+    from reflectune.retrieval.indexes.entry_index import left_out, recall_of
+    from reflectune.retrieval.indexes.planning import check_room, describe_plan, missing_images, plan_index
     from reflectune.retrieval.knowledge_base import KnowledgeBase
 
     kb = KnowledgeBase(config.knowledge)

@@ -31,7 +31,7 @@ from reflectune.data_builders.mr2ag.examples import (
 from reflectune.data_builders.mr2ag.selection import image_roots
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.retrieval.passages import split_passages
-from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 Made = TypeVar("Made")
 

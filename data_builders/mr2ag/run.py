@@ -34,7 +34,7 @@ from reflectune.data_builders.reflection_data import (
 )
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.retrieval.retriever import Retriever, open_retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
 
 CHUNK = 64
 """Questions that are retrieved for, annotated and written to the log together."""

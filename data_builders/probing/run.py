@@ -23,7 +23,7 @@ from reflectune.data_builders.probing.store import answered, begin, seal, stream
 from reflectune.data_builders.probing.work import Work
 from reflectune.metrics.bem import Bem
 from reflectune.models.loading import Loaded, load
-from reflectune.retrieval.retriever import open_retriever
+from reflectune.retrieval.retrievers.entry_retriever import open_retriever
 
 _DECIDES: Final = (
     *("split", "top_n", "documents", "lead", "metric", "max_new_tokens", "samples", "temperature", "gold", "summary"),

@@ -29,7 +29,7 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.forward import Forward, find_budget
 from reflectune.retrieval.documents import find_documents
 from reflectune.retrieval.passages import split_passages
-from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 from reflectune.retrieval.types import Hit
 
 Made = TypeVar("Made")

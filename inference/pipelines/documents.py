@@ -12,7 +12,7 @@ from reflectune.inference.trace import PassageTrace
 from reflectune.retrieval.documents import find_documents
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
-from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 from reflectune.retrieval.types import Hit
 
 

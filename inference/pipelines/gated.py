@@ -16,7 +16,7 @@ from reflectune.inference.reading.reader import Opened
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
-from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 from reflectune.retrieval.types import Hit
 
 

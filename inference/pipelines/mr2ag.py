@@ -20,7 +20,7 @@ from reflectune.inference.selection.ranking import best
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead
-from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class MR2AG:

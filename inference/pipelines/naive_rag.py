@@ -13,7 +13,7 @@ from reflectune.inference.pipelines.with_context import answer_with_context
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.contexts import CONTEXT_FORMS, ContextBuilder, ContextForm
-from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class NaiveRAG:

@@ -18,7 +18,7 @@ from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
-from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 from reflectune.retrieval.types import Hit
 
 Given = Literal["article", "passage"]

@@ -14,7 +14,7 @@ from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.rerankers.base import Reranker
-from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 Part = TypeVar("Part")
 

@@ -20,7 +20,7 @@ from reflectune.models.rendering.turns import fit_leading
 from reflectune.models.schemes.reflectiva import Reflectiva
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead
-from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class ReflectivaReader(PassageReader):

@@ -13,7 +13,7 @@ from reflectune.inference.pipelines.diagnostics import GOLD, DiagnosticPassages
 from reflectune.inference.pipelines.recipe import Parts, Recipe, needed, with_entry, with_evidence
 from reflectune.inference.reading.passage_reader import PassageReader, UnjudgingReader
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.retrieval.retriever import Retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 class Retrieval:

@@ -14,11 +14,11 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.processing.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.pretrained import load_processor
-from reflectune.retrieval import retriever
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.rerankers import loading as rerankers
 from reflectune.retrieval.rerankers.base import Reranker
-from reflectune.retrieval.retriever import EntryRetriever
+from reflectune.retrieval.retrievers import entry_retriever
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 
 def require_models(names: Iterable[str]) -> None:
@@ -103,7 +103,7 @@ def open_engine(config: ReadingConfig, loaded: Loaded) -> PrefixEngine:
 
 def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> EntryRetriever:
     """The retriever over the config's index, which must have been built from this knowledge base and encoder."""
-    return retriever.open_retriever(config, knowledge, device=_device(config))
+    return entry_retriever.open_retriever(config, knowledge, device=_device(config))
 
 
 def open_reranker(config: ReadingConfig) -> Reranker:

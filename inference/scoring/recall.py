@@ -13,7 +13,7 @@ from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.scoring.scores import mean
 from reflectune.metrics.retrieval import article_recall_at_k, reciprocal_rank
-from reflectune.retrieval.retriever import EntryRetriever
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 Figures = dict[str, Any]
 

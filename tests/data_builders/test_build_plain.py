@@ -28,10 +28,10 @@ from reflectune.retrieval.build_index import IndexConfig
 from reflectune.retrieval.build_index import run as build_index
 from reflectune.retrieval.contexts import ContextBuilder
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index import load_index
+from reflectune.retrieval.indexes.entry_index import load_index
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.rerankers.words import WordReranker
-from reflectune.retrieval.retriever import EntryRetriever
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 COLOURS = ("red", "green", "blue", "black")
 

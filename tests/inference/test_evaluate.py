@@ -23,7 +23,7 @@ from reflectune.data_builders.dataset import write_questions
 from reflectune.inference.running import experiment, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 SHARED = Path(__file__).parents[3] / "shared/data"

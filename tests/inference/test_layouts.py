@@ -23,7 +23,7 @@ from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.metrics.bem import RECORD
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.indexes.building import build_index
 
 WIKI = "https://en.wikipedia.org/wiki/"
 LANDMARKS = ("0a1b2c3d4e5f6071", "ffee2c3d4e5f6071")

@@ -14,10 +14,10 @@ from reflectune.core.types import Entry, Question
 from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.inference import recall
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index import load_index
-from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.indexes.building import build_index
+from reflectune.retrieval.indexes.entry_index import load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.retrieval.retriever import EntryRetriever
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 COLOURS = ("red", "green", "blue", "white", "orange", "purple")
 

@@ -46,7 +46,7 @@ from reflectune.models.schemes.examples import (
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.retrieval.documents import Document
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.passages import split_passages
 from reflectune.train.fine_tuning.answers import AnswerReader

@@ -37,7 +37,7 @@ from reflectune.models.schemes.gate_outcomes import GateOutcome, PassageOutcome
 from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.schemes.tokens import add_reflection_tokens
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.train.grpo import GrpoConfig, run
 from reflectune.train.refining.refine import chosen, refine

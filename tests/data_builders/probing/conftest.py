@@ -13,7 +13,7 @@ from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.data_builders.world.build import build_world
 from reflectune.models.loading import Loaded, load
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.indexes.building import build_index
 
 
 @pytest.fixture(scope="session")

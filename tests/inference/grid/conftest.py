@@ -12,7 +12,7 @@ from PIL import Image
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.dataset import write_questions
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 COLOURS = ("red", "blue", "green")

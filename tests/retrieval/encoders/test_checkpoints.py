@@ -21,8 +21,8 @@ from reflectune.core.errors import UserError
 from reflectune.retrieval.encoders.catalogue import CATALOGUE
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint, load_weights
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index import load_index
-from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.indexes.building import build_index
+from reflectune.retrieval.indexes.entry_index import load_index
 
 ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

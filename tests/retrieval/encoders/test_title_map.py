@@ -29,8 +29,8 @@ from reflectune.retrieval.encoders.title_map import (
 )
 from reflectune.retrieval.encoders.training_pictures import training_pictures
 from reflectune.retrieval.fit_title_map import TitleMapConfig, main, run
-from reflectune.retrieval.index_building import build_index
-from reflectune.retrieval.retriever import EntryRetriever
+from reflectune.retrieval.indexes.building import build_index
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 TITLE, IMAGE = 16, 24
 

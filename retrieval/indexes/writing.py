@@ -15,9 +15,9 @@ from tqdm import tqdm
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import REJECTED
-from reflectune.retrieval.checksums import CHECKSUMS, check_files, checksums
 from reflectune.retrieval.encoders.encoder import ImageTextEncoder, TwoSpaceEncoder
-from reflectune.retrieval.index import AGAIN, ENTRIES, MANIFEST, OWNERS, collection_of, files_of
+from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files, checksums
+from reflectune.retrieval.indexes.entry_index import AGAIN, ENTRIES, MANIFEST, OWNERS, collection_of, files_of
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.base import Vectors
 from reflectune.retrieval.stores.exact import ExactStore

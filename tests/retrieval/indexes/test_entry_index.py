@@ -10,12 +10,12 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry
-from reflectune.retrieval.checksums import check_files, checksums
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.index import Index, left_out, load_index
-from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.indexes.building import build_index
+from reflectune.retrieval.indexes.checksums import check_files, checksums
+from reflectune.retrieval.indexes.entry_index import Index, left_out, load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.retrieval.retriever import EntryRetriever
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 
 class Counting:
@@ -366,7 +366,7 @@ def test_a_file_that_was_cut_or_is_gone_is_refused_by_its_name(kb, encoder, tmp_
 
 
 def test_of_a_large_file_chunks_are_read_and_with_verify_all(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("reflectune.retrieval.checksums.WHOLE", 1 << 20)
+    monkeypatch.setattr("reflectune.retrieval.indexes.checksums.WHOLE", 1 << 20)
     path = tmp_path / "large.faiss"
     path.write_bytes(np.random.default_rng(0).bytes(16 << 20))
     recorded = checksums([path])

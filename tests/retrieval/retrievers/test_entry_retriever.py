@@ -7,10 +7,10 @@ import pytest
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry
-from reflectune.retrieval.index import Index
-from reflectune.retrieval.index_building import build_index
+from reflectune.retrieval.indexes.building import build_index
+from reflectune.retrieval.indexes.entry_index import Index
 from reflectune.retrieval.knowledge_base import write_knowledge_base
-from reflectune.retrieval.retriever import EntryRetriever
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.stores.base import best
 from reflectune.retrieval.stores.exact import ExactStore
 

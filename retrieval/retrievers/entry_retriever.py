@@ -12,7 +12,7 @@ from PIL import Image
 
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.encoder import ImageTextEncoder, TwoSpaceEncoder, Vectors, load_encoder
-from reflectune.retrieval.index import Index, load_index
+from reflectune.retrieval.indexes.entry_index import Index, load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.base import inner
 from reflectune.retrieval.types import Hit

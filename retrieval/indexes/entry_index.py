@@ -18,8 +18,8 @@ import numpy.typing as npt
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.retrieval.checksums import CHECKSUMS, check_files
 from reflectune.retrieval.encoders.encoder import ImageTextEncoder
+from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.exact import SUFFIXES

@@ -30,7 +30,7 @@ from reflectune.core.rejected import (
 )
 from reflectune.core.types import Entry
 from reflectune.retrieval.encoders.encoder import ImageTextEncoder, Vectors
-from reflectune.retrieval.index import (
+from reflectune.retrieval.indexes.entry_index import (
     MANIFEST,
     Index,
     check_origin,
@@ -40,8 +40,8 @@ from reflectune.retrieval.index import (
     origin_of,
     read_manifest,
 )
-from reflectune.retrieval.index_planning import check_room, fields_of, plan_index
-from reflectune.retrieval.index_writing import Block, convert_index, write_index
+from reflectune.retrieval.indexes.planning import check_room, fields_of, plan_index
+from reflectune.retrieval.indexes.writing import Block, convert_index, write_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.opening import Choice
 
