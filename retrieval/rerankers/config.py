@@ -7,33 +7,9 @@ from typing import Literal
 
 from reflectune.core.config import DTYPES, bound_problems, setting
 from reflectune.models.names import encoder_name
+from reflectune.retrieval.encoders.settings import Pooling, Similarity, TextSettings
 
 Kind = Literal["words", "embedding", "cross_encoder"]
-Pooling = Literal["auto", "mean", "last", "cls"]
-Similarity = Literal["cosine", "dot"]
-
-
-@dataclass(frozen=True)
-class RerankerSettings:
-    """How a reranker's model reads.
-
-    Attributes:
-        pooling: Of a bi-encoder's token vectors; `auto` takes what the repository declares.
-        similarity: Of a bi-encoder's vectors.
-        query_prefix: Put before each question, as the model card says.
-        passage_prefix: Put before each passage.
-        max_length: Tokens beyond which a text (a bi-encoder's) or a pair (a cross-encoder's) is cut.
-        token_budget: Most tokens of a forward pass, padding included; decides no score.
-        dtype: `float32`, `bfloat16` or `float16`.
-    """
-
-    pooling: Pooling = "auto"
-    similarity: Similarity = "cosine"
-    query_prefix: str = ""
-    passage_prefix: str = ""
-    max_length: int = 512
-    token_budget: int = 16_384
-    dtype: str = "float32"
 
 
 @dataclass
@@ -54,9 +30,9 @@ class RerankerConfig:
     reranker_token_budget: int = setting(16_384, "most tokens in one forward pass", low=1)
     reranker_dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
 
-    def reranker_settings(self) -> RerankerSettings:
+    def reranker_settings(self) -> TextSettings:
         """The settings that these keys stand for."""
-        return RerankerSettings(
+        return TextSettings(
             pooling=self.reranker_pooling,
             similarity=self.reranker_similarity,
             query_prefix=self.reranker_query_prefix,

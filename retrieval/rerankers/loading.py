@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from reflectune.core.devices import find_device
+from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.rerankers.base import Reranker
-from reflectune.retrieval.rerankers.config import Kind, RerankerConfig, RerankerSettings
+from reflectune.retrieval.rerankers.config import Kind, RerankerConfig
 from reflectune.retrieval.rerankers.words import WordReranker
 
 
 def load_reranker(
-    kind: Kind, model: str = "", settings: RerankerSettings | None = None, *, device: str = "cpu"
+    kind: Kind, model: str = "", settings: TextSettings | None = None, *, device: str = "cpu"
 ) -> Reranker:
     """Load a reranker.
 
@@ -34,8 +35,8 @@ def load_reranker(
 
     place, checkpoint = find_device(device), find_checkpoint(model)
     if kind == "embedding":
-        return EmbeddingReranker(checkpoint, settings or RerankerSettings(), place)
-    return CrossEncoderReranker(checkpoint, settings or RerankerSettings(), place)
+        return EmbeddingReranker(checkpoint, settings or TextSettings(), place)
+    return CrossEncoderReranker(checkpoint, settings or TextSettings(), place)
 
 
 def open_reranker(config: RerankerConfig, *, device: str = "cpu") -> Reranker:

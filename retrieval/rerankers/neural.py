@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from reflectune.core.errors import UserError
@@ -15,9 +14,11 @@ from reflectune.core.types import Passage
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_config, load_tokenizer, load_weights
-from reflectune.retrieval.encoders.texts import TextModel, declared_pooling, longest_input, scatter, token_batches
+from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.encoders.text_encoder import TextEncoder
+from reflectune.retrieval.encoders.texts import longest_input, scatter, token_batches
 from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
-from reflectune.retrieval.rerankers.config import RerankerSettings
+from reflectune.retrieval.stores.base import inner
 
 _REMEDY = "set `reranker_pooling` to mean, last or cls"
 
@@ -31,42 +32,27 @@ class EmbeddingReranker:
         device: Where it runs.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: RerankerSettings, device: torch.device) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: TextSettings, device: torch.device) -> None:
         self.name = f"embedding {checkpoint.name}"
-        self._settings = settings
-        pooling = settings.pooling if settings.pooling != "auto" else declared_pooling(checkpoint, _REMEDY)
-        self._model = TextModel(
-            checkpoint,
-            device,
-            pooling=pooling,
-            max_length=settings.max_length,
-            token_budget=settings.token_budget,
-            dtype=as_dtype(settings.dtype),
-        )
-        decisive = dataclasses.replace(settings, token_budget=0, pooling=pooling)
-        self.fingerprint = fingerprint(["embedding", checkpoint.fingerprint, decisive])
+        self._encoder = TextEncoder(checkpoint, settings, device, _REMEDY)
+        self.fingerprint = self._encoder.fingerprint
 
     def rank(
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
         """The `top_k` best passages of each question; see `Reranker.rank`. Each distinct text is read once."""
         check_request(questions, passages, top_k)
-        texts = [[self._settings.passage_prefix + passage_text(one) for one in choice] for choice in passages]
+        texts = [[passage_text(one) for one in choice] for choice in passages]
         distinct = {text: place for place, text in enumerate(dict.fromkeys(t for choice in texts for t in choice))}
         if not distinct:
             return [[] for _ in questions]
-        passage_vectors = self.encode(list(distinct))
-        question_vectors = self.encode([self._settings.query_prefix + question for question in questions])
+        passage_vectors = self._encoder.encode_passages(list(distinct))
+        question_vectors = self._encoder.encode_queries(questions)
         ranked = []
         for vector, choice, own_texts in zip(question_vectors, passages, texts, strict=True):
-            scores = (passage_vectors[[distinct[text] for text in own_texts]] @ vector).tolist()
+            scores = inner(passage_vectors[[distinct[text] for text in own_texts]], vector).tolist()
             ranked.append(best_first(choice, scores, top_k))
         return ranked
-
-    def encode(self, texts: Sequence[str]) -> Tensor:
-        """Vectors of texts that have their prefix, of shape (n, d), in fp32, of length 1 if `similarity` is cosine."""
-        vectors = self._model.encode(texts)
-        return torch.nn.functional.normalize(vectors, dim=-1) if self._settings.similarity == "cosine" else vectors
 
 
 class CrossEncoderReranker:
@@ -81,7 +67,7 @@ class CrossEncoderReranker:
         UserError: The model has another number of labels.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: RerankerSettings, device: torch.device) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: TextSettings, device: torch.device) -> None:
         self.name = f"cross_encoder {checkpoint.name}"
         self._settings = settings
         labels = load_config(checkpoint).num_labels

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,12 +19,15 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.models.rendering.turns import passage_text
+from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.rerankers.base import Reranker
-from reflectune.retrieval.rerankers.config import RerankerConfig, RerankerSettings
+from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import load_reranker, open_reranker
 
 QUESTIONS = ["What does the owl eat?", "Is it tall?"]
-MEAN, LAST, CLS = (RerankerSettings(pooling=pooling) for pooling in ("mean", "last", "cls"))
+MEAN, LAST, CLS = (TextSettings(pooling=pooling) for pooling in ("mean", "last", "cls"))
 
 
 @pytest.fixture(params=["words", "embedding mean", "embedding last", "embedding cls", "cross_encoder"])
@@ -32,7 +36,7 @@ def reranker(request, bert_folder, llama_folder, cross_folder) -> Reranker:
     folder = {"words": "", "embedding": bert_folder, "cross_encoder": cross_folder}[kind]
     if pooling == "last":
         folder = llama_folder
-    return load_reranker(kind, folder, RerankerSettings(pooling=pooling or "auto"))
+    return load_reranker(kind, folder, TextSettings(pooling=pooling or "auto"))
 
 
 def scores_by_id(ranked) -> dict[str, float]:
@@ -98,7 +102,7 @@ def test_a_bi_encoders_score_is_the_cosine_of_pooled_states(
             states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
         return {"mean": states.mean(0), "last": states[-1], "cls": states[0]}[pooling]
 
-    settings = RerankerSettings(pooling=pooling, query_prefix="query: ", passage_prefix="passage: ", token_budget=60)
+    settings = TextSettings(pooling=pooling, query_prefix="query: ", passage_prefix="passage: ", token_budget=60)
     (ranked,) = load_reranker("embedding", str(tmp_path / "model"), settings).rank(QUESTIONS[:1], [passages])
     query = vector(f"query: {QUESTIONS[0]}")
     for one in ranked:
@@ -109,16 +113,17 @@ def test_a_bi_encoders_score_is_the_cosine_of_pooled_states(
 def test_dot_products_can_be_asked_for(bert_folder, passages) -> None:
     settings = dataclasses.replace(MEAN, similarity="dot")
     reranker = load_reranker("embedding", bert_folder, settings)
-    query, text = reranker.encode([QUESTIONS[0], passage_text(passages[0])])
-    assert abs(query.norm().item() - 1) > 0.1
+    encoder = TextEncoder(find_checkpoint(bert_folder), settings, torch.device("cpu"), "")
+    (query,), (text,) = encoder.encode_queries(QUESTIONS[:1]), encoder.encode_passages([passage_text(passages[0])])
+    assert abs(float(np.linalg.norm(query)) - 1) > 0.1
     (ranked,) = reranker.rank(QUESTIONS[:1], [passages[:1]])
-    assert ranked[0].score == pytest.approx((query @ text).item(), rel=1e-5)
+    assert ranked[0].score == pytest.approx(float(query @ text), rel=1e-5)
 
 
 def test_a_cross_encoders_score_is_its_logit(cross_folder, passages) -> None:
     tokenizer = AutoTokenizer.from_pretrained(cross_folder)
     model = AutoModelForSequenceClassification.from_pretrained(cross_folder).eval()
-    settings = RerankerSettings(token_budget=100)
+    settings = TextSettings(token_budget=100)
     (ranked,) = load_reranker("cross_encoder", cross_folder, settings).rank(QUESTIONS[:1], [passages])
     for one in ranked:
         with torch.no_grad():
@@ -167,7 +172,7 @@ def test_pooling_is_what_the_repository_declares(bert_folder, passages, tmp_path
     (tmp_path / "bert/1_Pooling").mkdir()
     declared = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True, "word_embedding_dimension": 16}
     (tmp_path / "bert/1_Pooling/config.json").write_text(json.dumps(declared))
-    auto, cls = (load_reranker("embedding", str(tmp_path / "bert"), each) for each in (RerankerSettings(), CLS))
+    auto, cls = (load_reranker("embedding", str(tmp_path / "bert"), each) for each in (TextSettings(), CLS))
     assert auto.rank(QUESTIONS[:1], [passages]) == cls.rank(QUESTIONS[:1], [passages])
     assert auto.fingerprint == cls.fingerprint
     declared["pooling_mode_max_tokens"] = True

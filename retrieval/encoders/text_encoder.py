@@ -1,0 +1,71 @@
+"""A bi-encoder: questions and passages, each with its prefix, as vectors of one space."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import fingerprint
+from reflectune.models.weights.pretrained import as_dtype
+from reflectune.retrieval.encoders.checkpoints import Checkpoint
+from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.encoders.texts import TextModel, declared_pooling
+
+Vectors = npt.NDArray[np.float32]
+
+
+class TextEncoder:
+    """Turns texts into vectors whose inner product is their similarity.
+
+    Args:
+        checkpoint: The model's files.
+        settings: Pooling, prefixes, lengths, dtype.
+        device: Where it runs.
+        remedy: What an error advises if the repository doesn't declare its pooling.
+
+    Attributes:
+        name: As it was asked for.
+        revision: The commit of the hub that its files are of; "" for a folder.
+        settings: With the pooling that is used.
+        dimensions: Length of a vector.
+        fingerprint: A hash of its files and of what decides its vectors.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, settings: TextSettings, device: torch.device, remedy: str) -> None:
+        self.name, self.revision = checkpoint.name, checkpoint.revision
+        pooling = settings.pooling if settings.pooling != "auto" else declared_pooling(checkpoint, remedy)
+        self.settings = dataclasses.replace(settings, pooling=pooling)
+        self._model = TextModel(
+            checkpoint,
+            device,
+            pooling=pooling,
+            max_length=settings.max_length,
+            token_budget=settings.token_budget,
+            dtype=as_dtype(settings.dtype),
+        )
+        self.dimensions = self._model.dimensions
+        decisive = dataclasses.replace(self.settings, token_budget=0)
+        self.fingerprint = fingerprint(["embedding", checkpoint.fingerprint, decisive])
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of questions, shape (n, dimensions), of length 1 if the similarity is the cosine."""
+        return self._encode([self.settings.query_prefix + text for text in texts])
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of passages, shape (n, dimensions), of length 1 if the similarity is the cosine."""
+        return self._encode([self.settings.passage_prefix + text for text in texts])
+
+    def _encode(self, texts: Sequence[str]) -> Vectors:
+        if not texts:
+            return np.zeros((0, self.dimensions), dtype=np.float32)
+        vectors = self._model.encode(texts)
+        if not bool(vectors.isfinite().all()):
+            raise UserError(f"the encoder {self.name} computes vectors that are no numbers: its weights are damaged")
+        if self.settings.similarity == "cosine":
+            vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        return vectors.numpy()
