@@ -63,6 +63,14 @@ _TUNE = "--device cpu --max_steps 12 --save_steps 3 --logging_steps 1 --output_d
 JOBS: dict[str, Job] = {
     WORLD: Job("data_builders.build_world", "--size tiny --output {out}"),
     INDEX: Job("retrieval.build_index", f"--knowledge {WORLD}/knowledge --encoder miniature/clip --output {{out}}"),
+    "faiss_index": Job(
+        "retrieval.build_index",
+        f"--knowledge {WORLD}/knowledge --encoder miniature/clip --store faiss --output {{out}}",
+    ),
+    "recall": Job(
+        "inference.recall",
+        f"--dataset {WORLD} --index faiss_index --limit 8 --device cpu --output {{out}}/recall.json",
+    ),
     DATA: Job(
         "data_builders.build_mr2ag",
         f"--config {{configs}}/mr2ag_data.yaml --dataset {WORLD} --index {INDEX} --output {{out}}",

@@ -49,6 +49,8 @@ OUT = "out"
 UNWANTED = ("traceback", "hang", "inputs changed")
 READS: dict[str, Sequence[str]] = {
     "index": ("world/knowledge",),
+    "faiss_index": ("world/knowledge",),
+    "recall": ("world", "faiss_index"),
     "reflection": ("world", "index"),
     "plain": ("world", "index", "reflection"),
     "agreement": ("world",),

@@ -94,7 +94,7 @@ def write_shard(path: Path, entries: Sequence[Entry]) -> list[bytes]:
     """
     rows = [_row(entry) for entry in entries]
     write_parquet(path, pa.Table.from_pylist(rows, schema=SCHEMA), _ROW_GROUP)
-    return [hashlib.sha256(json.dumps(row, sort_keys=True).encode()).digest()[:16] for row in rows]
+    return [_digest(row) for row in rows]
 
 
 def drop_entries(path: Path, positions: Sequence[int]) -> None:
@@ -121,13 +121,10 @@ def finish_knowledge_base(
         name: Of the knowledge base.
         image_root: The folder that `Entry.images` are relative to, absolute or relative to `folder`.
     """
-    digest = hashlib.sha256()
-    for piece in digests:
-        digest.update(piece)
     manifest = {
         "name": name,
         "entries": sum(shard["entries"] for shard in shards),
-        "fingerprint": digest.hexdigest()[:16],
+        "fingerprint": _fingerprint(digests),
         "image_root": image_root,
         "shards": list(shards),
     }
@@ -186,6 +183,10 @@ class KnowledgeBase:
     def image_root(self) -> Path:
         """The folder that relative image paths start from, absolute: so is every path of an image."""
         return (self.folder / self.manifest["image_root"]).absolute()
+
+    def fingerprint_of(self, entries: int) -> str:
+        """The fingerprint of a knowledge base of only the first so many entries; it reads them."""
+        return _fingerprint(_digest(_row(entry)) for entry in islice(self, entries))
 
     def __len__(self) -> int:
         return int(self.manifest["entries"])
@@ -319,6 +320,18 @@ class _Directory:
         """Shard, row group and row of the entry at a position."""
         group = int(np.searchsorted(self._starts, position, "right")) - 1
         return (*self._groups[group], position - int(self._starts[group]))
+
+
+def _digest(row: dict[str, Any]) -> bytes:
+    """What an entry adds to the fingerprint, 16 bytes."""
+    return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).digest()[:16]
+
+
+def _fingerprint(digests: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in digests:
+        digest.update(piece)
+    return digest.hexdigest()[:16]
 
 
 def _check_id(entry: Entry, seen: set[str]) -> None:

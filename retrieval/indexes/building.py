@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 from tqdm import tqdm
 
-from reflectune.core.durable import read_json, write_atomically, write_json
+from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, load_image
 from reflectune.core.rejected import (
@@ -40,8 +39,9 @@ from reflectune.retrieval.indexes.entry_index import (
     origin_of,
     read_manifest,
 )
+from reflectune.retrieval.indexes.growing import reopen_index, starts_with
 from reflectune.retrieval.indexes.planning import check_room, fields_of, plan_index
-from reflectune.retrieval.indexes.writing import Block, convert_index, write_index
+from reflectune.retrieval.indexes.writing import Block, convert_index, write_array, write_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.opening import Choice
 
@@ -67,7 +67,9 @@ def build_index(
 ) -> Index:
     """Build an index, or go on with one that was cut off; a finished one is taken as it is.
 
-    One that an earlier version built is made this version's, without encoding anything again.
+    One that an earlier version built is made this version's, without encoding anything again. One of a knowledge base
+    that has got more entries at its end since is taken apart into its shards, and those that are full are not encoded
+    again: it ends in the bytes of one that was built at once.
 
     Args:
         kb: What to index.
@@ -87,6 +89,11 @@ def build_index(
             an entry has no title, or the folder's index was built with `skip` and lacks some.
     """
     folder = Path(folder)
+    if (folder / MANIFEST).is_file() and starts_with(kb, encoder, manifest := read_manifest(folder)):
+        shards = folder / _UNFINISHED
+        _claim(shards, origin_of(kb, encoder), _shard_settings(choice_of(manifest), batch_size, shard_rows))
+        reopen_index(folder, manifest, kb, lambda number: _shard_paths(shards, number), shard_rows)
+        store = choice_of(manifest).address or choice_of(manifest).kind
     if not (folder / MANIFEST).is_file():
         if not len(kb):
             raise UserError(f"the knowledge base {kb.folder} has no entries: there is nothing to index")
@@ -129,8 +136,7 @@ def _encode_shards(
     A shard that was encoded under `stop` has nothing left out, so `skip` goes on with it; `stop` refuses to go on with
     one that has.
     """
-    settings = {"batch_size": batch_size, "shard_rows": shard_rows, "store": choice.address or choice.kind}
-    _claim(folder, origin_of(kb, encoder), settings)
+    _claim(folder, origin_of(kb, encoder), _shard_settings(choice, batch_size, shard_rows))
     if on_error == "stop":
         for error in _rejected_rows(folder):
             stop(error)
@@ -147,8 +153,12 @@ def _encode_shards(
                 arrays = _encode_shard(kb, encoder, shard, first, batch_size, reject, bar)
                 for part, array in arrays.items():
                     kept = array.astype(choice.precision) if part in ("image", "title") else array
-                    _write_array(paths[part], kept)
+                    write_array(paths[part], kept)
                 write_json(paths["rejected"], [as_json(error) for error in rejected])
+
+
+def _shard_settings(choice: Choice, batch_size: int, shard_rows: int) -> dict[str, Any]:
+    return {"batch_size": batch_size, "shard_rows": shard_rows, "store": choice.address or choice.kind}
 
 
 def _shard_paths(folder: Path, number: int) -> dict[str, Path]:
@@ -256,11 +266,5 @@ def _assemble(kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path, choice
             paths = _shard_paths(shards, number)
             yield Block(*(np.load(paths[part], mmap_mode="r") for part in ("image", "title", "owner", "titled")))
 
-    record = {**origin_of(kb, encoder), "left_out": dict(rejected.reasons.most_common())}
+    record = {**origin_of(kb, encoder), "kb_entries": len(kb), "left_out": dict(rejected.reasons.most_common())}
     write_index(folder, record, fields_of(encoder), choice, blocks, encoder=encoder, progress=progress)
-
-
-def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    write_atomically(path, buffer.getvalue())

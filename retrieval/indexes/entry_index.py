@@ -30,9 +30,11 @@ from reflectune.retrieval.stores.opening import Choice, open_store
 MANIFEST: Final = "manifest.json"
 OWNERS: Final = "owners.npy"
 ENTRIES: Final = "entries.npy"
+PICTURELESS: Final = "pictureless.npy"
+"""Rows, entries and rows again: whose a row is, which entries there are, which rows have no image."""
 AGAIN: Final = "delete the folder and build the index again"
 
-_COUNTS = ("rows", "entries", "images")
+_COUNTS = ("kb_entries", "rows", "entries", "images")
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder,
         )
     choice = choice_of(manifest)
     check_files(folder, manifest.get(CHECKSUMS), files_of(choice, manifest["fields"]), verify=verify)
-    owner, entries = (_read_numbers(folder / name) for name in (OWNERS, ENTRIES))
+    owner, entries = (read_positions(folder / name) for name in (OWNERS, ENTRIES))
     store = open_store(choice, folder, manifest["fields"], collection=collection_of(manifest))
     if isinstance(store, MilvusStore):
         store.check()
@@ -131,7 +133,7 @@ def choice_of(manifest: dict[str, Any]) -> Choice:
 def files_of(choice: Choice, fields: Sequence[str]) -> list[str]:
     """The files of an index that don't change once it is built."""
     names = [f"{field}.{SUFFIXES[choice.precision]}" for field in fields]
-    return [OWNERS, ENTRIES, *names, *([CODES] if choice.kind == "faiss" else [])]
+    return [OWNERS, ENTRIES, PICTURELESS, *names, *([CODES] if choice.kind == "faiss" else [])]
 
 
 def collection_of(manifest: dict[str, Any]) -> str:
@@ -195,8 +197,12 @@ def _are_below(numbers: npt.NDArray[np.integer], end: int) -> bool:
     return numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < end
 
 
-def _read_numbers(path: Path) -> npt.NDArray[np.integer]:
-    """A list of positions, mapped."""
+def read_positions(path: Path) -> npt.NDArray[np.integer]:
+    """A list of positions of an index, mapped.
+
+    Raises:
+        UserError: The file is damaged.
+    """
     try:
         numbers = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -17,11 +17,19 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import REJECTED
 from reflectune.retrieval.encoders.encoder import ImageTextEncoder, TwoSpaceEncoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files, checksums
-from reflectune.retrieval.indexes.entry_index import AGAIN, ENTRIES, MANIFEST, OWNERS, collection_of, files_of
+from reflectune.retrieval.indexes.entry_index import (
+    AGAIN,
+    ENTRIES,
+    MANIFEST,
+    OWNERS,
+    PICTURELESS,
+    collection_of,
+    files_of,
+)
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.base import Vectors
 from reflectune.retrieval.stores.exact import ExactStore
-from reflectune.retrieval.stores.ivf import FaissStore
+from reflectune.retrieval.stores.ivf import MADE_OF_ROWS, FaissStore
 from reflectune.retrieval.stores.opening import Choice, open_store
 
 Positions = npt.NDArray[np.int64]
@@ -76,23 +84,24 @@ def write_index(
         raise UserError(f"no entry has a title: there is nothing to index; see {folder / REJECTED}")
     vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
     if len(vectors) != rows:
-        for name in fields:
-            vectors.path(name).unlink(missing_ok=True)
+        for path in (*map(vectors.path, fields), *(folder / name for name in MADE_OF_ROWS)):
+            path.unlink(missing_ok=True)
         vectors = ExactStore(folder, fields, precision=choice.precision)
     owners: list[Positions] = []
     entries: list[Positions] = []
+    pictured: list[npt.NDArray[np.bool_]] = []
     first, is_there = 0, len(vectors) == rows
     for block in blocks():
-        image, owner = _rows(block, neutral)
+        image, owner, has_image = _rows(block, neutral)
+        pictured.append(has_image)
         if not is_there:
             vectors.add({"image": image, "title": np.asarray(block.title, dtype=np.float32)[owner]})
         owners.append(owner + first)
         entries.append(block.titled)
         first += len(block.titled)
-    for name, arrays in ((OWNERS, owners), (ENTRIES, entries)):
-        buffer = io.BytesIO()
-        np.save(buffer, np.concatenate(arrays).astype(np.int32))
-        write_atomically(folder / name, buffer.getvalue())
+    write_array(folder / OWNERS, np.concatenate(owners).astype(np.int32))
+    write_array(folder / ENTRIES, np.concatenate(entries).astype(np.int32))
+    write_array(folder / PICTURELESS, np.flatnonzero(~np.concatenate(pictured)).astype(np.int32))
     manifest = {
         **record,
         "fields": dict(fields),
@@ -132,13 +141,20 @@ def convert_index(folder: Path, manifest: dict[str, Any], kb: KnowledgeBase, enc
     if (len(owner), len(titled)) != (len(image), len(title)) or not set(owner.tolist()) <= set(titled.tolist()):
         raise UserError(f"{folder / 'rows.json'} names other rows than the vectors are; {AGAIN}")
     kept = ("kb", "kb_fingerprint", "encoder", "encoder_revision", "encoder_fingerprint")
-    record = {**{name: manifest[name] for name in kept}, "left_out": manifest.get("left_out", {})}
+    record = {**{name: manifest[name] for name in kept}, "kb_entries": len(kb)}
+    record["left_out"] = manifest.get("left_out", {})
     fields = {"image": image.shape[1], "title": title.shape[1]}
     choice = Choice("exact", "float32", "as it was")
-    (folder / MANIFEST).unlink()
     write_index(folder, record, fields, choice, lambda: iter([Block(image, title, owner, titled)]), encoder=encoder)
     for name in _OLD_FILES:
         (folder / name).unlink()
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write an array as .npy, whole or not at all."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    write_atomically(path, buffer.getvalue())
 
 
 def _old_vectors(path: Path, count: Any) -> Vectors:
@@ -161,14 +177,15 @@ def _neutral_image(blocks: Iterator[Block], dimensions: int) -> tuple[Vectors, i
     return (total / max(images, 1)).astype(np.float32), images, rows
 
 
-def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions]:
-    """The images of a block's rows, shape (rows, dimensions), and which of its titles each stands beside."""
+def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions, npt.NDArray[np.bool_]]:
+    """The images of a block's rows, shape (rows, dimensions), which of its titles each is beside, and if it has one."""
     first, last = (np.searchsorted(block.owner, block.titled, side) for side in ("left", "right"))
     counts = last - first
     owner = np.repeat(np.arange(len(block.titled)), np.maximum(counts, 1))
+    has_image = np.repeat(counts > 0, np.maximum(counts, 1))
     image = np.tile(neutral, (len(owner), 1))
-    image[np.repeat(counts > 0, np.maximum(counts, 1))] = block.image
-    return image, owner
+    image[has_image] = block.image
+    return image, owner, has_image
 
 
 def _queries(store: FaissStore, owner: Positions, encoder: ImageTextEncoder) -> dict[str, Vectors]:

@@ -26,6 +26,8 @@ from reflectune.retrieval.stores.exact import ExactStore
 CODES: Final = "codes.faiss"
 CALIBRATION: Final = "calibration.json"
 _CENTRES: Final = "centres.faiss"
+MADE_OF_ROWS: Final = (CODES, CALIBRATION, _CENTRES)
+"""Files that are no longer right when the rows change."""
 _ADVICE: Final = "delete it and build the index again"
 
 _SAMPLE_OF_A_CELL = 50

@@ -303,7 +303,7 @@ def test_titles_alone_can_be_indexed(encoder, tmp_path) -> None:
     assert index.manifest["images"] == 0
 
 
-FILES = ("owners.npy", "entries.npy", "image.f32", "title.f32")
+FILES = ("owners.npy", "entries.npy", "pictureless.npy", "image.f32", "title.f32")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -382,6 +382,55 @@ def test_of_a_large_file_chunks_are_read_and_with_verify_all(tmp_path, monkeypat
         change_byte(path, place)
         with pytest.raises(UserError, match=r"large\.faiss was changed"):
             check_files(tmp_path, recorded, [path.name], verify=False)
+
+
+def grown(entries, tmp_path, count: int, name: str) -> KnowledgeBase:
+    """The knowledge base of the first so many entries, in shards of another size."""
+    return write_knowledge_base(tmp_path / name, entries[:count], name="owls", image_root="..", shard_size=3)
+
+
+@pytest.mark.parametrize("store", ["exact", "faiss"])
+@pytest.mark.parametrize(("before", "encoded"), [(4, 3), (7, 3), (8, 1), (9, 1), (3, 5)])
+def test_entries_that_are_added_later_are_encoded_alone(kb, entries, encoder, tmp_path, before, encoded, store) -> None:
+    """Shards of four entries in two batches: those of full shards are not encoded again, and the bytes are the same."""
+    settings = {"batch_size": 2, "shard_rows": 4, "store": store}
+    build_index(kb, encoder, tmp_path / "whole", **settings)
+    build_index(grown(entries, tmp_path, before, "first"), encoder, tmp_path / "index", **settings)
+    counting = Counting(encoder)
+    build_index(kb, counting, tmp_path / "index", **{**settings, "store": "auto"})
+    assert counting.batches == encoded
+    assert files(tmp_path / "index") == files(tmp_path / "whole")
+
+
+def test_what_was_left_out_before_stays_listed(damaged_kb, entries, encoder, tmp_path) -> None:
+    settings = {"batch_size": 2, "shard_rows": 4, "on_error": "skip"}
+    build_index(damaged_kb, encoder, tmp_path / "whole", **settings)
+    build_index(grown(list(damaged_kb), tmp_path, 8, "first"), encoder, tmp_path / "index", **settings)
+    index = build_index(damaged_kb, encoder, tmp_path / "index", **settings)
+    assert left_out(index) == 4
+    assert [row["id"] for row in rejected(tmp_path / "index")] == [row["id"] for row in rejected(tmp_path / "whole")]
+    assert list(index.owner) == list(load_index(tmp_path / "whole", damaged_kb, encoder).owner)
+
+
+def test_growing_that_was_cut_off_goes_on(kb, entries, encoder, tmp_path) -> None:
+    settings = {"batch_size": 2, "shard_rows": 4}
+    build_index(kb, encoder, tmp_path / "whole", **settings)
+    build_index(grown(entries, tmp_path, 5, "first"), encoder, tmp_path / "index", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(kb, Counting(encoder, 1), tmp_path / "index", **settings)
+    second = Counting(encoder)
+    build_index(kb, second, tmp_path / "index", **settings)
+    assert second.batches == 3
+    assert files(tmp_path / "index") == files(tmp_path / "whole")
+
+
+def test_a_knowledge_base_that_begins_otherwise_is_another_one(kb, entries, encoder, tmp_path) -> None:
+    changed = [dataclasses.replace(entries[0], title="Another owl"), *entries[1:6]]
+    build_index(grown(changed, tmp_path, 6, "first"), encoder, tmp_path / "index")
+    before = files(tmp_path / "index")
+    with pytest.raises(UserError, match="use that one, or build the index in another folder"):
+        build_index(kb, encoder, tmp_path / "index")
+    assert files(tmp_path / "index") == before
 
 
 @pytest.fixture

@@ -1,0 +1,91 @@
+"""Going on with a finished index when its knowledge base has got more entries at its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reflectune.core.durable import write_json
+from reflectune.core.rejected import REJECTED
+from reflectune.retrieval.encoders.encoder import ImageTextEncoder
+from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files
+from reflectune.retrieval.indexes.entry_index import (
+    ENTRIES,
+    MANIFEST,
+    OWNERS,
+    PICTURELESS,
+    choice_of,
+    files_of,
+    read_positions,
+)
+from reflectune.retrieval.indexes.writing import write_array
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.stores.exact import ExactStore
+
+
+def starts_with(kb: KnowledgeBase, encoder: ImageTextEncoder, manifest: Mapping[str, Any]) -> bool:
+    """Whether a knowledge base begins with all entries of an index by the same encoder, and has more."""
+    entries = manifest.get("kb_entries", len(kb))
+    return (
+        0 < entries < len(kb)
+        and manifest["encoder_fingerprint"] == encoder.fingerprint
+        and kb.fingerprint_of(entries) == manifest["kb_fingerprint"]
+    )
+
+
+def reopen_index(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    kb: KnowledgeBase,
+    paths: Callable[[int], Mapping[str, Path]],
+    shard_rows: int,
+) -> None:
+    """Take a finished index apart into the shards that it was made of; its manifest goes last.
+
+    Entries of a last shard that was not full are left to be encoded again. A process that is killed meanwhile leaves
+    the index as it was.
+
+    Args:
+        folder: The index's.
+        manifest: Its manifest.
+        kb: The knowledge base, which begins with the index's entries.
+        paths: The files of a shard, by its number.
+        shard_rows: Entries of a shard.
+    """
+    choice = choice_of(dict(manifest))
+    check_files(folder, manifest.get(CHECKSUMS), files_of(choice, tuple(manifest["fields"])), verify=False)
+    store = ExactStore(folder, manifest["fields"], precision=choice.precision)
+    owners, entries, pictureless = (read_positions(folder / name) for name in (OWNERS, ENTRIES, PICTURELESS))
+    has_image = np.ones(len(owners), dtype=bool)
+    has_image[pictureless] = False
+    rejected = _rejected(folder, kb)
+    for number in range(manifest["kb_entries"] // shard_rows):
+        first, last = number * shard_rows, (number + 1) * shard_rows
+        begin, end = np.searchsorted(entries, [first, last])
+        rows = np.arange(*np.searchsorted(owners, [begin, end]))
+        vectors = store.get(rows)
+        pictured = has_image[rows]
+        titled = np.searchsorted(owners[rows], np.arange(begin, end))  # the first row of each entry
+        arrays = {
+            "image": vectors["image"][pictured].astype(choice.precision),
+            "title": vectors["title"][titled].astype(choice.precision),
+            "owner": entries[owners[rows[pictured]]].astype(np.int64),
+            "titled": entries[begin:end].astype(np.int64),
+        }
+        for part, array in arrays.items():
+            write_array(paths(number)[part], array)
+        write_json(paths(number)["rejected"], [row for position, row in rejected if first <= position < last])
+    (folder / MANIFEST).unlink()
+
+
+def _rejected(folder: Path, kb: KnowledgeBase) -> list[tuple[int, dict[str, Any]]]:
+    """What the index left out, each with its entry's position."""
+    if not (folder / REJECTED).is_file():
+        return []
+    rows = [json.loads(line) for line in (folder / REJECTED).read_text(encoding="utf-8").splitlines()]
+    positions = {entry_id: position for position, entry_id in enumerate(kb.ids)}
+    return [(positions[row["id"]], row) for row in rows]
