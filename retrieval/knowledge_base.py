@@ -214,11 +214,12 @@ class KnowledgeBase:
         return str(self._directory.ids[position].as_py())
 
     def image_counts(self) -> Iterator[int]:
-        """How many images each entry has, in order, without reading its text."""
+        """How many images each entry has, in order, without reading its text; a list that is damaged is empty."""
         for shard in self._shards:
             with _opened(shard) as file:
                 for group in range(file.num_row_groups):
-                    yield from map(len, file.read_row_group(group, columns=["images"]).column("images").to_pylist())
+                    images = file.read_row_group(group, columns=["images"]).column("images").to_pylist()
+                    yield from (len(each or ()) for each in images)
 
     def get(self, entry_id: str) -> Entry:
         """One entry.

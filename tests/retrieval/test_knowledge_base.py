@@ -77,6 +77,24 @@ def test_an_entry_needs_an_id(tmp_path) -> None:
         write_knowledge_base(tmp_path, [Entry("", "Nameless")], name="kb")
 
 
+def test_images_are_counted_without_reading_an_entry(kb, entries) -> None:
+    assert list(kb.image_counts()) == [len(entry.images) for entry in entries]
+
+
+def test_the_first_entries_have_the_fingerprint_of_a_knowledge_base_of_their_own(kb, entries, tmp_path) -> None:
+    for count in (1, 4, 10):
+        first = write_knowledge_base(tmp_path / f"first{count}", entries[:count], name="first", shard_size=3)
+        assert kb.fingerprint_of(count) == first.fingerprint
+
+
+def test_ids_with_equal_hashes_are_told_apart(tmp_path, monkeypatch) -> None:
+    kb = write_knowledge_base(tmp_path / "kb", [Entry(f"e{n}", f"Title {n}") for n in range(300)], name="many")
+    monkeypatch.setattr("builtins.hash", lambda name: 7)
+    assert [kb.get(f"e{n}").title for n in (0, 128, 299)] == ["Title 0", "Title 128", "Title 299"]
+    assert "e300" not in kb
+    assert [kb.id_at(n) for n in (0, 299)] == ["e0", "e299"]
+
+
 def test_an_unknown_entry_is_named_with_the_knowledge_base(kb) -> None:
     assert "e3" in kb
     assert "e99" not in kb
@@ -119,6 +137,7 @@ def test_an_entry_without_a_value_and_a_shard_with_too_many_are_named(kb, column
     rows = table.to_pylist()
     rows[0][column] = None
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), shard)
+    assert len(list(kb.image_counts())) == len(kb)
     with pytest.raises(UserError, match=f"entry {rows[0]['id']} of the knowledge base has no {column}"):
         list(kb)
     rows[0] |= {column: table.to_pylist()[0][column], "id": ""}
