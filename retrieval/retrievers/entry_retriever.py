@@ -102,19 +102,23 @@ class EntryRetriever:
         ]
 
     def _best_rows(self, query: Mapping[str, Vectors], entries: int) -> list[npt.NDArray[np.int64]]:
-        """For each query the best row of each of its best entries, best first."""
+        """For each query the best row of each of its best entries, best first; an approximate store may have fewer."""
         rows, wanted = len(self._index.store), _ROWS_AN_ENTRY * entries
         while True:
-            found = self._index.store.search(query, min(wanted, rows))
-            chosen = [_first_of_each(row[row >= 0], self._index.owner)[:entries] for row in found.rows]
-            if wanted >= rows or all(len(each) == entries for each in chosen):
+            found = self._index.store.search(query, min(wanted, rows)).rows
+            chosen = [_first_of_each(row[row >= 0], self._index.owner)[:entries] for row in found]
+            is_all = (found < 0).any(axis=1)  # the store has no more for this query
+            if wanted >= rows or all(len(each) == entries or done for each, done in zip(chosen, is_all, strict=True)):
                 return chosen
             wanted *= 4
 
     def _hits(
         self, query: Mapping[str, Vectors], weights: Mapping[str, float], rows: npt.NDArray[np.int64]
     ) -> list[Hit]:
-        """What one query finds, from the best rows of its entries; the parts are not weighted."""
+        """What one query finds, from the best rows of its entries; the parts are not weighted.
+
+        By titles alone all rows of an entry are alike, so that the part of its image is its first one's.
+        """
         vectors = self._index.store.get(rows)
         parts = {name: inner(vectors[name], query[name]) for name in query}
         scores = weights["image"] * parts["image"] + weights["title"] * parts["title"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -123,6 +124,31 @@ def test_negative_similarities_count_and_the_nearest_image_is_taken(picture, tmp
 def test_an_entry_with_many_images_hides_no_other_entry(picture, tmp_path) -> None:
     index = index_of(tmp_path, "ab", (*[0] * 30, 1), unit(*[0.9] * 30, 0.1), unit(*[0.5] * 31))
     assert [hit.entry_id for hit in EntryRetriever(index, Fixed()).search([picture(0)], 2)[0]] == ["a", "b"]
+
+
+class Few:
+    """A store that finds three rows at most, as an approximate one does that looks into few cells."""
+
+    def __init__(self, store) -> None:
+        self.store, self.asked = store, []
+        self.fields, self.get = store.fields, store.get
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def search(self, query, top):
+        self.asked.append(top)
+        found = self.store.search(query, top)
+        found.rows[:, 3:], found.scores[:, 3:] = -1, -np.inf
+        return found
+
+
+def test_what_an_approximate_store_does_not_find_is_not_asked_for_again(picture, tmp_path) -> None:
+    whole = index_of(tmp_path, "abcdefghijklmnopqrst", range(20), unit(*[0.9] * 20), unit(*[0.5] * 20))
+    store = Few(whole.store)
+    hits = EntryRetriever(dataclasses.replace(whole, store=store), Fixed()).search([picture(0)], 5)[0]
+    assert [hit.entry_id for hit in hits] == ["a", "b", "c"]
+    assert store.asked == [10]
 
 
 @pytest.mark.parametrize(("weight", "order"), [(0.0, "ab"), (0.25, "ab"), (0.75, "ba"), (1.0, "ba")])
