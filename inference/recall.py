@@ -6,7 +6,6 @@ answers anything: this is what chooses an encoder and a `title_weight` before an
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +68,7 @@ def main() -> None:
         config.title_weights,
         config.depths,
         seed=config.seed,
-        progress=sys.stderr.isatty(),
+        progress=True,
     )
     print("\n".join(tables(figures, config.depths)))
     if config.output:

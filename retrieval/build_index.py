@@ -18,7 +18,7 @@ from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
 from reflectune.core.rejected import REJECTED, ROWS_LEFT_OUT
 from reflectune.models.names import encoder_name
-from reflectune.retrieval.stores.names import store_name
+from reflectune.retrieval.stores.names import store_setting
 
 
 @dataclass
@@ -34,13 +34,7 @@ class IndexConfig:
     )
     batch_size: int = setting(64, "entries encoded together", low=1)
     shard_rows: int = setting(4096, "entries put on the disk together; what a crash costs at most", low=1)
-    store: str = setting(
-        "auto",
-        "what is searched: auto (by size), exact, faiss, or a Milvus server's address (http://host:19530, or a file "
-        "*.db)%(default).0s",
-        repr=False,
-        check=store_name,
-    )
+    store: str = store_setting()
     device: str = setting("auto", "cpu, cuda, cuda:1, or auto", check=checks.device)
     on_error: Literal["stop", "skip"] = setting(
         "stop", "what to do about a bad image: stop, or leave it out, list and count it"
@@ -95,7 +89,7 @@ def run(config: IndexConfig) -> int:
         shard_rows=config.shard_rows,
         on_error=config.on_error,
         verify=config.verify,
-        progress=sys.stderr.isatty(),
+        progress=True,
     )
     counts = index.manifest
     print(f"{config.output}: {counts['entries']:,} titles and {counts['images']:,} images of {kb.name}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from reflectune.core.types import Passage
+
 
 @dataclass(frozen=True)
 class Hit:
@@ -25,3 +27,20 @@ class Hit:
     query: str = "image"
     kb: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PassageHit:
+    """One retrieved passage.
+
+    Attributes:
+        passage: The passage.
+        score: Its similarity to the query.
+        rank: 1 for the best.
+        kb: Name of the knowledge base that it is from.
+    """
+
+    passage: Passage
+    score: float
+    rank: int
+    kb: str = ""

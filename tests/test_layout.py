@@ -19,7 +19,7 @@ COMMANDS = {
     "models/miniature/pretrain.py",
     "models/pocket/fetch.py",
     "models/pocket/pack.py",
-    *(f"retrieval/{name}.py" for name in ("build_index", "fit_title_map")),
+    *(f"retrieval/{name}.py" for name in ("build_index", "build_text_index", "fit_title_map")),
     *(f"data_builders/build_{name}.py" for name in ("gallery", "mr2ag", "plain", "world")),
     *(f"data_builders/{name}.py" for name in ("compare_annotators", "convert", "derive_labels", "export", "probe")),
     *(f"inference/{name}.py" for name in ("answer", "evaluate", "recall", "sweep", "tables")),

@@ -40,6 +40,7 @@ WRITING = {
     "models.miniature.pretrain": "--output OUT",
     "models.pocket.pack": "--checkpoint model --output OUT",
     "retrieval.build_index": "--knowledge knowledge --output OUT",
+    "retrieval.build_text_index": "--knowledge knowledge --output OUT",
     "retrieval.fit_title_map": "--pictures file --knowledge knowledge --output OUT.safetensors",
     "train.assemble_llava": "--language language --vision vision --output OUT",
     "train.grpo": f"{DATASET} {INDEX} --model model --base_model model --scheme mr2ag --output_dir OUT",

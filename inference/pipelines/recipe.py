@@ -15,6 +15,7 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
+from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 Part = TypeVar("Part")
 
@@ -31,6 +32,7 @@ class Parts:
         base: Reads with the base model, where it answers what the tuned model has reflected on.
         retriever: Finds entries.
         reranker: Picks the passages of naive RAG.
+        texts: Finds passages of a text knowledge base.
         judging: Whether the relevance of passages is read; without it every passage is answered from.
     """
 
@@ -41,6 +43,7 @@ class Parts:
     base: PrefixEngine | None = None
     retriever: Retriever | None = None
     reranker: Reranker | None = None
+    texts: TextRetriever | None = None
     judging: bool = True
 
 
@@ -59,6 +62,7 @@ class Recipe:
         scheme: The scheme of the checkpoint that `model` has to be; "" if any will do.
         measured_by: The stage that measures its decisions; "" if there is none.
         reranks: Whether passages are picked by the reranker.
+        searches_text: Whether passages are found by a text.
         base_answers: Whether the base model answers if `answer_model` is `base`.
         answer_each: Makes a pipeline that answers from each passage alone, whatever the gates say; for rewards.
     """
@@ -72,6 +76,7 @@ class Recipe:
     scheme: str = ""
     measured_by: str = ""
     reranks: bool = False
+    searches_text: bool = False
     base_answers: bool = False
     answer_each: Callable[[Parts], Pipeline] | None = None
 

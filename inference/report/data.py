@@ -82,10 +82,14 @@ class _Tables:
                 self._places[key] = -1
         return self._places[key]
 
-    def entry(self, entry_id: str) -> int:
-        """Position of an entry."""
-        key = ("entry", entry_id)
-        if key not in self._places:
+    def entry(self, entry_id: str, kb: str = "", title: str = "") -> int:
+        """Position of an entry of the data set's knowledge base; of one of another the title is all that is known."""
+        own = self._dataset.knowledge.name
+        key = ("entry", entry_id if kb in ("", own) else f"{kb}: {entry_id}")
+        if key not in self._places and kb not in ("", own):
+            self._places[key] = len(self.entries)
+            self.entries.append({"id": entry_id, "title": title or entry_id, "image": -1})
+        elif key not in self._places:
             entry = self._dataset.knowledge.get(entry_id)
             roots = (self._dataset.knowledge.image_root, *self._dataset.image_roots)
             image = self.image(self._dataset.knowledge.image_path(entry), roots) if entry.images else -1
@@ -93,14 +97,14 @@ class _Tables:
             self.entries.append({"id": entry.id, "title": entry.title, "image": image})
         return self._places[key]
 
-    def passage(self, passage: Passage) -> int:
-        """Position of a passage."""
-        key = ("passage", passage.id)
+    def passage(self, passage: Passage, kb: str = "") -> int:
+        """Position of a passage of an entry of a knowledge base."""
+        key = ("passage", f"{kb}: {passage.id}")
         if key not in self._places:
             self._places[key] = len(self.passages)
             self.passages.append(
                 {
-                    "entry": self.entry(passage.entry_id),
+                    "entry": self.entry(passage.entry_id, kb, passage.title),
                     "place": f"{passage.entry_id}#{passage.section}",
                     "heading": passage.heading,
                     "text": " ".join(filter(None, [passage.lead, passage.text])),
@@ -142,13 +146,17 @@ def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, 
 
 
 def _trace(question: Question, trace: Trace, tables: _Tables, measure: Measure) -> dict[str, Any]:
+    bases = {hit.entry_id: hit.kb for hit in trace.hits}
+    titles = {read.passage.entry_id: read.passage.title for read in trace.passages}
     return {
         "answer": trace.answer,
         "correct": measure.correctness(question, trace) if measure.has_truth(question) else 0,
         "gate": _round(trace.gate),
         "retrieved": trace.retrieved,
-        "hits": [[tables.entry(hit.entry_id), _round(hit.score)] for hit in trace.hits],
-        "passages": [_passage(passage, tables) for passage in trace.passages],
+        "hits": [
+            [tables.entry(hit.entry_id, hit.kb, titles.get(hit.entry_id, "")), _round(hit.score)] for hit in trace.hits
+        ],
+        "passages": [_passage(read, tables, bases.get(read.passage.entry_id, "")) for read in trace.passages],
         "chosen": trace.chosen,
         "confidence": _round(trace.confidence),
         "kept": list(trace.kept),
@@ -171,10 +179,10 @@ def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], 
     )
 
 
-def _passage(read: PassageTrace, tables: _Tables) -> dict[str, Any]:
+def _passage(read: PassageTrace, tables: _Tables, kb: str) -> dict[str, Any]:
     scores = read.scores
     return {
-        "passage": tables.passage(read.passage),
+        "passage": tables.passage(read.passage, kb),
         "ret": _round(read.s_ret),
         "rel": _round(read.s_rel),
         "relevant": read.relevant,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from reflectune.core import checks
@@ -27,6 +28,8 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
     batch_questions: int = setting(8, "questions answered together", low=1)
     report_questions: int = setting(1000, "questions to list in the report", low=0)
+    text_index: str = setting("", "text_rag: index of passages; see retrieval.build_text_index")
+    text_knowledge: str = setting("", "text_rag: the knowledge base of that index; default: the data set's")
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a question with a bad image or no text: stop, or count it as wrong and list it"
     )
@@ -54,6 +57,12 @@ class EvaluateConfig(MetricConfig, ReadingConfig):
         retrieving = [name for name, recipe in recipes.items() if recipe.retrieves]
         if retrieving and not self.index:
             issues.append("`index` is needed by " + ", ".join(retrieving))
+        reading_texts = [name for name, recipe in recipes.items() if recipe.searches_text]
+        if reading_texts and not self.text_index:
+            issues.append(f"`text_index` is needed by {', '.join(reading_texts)}: build one with build_text_index")
+        for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
+            if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
+                issues.append(f"`{key}`: {folder} has no {marker}")
         reflecting = [name for name, recipe in recipes.items() if recipe.model == "model"]
         schemes = sorted({recipes[name].scheme for name in reflecting})
         if reflecting and not self.model:

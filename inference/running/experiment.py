@@ -38,6 +38,8 @@ from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Measure, Traces, check_scorable
 from reflectune.inference.trace import Trace
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
 
 Plan = dict[str, list[Question]]
 
@@ -65,6 +67,9 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, config.lead, config.seed),
         retriever=open_retriever(config, dataset.knowledge) if config.index else None,
         reranker=open_reranker(config) if any(find_recipe(name).reranks for name in planned) else None,
+        texts=_open_texts(config, dataset, device)
+        if any(find_recipe(name).searches_text for name in planned)
+        else None,
     )
     traces, models = _answer(config, dataset, parts, planned)
     if not state.is_main_process:
@@ -203,6 +208,11 @@ def _fingerprint(
             "dataset": dataset.fingerprint,
             "index": _index_fingerprint(config) if recipe.retrieves else None,
             **({"title_weight": config.title_weight} if recipe.retrieves else {}),
+            **(
+                {"text_index": file_fingerprint(Path(config.text_index, "manifest.json"))}
+                if recipe.searches_text
+                else {}
+            ),
             "model": hashes[recipe.model] if recipe.model else None,
             **({"reranker": parts.reranker.fingerprint} if parts.reranker and recipe.reranks else {}),
             **({"base_model": hashes["base_model"]} if recipe.answered_by_base(config) else {}),
@@ -213,6 +223,12 @@ def _fingerprint(
 
 def _name(dataset: Dataset) -> str:
     return str(dataset.manifest.get("name", dataset.root.resolve().name))
+
+
+def _open_texts(config: EvaluateConfig, dataset: Dataset, device: str) -> TextRetriever:
+    """The retriever over the config's index of passages."""
+    kb = KnowledgeBase(config.text_knowledge) if config.text_knowledge else dataset.knowledge
+    return open_text_retriever(config.text_index, kb, device=device)
 
 
 def _index_fingerprint(config: EvaluateConfig) -> str:
@@ -229,6 +245,7 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
         "splits": ", ".join(config.splits) + (f", at most {config.limit} questions of each" if config.limit else ""),
         "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
         **(index if config.index else {}),
+        **({"text index": f"{config.text_index}, the best {config.passages} passages"} if config.text_index else {}),
         **named,
         "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",
         "retriever": f"title_weight {config.title_weight:g}, top_n {config.top_n}",

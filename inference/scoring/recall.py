@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.scoring.scores import mean
@@ -52,7 +51,7 @@ def measure_recall(
         raise UserError(f"no question of {dataset.root} names an entry of its knowledge base: there is no recall")
     pictures = list(dict.fromkeys(question.image for question in known))
     ranked: dict[float, dict[str, list[str]]] = {weight: {} for weight in weights}
-    with tqdm(total=len(pictures), unit=" pictures", desc="searching", disable=not progress) as bar:
+    with progress_bar(total=len(pictures), unit=" pictures", desc="searching", disable=not progress) as bar:
         for start in range(0, len(pictures), _BATCH):
             batch = pictures[start : start + _BATCH]
             images = [load_image(picture, root=dataset.image_roots) for picture in batch]

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from tqdm import tqdm
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, load_image
+from reflectune.core.progress import progress_bar
 from reflectune.core.rejected import (
     REJECTED,
     BadRow,
@@ -144,7 +144,7 @@ def _encode_shards(
     shards = {first: _shard_paths(folder, first // shard_rows) for first in range(0, len(kb), shard_rows)}
     finished = {first for first, paths in shards.items() if all(path.is_file() for path in paths.values())}
     before = sum(min(shard_rows, len(kb) - first) for first in finished)
-    with tqdm(total=len(kb), initial=before, unit=" entries", desc="indexing", disable=not progress) as bar:
+    with progress_bar(total=len(kb), initial=before, unit=" entries", desc="indexing", disable=not progress) as bar:
         for first, paths in shards.items():
             shard = list(islice(entries, shard_rows))
             if first not in finished:
@@ -193,7 +193,7 @@ def _encode_shard(
     first: int,
     batch_size: int,
     reject: Reject,
-    bar: tqdm,
+    bar: Any,
 ) -> dict[str, npt.NDArray[Any]]:
     """Vectors of a shard's images and titles, and which entries they are of, as positions in the knowledge base."""
     images, titles = [], []

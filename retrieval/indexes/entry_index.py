@@ -122,7 +122,7 @@ def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder,
     )
     if sizes != expected or not _are_below(owner, len(entries)) or not _are_below(entries, len(kb)):
         raise UserError(f"{folder} holds other rows than its manifest says; {AGAIN}")
-    return Index(manifest, _EntryIds(kb, entries), owner, store)
+    return Index({**manifest, "kb": kb.name}, _EntryIds(kb, entries), owner, store)  # it may have another name now
 
 
 def choice_of(manifest: dict[str, Any]) -> Choice:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import faiss
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.progress import progress_bar
 from reflectune.core.rejected import REJECTED
 from reflectune.retrieval.encoders.encoder import ImageTextEncoder, TwoSpaceEncoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files, checksums
@@ -112,7 +112,8 @@ def write_index(
         "entries": first,
         "images": images,
     }
-    with tqdm(total=rows, unit=" rows", desc=choice.kind, disable=not progress or choice.kind == "exact") as bar:
+    is_quiet = not progress or choice.kind == "exact"
+    with progress_bar(total=rows, unit=" rows", desc=choice.kind, disable=is_quiet) as bar:
         store = open_store(choice, folder, fields, collection=collection_of(manifest), progress=bar.update)
         store.finish()
     if isinstance(store, FaissStore):

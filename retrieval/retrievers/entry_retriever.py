@@ -107,7 +107,7 @@ class EntryRetriever:
         while True:
             found = self._index.store.search(query, min(wanted, rows)).rows
             chosen = [_first_of_each(row[row >= 0], self._index.owner)[:entries] for row in found]
-            is_all = (found < 0).any(axis=1)  # the store has no more for this query
+            is_all = [bool((row < 0).any()) for row in found]  # the store has no more for this query
             if wanted >= rows or all(len(each) == entries or done for each, done in zip(chosen, is_all, strict=True)):
                 return chosen
             wanted *= 4

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from reflectune.core import addresses
+from reflectune.core.config import setting
 
 
 def is_server(store: str) -> bool:
@@ -20,3 +23,14 @@ def store_name(store: str) -> str:
     names = "auto, exact, faiss, or a Milvus server's address (http://HOST:19530, or a file *.db)"
     secret = "; user and password belong into $MILVUS_TOKEN" if "@" in store else ""
     return f"must be {names}, found `{addresses.shown_url(store)}`{secret}"
+
+
+def store_setting() -> Any:
+    """The key `store` of a config."""
+    return setting(
+        "auto",
+        "what is searched: auto (by size), exact, faiss, or a Milvus server's address (http://host:19530, or a file "
+        "*.db)%(default).0s",
+        repr=False,
+        check=store_name,
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from PIL import Image
 
 from reflectune.core.durable import read_rows
@@ -22,8 +23,12 @@ from reflectune.core.types import Entry, Question, Section
 from reflectune.data_builders.dataset import write_questions
 from reflectune.inference.running import experiment, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
+from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.encoder import load_encoder
+from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.building import build_index
+from reflectune.retrieval.indexes.text_index import Cutting, build_text_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 SHARED = Path(__file__).parents[3] / "shared/data"
@@ -135,6 +140,43 @@ def test_a_run_ends_in_traces_metrics_and_a_report(world, encoder, checkpoints, 
     report = (tmp_path / "report.html").read_text()
     assert report.count("data:image/webp;base64,") == 3  # each image once
     assert checkpoints.tuned in report
+
+
+def test_a_text_knowledge_base_is_searched_by_the_question(world, encoder, checkpoints, tmp_path) -> None:
+    """One of its own, beside the data set's; another index of it begins the traces anew."""
+    texts = [Entry("t0", "Diets", summary="Owls eat mice. Cats eat fish."), Entry("t1", "Homes", summary="In an oak.")]
+    kb = write_knowledge_base(tmp_path / "texts", texts, name="texts")
+    reading = TextEncoder(find_checkpoint("miniature/text"), TextSettings(), torch.device("cpu"), "")
+    build_text_index(kb, reading, tmp_path / "index", Cutting())
+    settings = {
+        "pipelines": ["text_rag"],
+        "text_index": str(tmp_path / "index"),
+        "text_knowledge": str(tmp_path / "texts"),
+        "passages": 1,
+    }
+    metrics = experiment.run(config(world, encoder, checkpoints, tmp_path / "out", **settings))
+    (rows,) = kept(tmp_path / "out").values()
+    assert len(rows) == 4
+    assert {hit["kb"] for row in rows for hit in row["hits"]} == {"texts"}
+    assert {passage["passage"]["entry_id"] for row in rows for passage in row["passages"]} <= {"t0", "t1"}
+    assert metrics["pipelines"]["text_rag"]["overall"]["n"] == 4
+    assert "text index" in (tmp_path / "out/report.html").read_text()
+
+    with pytest.raises(UserError, match="other settings"):
+        experiment.run(config(world, encoder, checkpoints, tmp_path / "out", **settings | {"passages": 2}))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, "`text_index` is needed by text_rag: build one with build_text_index"),
+        ({"text_index": "nowhere"}, "`text_index`: nowhere has no manifest.json"),
+        ({"text_knowledge": "nowhere"}, "`text_knowledge`: nowhere has no kb.json"),
+    ],
+)
+def test_a_pipeline_over_texts_needs_their_index(world, checkpoints, tmp_path, more, said) -> None:
+    values = {"dataset": str(world), "base_model": checkpoints.base, "output": str(tmp_path), **more}
+    assert said in EvaluateConfig(pipelines=["text_rag"], **values).problems()
 
 
 def test_a_second_run_answers_nothing_anew(world, encoder, checkpoints, tmp_path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 from PIL import Image
 
 from reflectune.data_builders.world.passage_lessons import Librarian
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import FAMILIES
+from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.rerankers.loading import load_reranker
-from reflectune.retrieval.rerankers.neural import EmbeddingReranker
+from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.encoders.text_encoder import TextEncoder
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -24,14 +26,13 @@ def test_a_base_model_loads_without_reflection_tokens(family: str) -> None:
 
 def test_the_text_retriever_finds_the_fact_that_is_asked_for_in_words_it_never_met() -> None:
     """Held-out looks and phrasings, facts invented here; the mark is 95 % in one article."""
-    reranker = load_reranker("embedding", "miniature/text")
-    assert isinstance(reranker, EmbeddingReranker)
+    encoder = TextEncoder(find_checkpoint("miniature/text"), TextSettings(), torch.device("cpu"), "")
     examiner = Librarian(random.Random(99), held_out=True)
     for articles in (1, 5):
         right = []
         for _ in range(60):
             exam = examiner.exam(articles)
-            scores = (reranker.encode(exam.passages) @ reranker.encode(exam.questions)[0]).tolist()
+            scores = (encoder.encode_passages(exam.passages) @ encoder.encode_queries(exam.questions)[0]).tolist()
             best = max(set(range(len(scores))) - set(exam.neutral[0]), key=scores.__getitem__)
             right.append(best == exam.gold[0])
         assert sum(right) >= 57

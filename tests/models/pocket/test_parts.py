@@ -197,13 +197,14 @@ def test_another_onnx_file_is_refused_by_a_weights_name(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_the_real_text_encoder_ranks_passages(pocket_part: Callable[[str], Path]) -> None:
-    from reflectune.retrieval.rerankers.loading import load_reranker
+    from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+    from reflectune.retrieval.encoders.settings import TextSettings
+    from reflectune.retrieval.encoders.text_encoder import TextEncoder
 
     pocket_part("text")
-    reranker = load_reranker("embedding", "pocket/text")
-    query, near, far = (
-        reranker.encode([text])[0] for text in ("How tall is the Eiffel Tower?", "A tower in Paris, 330 m.", "A soup.")
-    )
+    encoder = TextEncoder(find_checkpoint("pocket/text"), TextSettings(), torch.device("cpu"), "")
+    (query,) = encoder.encode_queries(["How tall is the Eiffel Tower?"])
+    near, far = encoder.encode_passages(["A tower in Paris, 330 m.", "A soup."])
     assert float(np.dot(query, near)) > float(np.dot(query, far)) + 0.2
 
 

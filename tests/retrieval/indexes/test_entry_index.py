@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import faiss
@@ -103,7 +104,8 @@ def test_a_shard_that_lacks_a_file_is_encoded_again(kb, encoder, tmp_path, part)
     assert second.batches == 3
 
 
-def test_progress_goes_on_where_it_was_and_has_a_rate(kb, encoder, tmp_path, capsys) -> None:
+def test_progress_goes_on_where_it_was_and_has_a_rate(kb, encoder, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with pytest.raises(KeyboardInterrupt):
         build_index(kb, Counting(encoder, 3), tmp_path / "index", batch_size=2, shard_rows=4)
     assert capsys.readouterr().err == ""
@@ -139,6 +141,13 @@ def test_another_knowledge_base_is_refused_by_both_names(kb, entries, encoder, t
             use()
         for part in ("`owls`", kb.fingerprint, "`hawks`", other.fingerprint):
             assert part in str(caught.value)
+
+
+def test_hits_name_the_knowledge_base_as_it_is_called_now(kb, entries, encoder, picture, tmp_path) -> None:
+    build_index(kb, encoder, tmp_path / "index")
+    renamed = write_knowledge_base(tmp_path / "renamed", entries, name="birds", image_root="..")
+    (hits,) = EntryRetriever(load_index(tmp_path / "index", renamed, encoder), encoder).search([picture(0)], 1)
+    assert hits[0].kb == "birds"
 
 
 def test_another_encoder_is_refused_by_both_names(kb, encoder, other_clip_folder, tmp_path) -> None:

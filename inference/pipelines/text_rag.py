@@ -1,0 +1,65 @@
+"""Naive RAG over texts: the passages that are nearest to the question's words, beside the question."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from PIL import Image
+
+from reflectune.core.types import Question
+from reflectune.inference.pipelines.base import Clock
+from reflectune.inference.pipelines.recipe import Parts, Recipe, knowledge_based, needed
+from reflectune.inference.pipelines.with_context import answer_with_context
+from reflectune.inference.reading.reader import Reader
+from reflectune.inference.trace import Trace
+from reflectune.retrieval.retrievers.text_retriever import TextRetriever
+from reflectune.retrieval.types import Hit, PassageHit
+
+
+class TextRAG:
+    """Answers from passages of a text knowledge base, found by the question's words without its image.
+
+    Args:
+        name: What its traces are filed under.
+        reader: The model: the base, or one that was fine-tuned on such contexts (scheme `plain`).
+        retriever: Finds passages for a text.
+        passages: How many to read.
+    """
+
+    def __init__(self, name: str, reader: Reader, retriever: TextRetriever, passages: int) -> None:
+        self.name = name
+        self._reader, self._retriever, self._passages = reader, retriever, passages
+
+    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+        """One trace per question, in order."""
+        clock = Clock()
+        with clock.step("retrieve"):
+            found = self._retriever.search([question.text for question in questions], self._passages)
+        passages = [[hit.passage for hit in hits] for hits in found]
+        return answer_with_context(
+            self.name, self._reader, questions, images, [entries(hits) for hits in found], passages, clock
+        )
+
+
+def entries(hits: Sequence[PassageHit]) -> list[Hit]:
+    """The entries of passages, each by its best one, best first."""
+    best: dict[str, PassageHit] = {}
+    for hit in hits:
+        best.setdefault(hit.passage.entry_id, hit)
+    return [
+        Hit(name, hit.score, rank, query="question", kb=hit.kb, parts={"text": hit.score})
+        for rank, (name, hit) in enumerate(best.items(), start=1)
+    ]
+
+
+def _make(name: str, parts: Parts) -> TextRAG:
+    reader = Reader(needed(parts.engine), parts.config.max_new_tokens)
+    return TextRAG(name, reader, needed(parts.texts), parts.config.passages)
+
+
+_RECIPE = Recipe(_make, "base_model", False, knowledge_based, ("passages",), form="text_rag", searches_text=True)
+RECIPES = {
+    "text_rag": _RECIPE,
+    "text_rag_tuned": dataclasses.replace(_RECIPE, model="plain_model", form="text_rag_tuned"),
+}

@@ -1,0 +1,95 @@
+"""Index passages by their text: `python -m reflectune.retrieval.build_text_index --knowledge DIR --output DIR`.
+
+Cuts every entry into passages and encodes them. A run that was cut off goes on where it stopped when
+the same command is given again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reflectune.core import checks
+from reflectune.core.config import DTYPES, bound_problems, parse_config, setting
+from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
+from reflectune.models.names import encoder_name
+from reflectune.retrieval.encoders.settings import Pooling, Similarity, TextSettings
+from reflectune.retrieval.passages import DEFAULT_SIZES, Cut, Lead
+from reflectune.retrieval.stores.names import store_setting
+
+
+@dataclass
+class TextIndexConfig:
+    """What to index, how it is cut, with what, and where to."""
+
+    knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge", check=checks.folder)
+    output: str = setting("", "folder for the index", check=checks.output_of("manifest.json"))
+    encoder: str = setting(
+        "miniature/text", "miniature/text, pocket/text, a folder, or a hub id, owner/name[@COMMIT]", check=encoder_name
+    )
+    cut: Cut = setting("paragraphs", "passages: paragraphs, sections, windows of sentences, or words")
+    size: int = setting(0, "words of a window or of a block of words; 0: the usual number", low=0)
+    lead: Lead = setting("none", "what stands before each passage: nothing, or what the entry is")
+    pooling: Pooling = setting("auto", "of the encoder: mean, last or cls; auto: as its repository declares")
+    similarity: Similarity = setting("cosine", "cosine or dot")
+    query_prefix: str = setting("", "put before each question, as the model card says")
+    passage_prefix: str = setting("", "put before each passage, as the model card says")
+    max_length: int = setting(512, "tokens beyond which a passage is cut for encoding", low=1)
+    token_budget: int = setting(16_384, "most tokens in one forward pass", low=1)
+    dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
+    shard_entries: int = setting(1024, "entries put on the disk together; what a crash costs at most", low=1)
+    store: str = store_setting()
+    device: str = setting("auto", "cpu, cuda, cuda:1, or auto", check=checks.device)
+    dry_run: bool = setting(False, "count the passages, load the encoder, and stop")
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = [f"`{name}` is needed" for name in ("knowledge", "output") if not getattr(self, name)]
+        if self.knowledge and Path(self.knowledge).is_dir() and not Path(self.knowledge, "kb.json").is_file():
+            issues.append(f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder")
+        if self.size and self.cut not in DEFAULT_SIZES:
+            issues.append(f"`size` means nothing for `cut: {self.cut}`; drop it")
+        return issues + bound_problems(self, TextIndexConfig)
+
+    def settings(self) -> TextSettings:
+        """How the encoder reads."""
+        return TextSettings(**{name: getattr(self, name) for name in TextSettings.__dataclass_fields__})
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, then index."""
+    (config,) = parse_config(TextIndexConfig)
+    hold(config.output, unless=config.dry_run)
+    from reflectune.core.devices import find_device  # slow to import, as what follows: after the config is right
+    from reflectune.core.progress import progress_bar
+    from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+    from reflectune.retrieval.encoders.text_encoder import TextEncoder
+    from reflectune.retrieval.indexes.entry_index import recall_of
+    from reflectune.retrieval.indexes.text_index import Cutting, build_text_index
+    from reflectune.retrieval.knowledge_base import KnowledgeBase
+
+    kb, cutting = KnowledgeBase(config.knowledge), Cutting(config.cut, config.size, config.lead)
+    checkpoint, device = find_checkpoint(config.encoder), find_device(config.device)
+    encoder = TextEncoder(checkpoint, config.settings(), device, "set `pooling` to mean, last or cls")
+    if config.dry_run:
+        rows = sum(len(cutting.passages(entry)) for entry in kb)
+        print(f"would index {rows:,} passages of {len(kb):,} entries with {encoder.name}; nothing was written")
+        return
+    with progress_bar(total=len(kb), unit=" entries", desc="indexing") as bar:
+        index = build_text_index(
+            kb,
+            encoder,
+            config.output,
+            cutting,
+            store=config.store,
+            shard_entries=config.shard_entries,
+            progress=bar.update,
+        )
+    print(f"{config.output}: {index.manifest['rows']:,} passages of {kb.name}")
+    print(f"  searched by {index.manifest['store']}{recall_of(index.manifest)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""An index of passages: the vectors of a text encoder, in a store, tied to the articles that they are cut from."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from reflectune.core.durable import read_json, write_json
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import fingerprint
+from reflectune.core.types import Entry, Passage
+from reflectune.models.rendering.turns import passage_text
+from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.encoders.text_encoder import TextEncoder
+from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files, checksums
+from reflectune.retrieval.indexes.entry_index import AGAIN, MANIFEST, check_origin, read_positions
+from reflectune.retrieval.indexes.writing import write_array
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.passages import Cut, Lead, split_passages
+from reflectune.retrieval.stores.base import VectorStore
+from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
+from reflectune.retrieval.stores.ivf import CODES, MADE_OF_ROWS, FaissStore
+from reflectune.retrieval.stores.opening import Choice, choose, open_store
+
+COUNTS: Final = "counts.npy"
+FIELD: Final = "text"
+_UNFINISHED: Final = "unfinished"
+_QUERIES: Final = 128
+_KEPT: Final = 4096
+"""Articles whose passages are kept in memory."""
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How articles are cut into passages; see `split_passages`."""
+
+    cut: Cut = "paragraphs"
+    size: int = 0
+    lead: Lead = "none"
+
+    def passages(self, entry: Entry) -> list[Passage]:
+        """The passages of an article."""
+        return split_passages(entry, cut=self.cut, size=self.size, lead=self.lead)
+
+
+class TextIndex:
+    """A loaded index of passages.
+
+    Args:
+        manifest: What it was built from.
+        kb: The knowledge base.
+        counts: How many passages each entry has, shape (entries,).
+        store: The vectors, of the field `text`, a row a passage.
+    """
+
+    def __init__(
+        self, manifest: dict[str, Any], kb: KnowledgeBase, counts: npt.NDArray[np.integer], store: VectorStore
+    ) -> None:
+        self.manifest, self.store, self._kb = manifest, store, kb
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._cutting = Cutting(**manifest["cutting"])
+        self._passages = functools.lru_cache(maxsize=_KEPT)(self._cut)
+
+    def passage(self, row: int) -> Passage:
+        """The passage of a row."""
+        position = int(np.searchsorted(self._ends, row, "right"))
+        first = int(self._ends[position - 1]) if position else 0
+        return self._passages(self._kb.id_at(position))[row - first]
+
+    def _cut(self, entry_id: str) -> list[Passage]:
+        return self._cutting.passages(self._kb.get(entry_id))
+
+
+def build_text_index(
+    kb: KnowledgeBase,
+    encoder: TextEncoder,
+    folder: str | Path,
+    cutting: Cutting,
+    *,
+    store: str = "auto",
+    shard_entries: int = 1024,
+    progress: Callable[[int], object] | None = None,
+) -> TextIndex:
+    """Build an index, or go on with one that was cut off; a finished one is taken as it is.
+
+    Args:
+        kb: What to index.
+        encoder: What to encode passages with.
+        folder: Where to.
+        cutting: How articles are cut.
+        store: What the vectors are searched in: `auto`, `exact`, `faiss`, or a Milvus server's address.
+        shard_entries: Articles whose vectors are put on the disk together: what a crash costs at most.
+        progress: Is told how many articles were encoded.
+
+    Raises:
+        UserError: The folder holds an index of something else, or nothing is there to index.
+    """
+    folder = Path(folder)
+    origin = _origin(kb, encoder, cutting)
+    if not (folder / MANIFEST).is_file():
+        rows = sum(len(cutting.passages(entry)) for entry in kb)
+        if not rows:
+            raise UserError(f"the knowledge base {kb.folder} has no passages: there is nothing to index")
+        choice = choose(store, rows, {FIELD: encoder.dimensions})
+        shards = folder / _UNFINISHED
+        _claim(shards, {**origin, "shard_entries": shard_entries, "precision": choice.precision})
+        _encode(kb, encoder, cutting, shards, choice, shard_entries, progress)
+        _assemble(folder, shards, origin, choice, rows, encoder.dimensions)
+        shutil.rmtree(shards)
+    return load_text_index(folder, kb, encoder, cutting)
+
+
+def load_text_index(folder: str | Path, kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting) -> TextIndex:
+    """Open an index of this knowledge base, cut so and encoded with this encoder.
+
+    Raises:
+        UserError: It is of something else, or a file of it was swapped, cut or changed.
+    """
+    folder = Path(folder)
+    manifest = read_text_manifest(folder)
+    check_origin(folder, manifest, _origin(kb, encoder, cutting))
+    choice = Choice(manifest["store"], manifest["precision"], "it was built so", manifest["address"])
+    check_files(folder, manifest.get(CHECKSUMS), _files(choice), verify=False)
+    counts = read_positions(folder / COUNTS)
+    opened = open_store(choice, folder, {FIELD: encoder.dimensions}, collection=_collection(manifest))
+    if len(counts) != len(kb) or counts.min(initial=0) < 0 or not len(opened) == counts.sum() == manifest["rows"]:
+        raise UserError(f"{folder} holds other passages than its manifest says; {AGAIN}")
+    return TextIndex({**manifest, "kb": kb.name}, kb, counts, opened)  # it may have another name now
+
+
+def read_text_manifest(folder: Path) -> dict[str, Any]:
+    """What an index of passages was built from.
+
+    Raises:
+        UserError: It isn't there, or is no such index's.
+    """
+    known = read_json(folder / MANIFEST, "the manifest of the index of passages")
+    known = known if isinstance(known, dict) else {}
+    texts = all(isinstance(known.get(name), str) for name in ("kb", "encoder", "store", "address"))
+    fitting = (
+        texts
+        and known["store"] in ("exact", "faiss", "milvus")
+        and known.get("precision") in SUFFIXES
+        and type(known.get("rows")) is int
+        and _fits(known.get("cutting"), Cutting)
+        and _fits(known.get("settings"), TextSettings)
+    )
+    if not fitting:
+        raise UserError(f"{folder / MANIFEST} is no manifest of an index of passages; {AGAIN}")
+    return known
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a JSON object has the fields of a dataclass, and their types."""
+    defaults = dataclasses.asdict(kind())
+    return isinstance(value, dict) and {name: type(each) for name, each in value.items()} == {
+        name: type(each) for name, each in defaults.items()
+    }
+
+
+def _origin(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting) -> dict[str, Any]:
+    """What vectors depend on; how articles are cut belongs to the knowledge base's side."""
+    return {
+        "kb": kb.name,
+        "kb_fingerprint": fingerprint([kb.fingerprint, dataclasses.asdict(cutting)]),
+        "cutting": dataclasses.asdict(cutting),
+        "encoder": encoder.name,
+        "encoder_revision": encoder.revision,
+        "encoder_fingerprint": encoder.fingerprint,
+        "settings": dataclasses.asdict(encoder.settings),
+    }
+
+
+def _collection(manifest: dict[str, Any]) -> str:
+    return f"reflectune_{fingerprint([manifest['kb_fingerprint'], manifest['encoder_fingerprint']])[:16]}"
+
+
+def _files(choice: Choice) -> list[str]:
+    return [COUNTS, f"{FIELD}.{SUFFIXES[choice.precision]}", *([CODES] if choice.kind == "faiss" else [])]
+
+
+def _claim(shards: Path, settings: dict[str, Any]) -> None:
+    """Write the settings that shards are built with, or refuse shards of other settings."""
+    path = shards / "settings.json"
+    if not path.is_file():
+        write_json(path, settings)
+    elif (recorded := read_json(path, "the unfinished index's settings")) != settings:
+        known = recorded if isinstance(recorded, dict) else {}
+        other = [name for name, value in settings.items() if known.get(name) != value]
+        raise UserError(
+            f"the unfinished index {shards.parent} was begun with another {', '.join(other)}; go on with what it was "
+            "begun with, or delete the folder to start again"
+        )
+
+
+def _shard(shards: Path, number: int) -> tuple[Path, Path]:
+    return shards / f"{FIELD}-{number:05d}.npy", shards / f"counts-{number:05d}.npy"
+
+
+def _encode(
+    kb: KnowledgeBase,
+    encoder: TextEncoder,
+    cutting: Cutting,
+    shards: Path,
+    choice: Choice,
+    shard_entries: int,
+    progress: Callable[[int], object] | None,
+) -> None:
+    """Encode every shard that is not on the disk yet."""
+    entries = iter(kb)
+    for number in range(-(-len(kb) // shard_entries)):
+        vectors, counts = _shard(shards, number)
+        shard: Sequence[Entry] = list(islice(entries, shard_entries))
+        if not (vectors.is_file() and counts.is_file()):
+            passages = [cutting.passages(entry) for entry in shard]
+            encoded = encoder.encode_passages([passage_text(passage) for own in passages for passage in own])
+            write_array(vectors, encoded.astype(choice.precision))
+            write_array(counts, np.array([len(own) for own in passages], dtype=np.int32))
+        if progress is not None:
+            progress(len(shard))
+
+
+def _assemble(folder: Path, shards: Path, origin: dict[str, Any], choice: Choice, rows: int, dimensions: int) -> None:
+    """Put the shards into a store; the manifest comes last."""
+    fields = {FIELD: dimensions}
+    vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
+    if len(vectors) != rows:
+        for path in (vectors.path(FIELD), *(folder / name for name in MADE_OF_ROWS)):
+            path.unlink(missing_ok=True)
+        vectors = ExactStore(folder, fields, precision=choice.precision)
+        for block in _blocks(shards, 0):
+            vectors.add({FIELD: block})
+    write_array(folder / COUNTS, np.concatenate(list(_blocks(shards, 1))))
+    manifest = {**origin, "store": choice.kind, "address": choice.address, "precision": choice.precision, "rows": rows}
+    store = open_store(choice, folder, fields, collection=_collection(manifest))
+    store.finish()
+    if isinstance(store, FaissStore):
+        sample = np.sort(np.random.default_rng(0).choice(rows, min(_QUERIES, rows), replace=False))
+        manifest["search"] = store.calibrate(store.get(sample))
+    manifest[CHECKSUMS] = checksums(folder / name for name in _files(choice))
+    write_json(folder / MANIFEST, manifest)
+
+
+def _blocks(shards: Path, part: int) -> Iterator[npt.NDArray[Any]]:
+    """The arrays of all shards in order: of part 0 vectors, of part 1 counts."""
+    number = 0
+    while (path := _shard(shards, number)[part]).is_file():
+        yield np.load(path)
+        number += 1

@@ -1,0 +1,62 @@
+"""Retrieval of passages by a text: a question, a query that was written for it, or a caption."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from reflectune.core.devices import find_device
+from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.encoders.text_encoder import TextEncoder
+from reflectune.retrieval.indexes.text_index import FIELD, Cutting, TextIndex, load_text_index, read_text_manifest
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.types import PassageHit
+
+
+class TextRetriever:
+    """Ranks all passages of a knowledge base by the similarity of their text to a query's.
+
+    Args:
+        index: Of the passages.
+        encoder: The one that the index was built with.
+    """
+
+    def __init__(self, index: TextIndex, encoder: TextEncoder) -> None:
+        self._index, self._encoder = index, encoder
+
+    def search(self, queries: Sequence[str], top: int) -> list[list[PassageHit]]:
+        """For each query the `top` best passages, best first; all of them if there are fewer.
+
+        Raises:
+            ValueError: `top` is less than 1.
+        """
+        if not queries:
+            return []
+        found = self._index.store.search({FIELD: self._encoder.encode_queries(queries)}, top)
+        name = str(self._index.manifest["kb"])
+        return [
+            [
+                PassageHit(self._index.passage(int(row)), float(score), rank, name)
+                for rank, (row, score) in enumerate(zip(rows, scores, strict=True), start=1)
+                if row >= 0
+            ]
+            for rows, scores in zip(found.rows, found.scores, strict=True)
+        ]
+
+
+def open_text_retriever(folder: str | Path, kb: KnowledgeBase, *, device: str) -> TextRetriever:
+    """The retriever over an index of passages, with the encoder that its manifest names.
+
+    Args:
+        folder: The index's.
+        kb: The knowledge base that it must be of.
+        device: Where the encoder runs: `cpu`, `cuda`, `auto`, …
+
+    Raises:
+        UserError: The index is of another knowledge base, or its encoder is gone or another one now.
+    """
+    manifest = read_text_manifest(Path(folder))
+    settings = TextSettings(**manifest["settings"])
+    encoder = TextEncoder(find_checkpoint(manifest["encoder"]), settings, find_device(device), "")
+    return TextRetriever(load_text_index(folder, kb, encoder, Cutting(**manifest["cutting"])), encoder)

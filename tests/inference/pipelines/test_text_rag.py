@@ -1,0 +1,45 @@
+"""Naive RAG over texts: what is found by the question's words is read, and the trace says whose it is."""
+
+from __future__ import annotations
+
+from reflectune.core.types import Passage
+from reflectune.inference.pipelines.text_rag import TextRAG, entries
+from reflectune.retrieval.types import PassageHit
+
+
+def hit(entry: str, section: int, score: float, rank: int) -> PassageHit:
+    return PassageHit(Passage(entry, section, 0, f"Title {entry}", "", "", "Text."), score, rank, "texts")
+
+
+FOUND = [hit("b", 1, 0.9, 1), hit("a", 0, 0.8, 2), hit("b", 0, 0.7, 3)]
+
+
+class Texts:
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[str], int]] = []
+
+    def search(self, queries, top):
+        self.asked.append((list(queries), top))
+        return [FOUND[:top] for _ in queries]
+
+
+def test_the_passages_that_the_question_finds_are_read_in_their_order(make, scripted) -> None:
+    reader, texts = scripted.reader(answers={"plain": ("oak", 0.5)}), Texts()
+    questions = [make.question(0, text="Where does it live?"), make.question(1, text="What is it?")]
+
+    traces = TextRAG("text_rag", reader, texts, 3).run(questions, scripted.images(2))
+
+    assert texts.asked == [(["Where does it live?", "What is it?"], 3)]
+    assert reader.contexts == [["b#1.0", "a#0.0", "b#0.0"]] * 2
+    assert [trace.answer for trace in traces] == ["oak", "oak"]
+    assert [p.s_ret for p in traces[0].passages] == [0.9, 0.8, 0.9]
+    assert traces[0].retrieved
+
+
+def test_an_entry_stands_once_by_its_best_passage() -> None:
+    hits = entries(FOUND)
+    assert [(each.entry_id, each.score, each.rank, each.query, each.kb) for each in hits] == [
+        ("b", 0.9, 1, "question", "texts"),
+        ("a", 0.8, 2, "question", "texts"),
+    ]
+    assert hits[0].parts == {"text": 0.9}

@@ -1,0 +1,177 @@
+"""An index of passages, and the search for a text in it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Section
+from reflectune.models.rendering.turns import passage_text
+from reflectune.retrieval import build_text_index as command
+from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.encoders.text_encoder import TextEncoder
+from reflectune.retrieval.indexes.text_index import Cutting, build_text_index, load_text_index
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.retrieval.passages import split_passages
+from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
+
+ANIMALS = ("owl", "bear", "fox", "whale", "wolf", "hawk", "seal")
+
+
+@pytest.fixture
+def kb(tmp_path: Path) -> KnowledgeBase:
+    """Seven articles with none to three passages; one has no text at all."""
+    entries = [
+        Entry(
+            f"e{place}",
+            f"The {name}",
+            summary=f"The {name} is an animal.",
+            sections=tuple(Section(f"Part {n}", f"The {name} eats {n} things.") for n in range(place % 4)),
+        )
+        for place, name in enumerate(ANIMALS)
+    ]
+    entries.append(Entry("empty", "Nothing"))
+    return write_knowledge_base(tmp_path / "kb", entries, name="animals", shard_size=3)
+
+
+@pytest.fixture(scope="session")
+def encoder() -> TextEncoder:
+    settings = TextSettings(query_prefix="query: ", passage_prefix="passage: ")
+    return TextEncoder(find_checkpoint("miniature/text"), settings, torch.device("cpu"), "")
+
+
+class Counting:
+    """An encoder that counts how often it is asked, and is cut off before the call numbered `until`."""
+
+    def __init__(self, encoder: TextEncoder, until: int = 1000) -> None:
+        self._encoder, self._until, self.calls = encoder, until, 0
+        self.name, self.revision, self.fingerprint = encoder.name, encoder.revision, encoder.fingerprint
+        self.dimensions, self.settings = encoder.dimensions, encoder.settings
+
+    def encode_passages(self, texts):
+        if self.calls == self._until:
+            raise KeyboardInterrupt
+        self.calls += 1
+        return self._encoder.encode_passages(texts)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("store", ["exact", "faiss"])
+def test_a_search_finds_what_comparing_every_passage_does(kb, encoder, tmp_path, store) -> None:
+    cutting = Cutting(lead="first_sentence")
+    index = build_text_index(kb, encoder, tmp_path / "index", cutting, store=store, shard_entries=3)
+    every = [passage for entry in kb for passage in split_passages(entry, lead="first_sentence")]
+    assert [index.passage(row) for row in range(len(index.store))] == every
+    queries = ["What does the fox eat?", "whale"]
+    scores = encoder.encode_queries(queries) @ encoder.encode_passages([passage_text(p) for p in every]).T
+
+    found = TextRetriever(index, encoder).search(queries, 4)
+
+    for hits, row in zip(found, scores, strict=True):
+        assert [hit.passage for hit in hits] == [every[place] for place in np.argsort(-row, kind="stable")[:4]]
+        assert [hit.score for hit in hits] == pytest.approx(sorted(row, reverse=True)[:4], abs=2e-3)
+        assert [(hit.rank, hit.kb) for hit in hits] == [(rank, "animals") for rank in range(1, 5)]
+    assert len(TextRetriever(index, encoder).search(queries, 99)[0]) == len(every)
+    assert TextRetriever(index, encoder).search([], 4) == []
+
+
+@pytest.mark.parametrize("until", [0, 1, 2])
+def test_a_build_that_was_cut_off_ends_in_the_same_bytes(kb, encoder, tmp_path, until) -> None:
+    build_text_index(kb, encoder, tmp_path / "whole", Cutting(), shard_entries=3)
+    with pytest.raises(KeyboardInterrupt):
+        build_text_index(kb, Counting(encoder, until), tmp_path / "resumed", Cutting(), shard_entries=3)
+    second = Counting(encoder)
+    build_text_index(kb, second, tmp_path / "resumed", Cutting(), shard_entries=3)
+    assert files(tmp_path / "resumed") == files(tmp_path / "whole")
+    assert second.calls == 3 - until
+    third = Counting(encoder)
+    build_text_index(kb, third, tmp_path / "resumed", Cutting(), shard_entries=3)
+    assert third.calls == 0
+
+
+def test_what_is_of_something_else_is_refused(kb, encoder, tmp_path) -> None:
+    build_text_index(kb, encoder, tmp_path / "index", Cutting())
+    other = write_knowledge_base(tmp_path / "other", [Entry("a", "Ash", summary="A tree.")], name="trees")
+    with pytest.raises(UserError, match="was built with the knowledge base `animals`"):
+        load_text_index(tmp_path / "index", other, encoder, Cutting())
+    with pytest.raises(UserError, match="was built with the knowledge base `animals`"):
+        load_text_index(tmp_path / "index", kb, encoder, Cutting("sections"))
+    plain = TextEncoder(find_checkpoint("miniature/text"), TextSettings(), torch.device("cpu"), "")
+    with pytest.raises(UserError, match="was built with the encoder `miniature/text`"):
+        load_text_index(tmp_path / "index", kb, plain, Cutting())
+    with pytest.raises(KeyboardInterrupt):
+        build_text_index(kb, Counting(encoder, 0), tmp_path / "begun", Cutting())
+    with pytest.raises(UserError, match="was begun with another kb_fingerprint, cutting"):
+        build_text_index(kb, encoder, tmp_path / "begun", Cutting("sections"))
+
+
+@pytest.mark.parametrize("name", ["counts.npy", "text.f32"])
+def test_a_changed_file_is_refused_by_its_name(kb, encoder, tmp_path, name) -> None:
+    build_text_index(kb, encoder, tmp_path / "index", Cutting())
+    path = tmp_path / "index" / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"{name} was changed or swapped"):
+        load_text_index(tmp_path / "index", kb, encoder, Cutting())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"store": "annoy"},
+        {"rows": "3"},
+        {"cutting": {"cut": "words"}},
+        {"settings": None},
+        {"settings": {"pooling": 3}},
+        {"encoder": 3},
+        {"precision": "float8"},
+        {"address": None},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_manifest_of_another_shape_is_refused(kb, encoder, tmp_path, change) -> None:
+    build_text_index(kb, encoder, tmp_path / "index", Cutting())
+    path = tmp_path / "index/manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match="is no manifest of an index of passages"):
+        open_text_retriever(tmp_path / "index", kb, device="cpu")
+
+
+def test_a_knowledge_base_without_text_is_refused(encoder, tmp_path) -> None:
+    empty = write_knowledge_base(tmp_path / "kb", [Entry("a", "Ash")], name="trees")
+    with pytest.raises(UserError, match="has no passages"):
+        build_text_index(empty, encoder, tmp_path / "index", Cutting())
+
+
+def test_the_command_builds_what_its_manifest_opens_again(kb, tmp_path, monkeypatch, capsys) -> None:
+    output = tmp_path / "index"
+    flags = ["--knowledge", str(kb.folder), "--output", str(output), "--cut", "words", "--size", "4", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["build_text_index", *flags, "--query_prefix", "ask: ", "--dry_run", "true"])
+    command.main()
+    expected = sum(len(split_passages(entry, cut="words", size=4)) for entry in kb)
+    assert f"would index {expected} passages of 8 entries with miniature/text" in capsys.readouterr().out
+    assert not output.exists()
+    monkeypatch.setattr(sys, "argv", ["build_text_index", *flags, "--query_prefix", "ask: "])
+    command.main()
+    assert f"{expected} passages of animals" in capsys.readouterr().out
+    (hits,) = open_text_retriever(output, kb, device="cpu").search(["The wolf eats"], 2)
+    settings = json.loads((output / "manifest.json").read_text())["settings"]
+    assert (settings["query_prefix"], settings["pooling"]) == ("ask: ", "mean")
+    assert len(hits) == 2
+
+
+def test_problems_are_told_together(kb) -> None:
+    problems = " ".join(command.TextIndexConfig(str(kb.folder.parent), cut="sections", size=3).problems())
+    for part in ("`output` is needed", "has no kb.json", "`size` means nothing for `cut: sections`"):
+        assert part in problems
