@@ -57,7 +57,7 @@ def parts(metrics: Mapping[str, Any]) -> Markup:
         ("Visual questions, tuned", f"through the gate, {scored}", visual["tuned"]),
         ("Visual questions, base", f"closed book, {scored}", visual["base"]),
         *(
-            (f"Retrieval, {name.replace('_', ' ')}", "equation 3, exhaustive over the knowledge base", score)
+            (f"Retrieval, {name.replace('_', ' ')}", "by images and titles, weighted as above", score)
             for name, score in metrics["retrieval"].items()
         ),
         *(_reflection(metrics["reflection"], metrics["metric"]["columns"]) if metrics["reflection"] else ()),
