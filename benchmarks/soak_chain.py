@@ -67,6 +67,10 @@ JOBS: dict[str, Job] = {
         "retrieval.build_index",
         f"--knowledge {WORLD}/knowledge --encoder miniature/clip --store faiss --output {{out}}",
     ),
+    "text_index": Job(
+        "retrieval.build_text_index",
+        f"--knowledge {WORLD}/knowledge --encoder miniature/text --shard_entries 16 --device cpu --output {{out}}",
+    ),
     "recall": Job(
         "inference.recall",
         f"--dataset {WORLD} --index faiss_index --limit 8 --device cpu --output {{out}}/recall.json",
@@ -109,6 +113,11 @@ JOBS: dict[str, Job] = {
         "inference.evaluate",
         f"{_WORLD} --model tuned --base_model miniature/llava --limit 12 --pipelines closed_book naive_rag mr2ag "
         "--output {out}",
+    ),
+    "text_rag": Job(
+        "inference.evaluate",
+        f"--dataset {WORLD} --text_index text_index --base_model miniature/llava --limit 4 --pipelines text_rag "
+        "--device cpu --output {out}",
     ),
     "sweep": Job(
         "inference.sweep",

@@ -51,6 +51,8 @@ READS: dict[str, Sequence[str]] = {
     "index": ("world/knowledge",),
     "faiss_index": ("world/knowledge",),
     "recall": ("world", "faiss_index"),
+    "text_index": ("world/knowledge",),
+    "text_rag": ("world", "text_index"),
     "reflection": ("world", "index"),
     "plain": ("world", "index", "reflection"),
     "agreement": ("world",),
