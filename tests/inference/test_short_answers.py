@@ -45,10 +45,15 @@ from reflectune.models.schemes.examples import (
 )
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.retrieval.documents import Document
+from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.encoder import load_encoder
+from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.building import build_index
+from reflectune.retrieval.indexes.text_index import Cutting, build_text_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.passages import split_passages
+from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 from reflectune.train.fine_tuning.answers import AnswerReader
 
 WORD, LIST = "oak", "oak && elm"
@@ -122,7 +127,10 @@ def world(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
     write_questions(folder, "train", QUESTIONS)
     record = {"name": "test", "seed": 0, "fingerprint": "f" * 16, "counts": {}, "metric": "infoseek"}
     (folder / "dataset.json").write_text(json.dumps(record))
-    build_index(KnowledgeBase(folder / "knowledge"), load_encoder(encoder), folder / "index")
+    kb = KnowledgeBase(folder / "knowledge")
+    build_index(kb, load_encoder(encoder), folder / "index")
+    reading = TextEncoder(find_checkpoint("miniature/text"), TextSettings(), torch.device("cpu"), "")
+    build_text_index(kb, reading, folder / "text_index", Cutting())
     return folder
 
 
@@ -211,6 +219,7 @@ def parts(models: dict[str, Loaded], settings: Callable[..., dict[str, Any]], wo
             retriever=open_retriever(config, dataset.knowledge),
             base=open_engine(config, models["base_model"]),
             reranker=open_reranker(config),
+            texts=open_text_retriever(world / "text_index", dataset.knowledge, device="cpu"),
         )
 
     return make
