@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -55,16 +54,6 @@ def check_files(folder: Path, recorded: Any, names: Collection[str], *, verify: 
         key, digest = ("sha256", _whole) if verify or size <= WHOLE else ("sampled", _sampled)
         if digest(path) != expected.get(key):
             raise UserError(f"{path} was changed or swapped after it was built: its checksum differs; {_ADVICE}")
-
-
-def say_unchecked(folder: Path, remedy: str) -> None:
-    """Say that an index is taken as it is: an earlier version built it, without checksums."""
-    print(
-        f"{folder}: an earlier version built this index, without checksums; {remedy}, after which runs that used it "
-        "begin anew",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def _whole(path: Path) -> str:
