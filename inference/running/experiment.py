@@ -238,13 +238,15 @@ def _index_fingerprint(config: EvaluateConfig) -> str:
 def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts]) -> Mapping[str, str]:
     roles = {"model": "fine-tuned model", "plain_model": "model fine-tuned without reflection"}
     named = {roles.get(model.role, "base model"): str(model) for model in models}
-    index = {"index": f"{config.index}, manifest {_index_fingerprint(config)}", "encoder": config.encoder}
+    index = {}
+    if config.index:
+        index = {"index": f"{config.index}, manifest {_index_fingerprint(config)}", "encoder": config.encoder}
     return {
         "data set": f"{_name(dataset)}, {dataset.root}, fingerprint {dataset.fingerprint}",
         "metric": config.scored_by(config.dataset) + (f", BEM {config.bem}" if config.bem else ""),
         "splits": ", ".join(config.splits) + (f", at most {config.limit} questions of each" if config.limit else ""),
         "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
-        **(index if config.index else {}),
+        **index,
         **({"text index": f"{config.text_index}, the best {config.passages} passages"} if config.text_index else {}),
         **named,
         "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",

@@ -154,7 +154,7 @@ def test_a_text_knowledge_base_is_searched_by_the_question(world, encoder, check
         "text_knowledge": str(tmp_path / "texts"),
         "passages": 1,
     }
-    metrics = experiment.run(config(world, encoder, checkpoints, tmp_path / "out", **settings))
+    metrics = experiment.run(config(world, encoder, checkpoints, tmp_path / "out", index="", **settings))
     (rows,) = kept(tmp_path / "out").values()
     assert len(rows) == 4
     assert {hit["kb"] for row in rows for hit in row["hits"]} == {"texts"}
@@ -163,7 +163,7 @@ def test_a_text_knowledge_base_is_searched_by_the_question(world, encoder, check
     assert "text index" in (tmp_path / "out/report.html").read_text()
 
     with pytest.raises(UserError, match="other settings"):
-        experiment.run(config(world, encoder, checkpoints, tmp_path / "out", **settings | {"passages": 2}))
+        experiment.run(config(world, encoder, checkpoints, tmp_path / "out", index="", **settings | {"passages": 2}))
 
 
 @pytest.mark.parametrize(
