@@ -117,7 +117,7 @@ def write_index(
         store = open_store(choice, folder, fields, collection=collection_of(manifest), progress=bar.update)
         store.finish()
     if isinstance(store, FaissStore):
-        manifest["search"] = store.calibrate(_queries(store, np.concatenate(owners), encoder))
+        manifest["search"] = store.calibrate(_queries(store, np.concatenate(pictured), encoder))
     manifest[CHECKSUMS] = checksums(folder / name for name in files_of(choice, tuple(fields)))
     write_json(folder / MANIFEST, manifest)
 
@@ -189,10 +189,10 @@ def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions, npt.NDArr
     return image, owner, has_image
 
 
-def _queries(store: FaissStore, owner: Positions, encoder: ImageTextEncoder) -> dict[str, Vectors]:
+def _queries(store: FaissStore, pictured: npt.NDArray[np.bool_], encoder: ImageTextEncoder) -> dict[str, Vectors]:
     """Queries like those that will come: images of the knowledge base, with weights of the fields from 0 to 1."""
-    pictured = np.unique(owner, return_index=True)[1]
-    sample = np.sort(np.random.default_rng(0).choice(pictured, min(_QUERIES, len(pictured)), replace=False))
+    rows = np.flatnonzero(pictured if pictured.any() else ~pictured)
+    sample = np.sort(np.random.default_rng(0).choice(rows, min(_QUERIES, len(rows)), replace=False))
     images = store.get(sample)["image"]
     titles = encoder.to_title_space(images) if isinstance(encoder, TwoSpaceEncoder) else images
     weights = np.linspace(0, 1, len(images), dtype=np.float32)[:, None]

@@ -17,6 +17,7 @@ from reflectune.retrieval.indexes.checksums import check_files, checksums
 from reflectune.retrieval.indexes.entry_index import Index, left_out, load_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+from reflectune.retrieval.stores.ivf import FaissStore
 
 
 class Counting:
@@ -391,6 +392,17 @@ def test_of_a_large_file_chunks_are_read_and_with_verify_all(tmp_path, monkeypat
         change_byte(path, place)
         with pytest.raises(UserError, match=r"large\.faiss was changed"):
             check_files(tmp_path, recorded, [path.name], verify=False)
+
+
+def test_an_approximate_store_is_tried_with_pictures_alone(kb, encoder, tmp_path, monkeypatch) -> None:
+    """Not with what stands in the place of one."""
+    queries = []
+    calibrate = FaissStore.calibrate
+    monkeypatch.setattr(FaissStore, "calibrate", lambda store, query: queries.append(query) or calibrate(store, query))
+    build_index(kb, encoder, tmp_path / "index", store="faiss")
+    (query,) = queries
+    weights = np.linspace(0, 1, 10)
+    np.testing.assert_allclose(np.linalg.norm(query["image"], axis=1), 1 - weights, atol=2e-3)
 
 
 def grown(entries, tmp_path, count: int, name: str) -> KnowledgeBase:
