@@ -22,7 +22,14 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files, checksums
-from reflectune.retrieval.indexes.entry_index import AGAIN, MANIFEST, check_origin, read_positions
+from reflectune.retrieval.indexes.entry_index import (
+    AGAIN,
+    MANIFEST,
+    check_origin,
+    choice_of,
+    collection_of,
+    read_positions,
+)
 from reflectune.retrieval.indexes.writing import write_array
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Cut, Lead, split_passages
@@ -128,10 +135,10 @@ def load_text_index(folder: str | Path, kb: KnowledgeBase, encoder: TextEncoder,
     folder = Path(folder)
     manifest = read_text_manifest(folder)
     check_origin(folder, manifest, _origin(kb, encoder, cutting))
-    choice = Choice(manifest["store"], manifest["precision"], "it was built so", manifest["address"])
+    choice = choice_of(manifest)
     check_files(folder, manifest.get(CHECKSUMS), _files(choice), verify=False)
     counts = read_positions(folder / COUNTS)
-    opened = open_store(choice, folder, {FIELD: encoder.dimensions}, collection=_collection(manifest))
+    opened = open_store(choice, folder, {FIELD: encoder.dimensions}, collection=collection_of(manifest))
     if len(counts) != len(kb) or counts.min(initial=0) < 0 or not len(opened) == counts.sum() == manifest["rows"]:
         raise UserError(f"{folder} holds other passages than its manifest says; {AGAIN}")
     return TextIndex({**manifest, "kb": kb.name}, kb, counts, opened)  # it may have another name now
@@ -178,10 +185,6 @@ def _origin(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting) -> dict[s
         "encoder_fingerprint": encoder.fingerprint,
         "settings": dataclasses.asdict(encoder.settings),
     }
-
-
-def _collection(manifest: dict[str, Any]) -> str:
-    return f"reflectune_{fingerprint([manifest['kb_fingerprint'], manifest['encoder_fingerprint']])[:16]}"
 
 
 def _files(choice: Choice) -> list[str]:
@@ -241,7 +244,7 @@ def _assemble(folder: Path, shards: Path, origin: dict[str, Any], choice: Choice
             vectors.add({FIELD: block})
     write_array(folder / COUNTS, np.concatenate(list(_blocks(shards, 1))))
     manifest = {**origin, "store": choice.kind, "address": choice.address, "precision": choice.precision, "rows": rows}
-    store = open_store(choice, folder, fields, collection=_collection(manifest))
+    store = open_store(choice, folder, fields, collection=collection_of(manifest))
     store.finish()
     if isinstance(store, FaissStore):
         sample = np.sort(np.random.default_rng(0).choice(rows, min(_QUERIES, rows), replace=False))

@@ -97,8 +97,6 @@ class MilvusStore:
                 self._create()
             sent = self.sent()
             for first in range(sent - sent % BATCH, len(self), BATCH):
-                if first + BATCH <= sent:
-                    continue
                 numbers = np.arange(first, min(first + BATCH, len(self)))
                 vectors = joined(self.rows.get(numbers), self.fields)
                 rows = [{_ROW: int(row), _FIELD: vector} for row, vector in zip(numbers, vectors, strict=True)]

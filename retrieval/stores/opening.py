@@ -72,7 +72,6 @@ def open_store(
     fields: Fields,
     *,
     collection: str,
-    repair: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> VectorStore:
     """Open a store, or begin one.
@@ -82,13 +81,12 @@ def open_store(
         folder: Of its files.
         fields: Its dimensions.
         collection: The name to keep it under on a server.
-        repair: Drop what a killed process left half added.
         progress: Is told how many rows were put into an approximate index.
 
     Raises:
         UserError: Its files are damaged, or a server doesn't answer.
     """
-    rows = ExactStore(folder, fields, precision=choice.precision, repair=repair)
+    rows = ExactStore(folder, fields, precision=choice.precision)
     if choice.kind == "faiss":
         from reflectune.retrieval.stores.ivf import FaissStore
 
