@@ -30,8 +30,7 @@ from reflectune.data_builders.reflection_data import (
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.config import SftConfig
-from reflectune.train.data.collator import Collator
-from reflectune.train.data.examples import load_training_data
+from reflectune.train.data.examples import Collator, load_training_data
 from reflectune.train.data.order import training_order
 from reflectune.train.fine_tuning.fine_tune import (
     encoded_examples,

@@ -9,8 +9,8 @@ from typing import Final
 
 from reflectune.data_builders.gallery.entities import Entity
 from reflectune.data_builders.gallery.linking import Links, Reviewed, plain_name
-from reflectune.data_builders.gallery.sources.factbook import Country
 from reflectune.data_builders.gallery.sources.pictures import Picture
+from reflectune.data_builders.gallery.sources.reference_works import Country
 
 SENTENCE_PROMPTS: Final = (
     "What is in the picture?",

@@ -12,13 +12,11 @@ from reflectune.data_builders.gallery.country_facts import country_facts
 from reflectune.data_builders.gallery.entities import Entity
 from reflectune.data_builders.gallery.facts import Fact, by_title, without_doubles
 from reflectune.data_builders.gallery.linking import Reviewed
-from reflectune.data_builders.gallery.sources.emoji import read_emoji
-from reflectune.data_builders.gallery.sources.encyclopedia import Article, read_articles
-from reflectune.data_builders.gallery.sources.factbook import Country, read_countries
-from reflectune.data_builders.gallery.sources.flags import read_flags
+from reflectune.data_builders.gallery.sources.emoji_and_flags import read_emoji, read_flags
 from reflectune.data_builders.gallery.sources.gcompris import read_activities
 from reflectune.data_builders.gallery.sources.packages import NEEDED, SOURCES, fetch_sources
 from reflectune.data_builders.gallery.sources.pictures import Picture
+from reflectune.data_builders.gallery.sources.reference_works import Article, Country, read_articles, read_countries
 from reflectune.data_builders.gallery.sources.stamps import read_stamps
 from reflectune.data_builders.gallery.sources.wordnet import WordNet
 from reflectune.data_builders.gallery.taxonomy_facts import kind_fact, taxonomy_facts

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from reflectune.core.types import AnswerType
 from reflectune.data_builders.gallery.facts import Fact
-from reflectune.data_builders.gallery.sources.factbook import Country
+from reflectune.data_builders.gallery.sources.reference_works import Country
 
 GEOGRAPHY, PEOPLE, STATE, ECONOMY = (f"Facts: {part}" for part in ("geography", "people", "state", "economy"))
 _CONTINENTS = ("Africa", "Asia", "Europe", "North America", "South America", "Oceania", "Central America", "Caribbean")

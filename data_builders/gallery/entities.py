@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reflectune.data_builders.gallery.linking import Link, Reviewed, category_of
-from reflectune.data_builders.gallery.sources.encyclopedia import Article
 from reflectune.data_builders.gallery.sources.pictures import Picture
+from reflectune.data_builders.gallery.sources.reference_works import Article
 
 Role = Literal["train", "val", "test", "shown"]
 SHARES: Mapping[Role, float] = {"val": 0.2, "test": 0.2}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from reflectune.core.types import AnswerType, Entry, Evidence, Question, Section
 from reflectune.data_builders.annotators.string import stated_answer
-from reflectune.data_builders.gallery.sources.encyclopedia import Article, summary_section
+from reflectune.data_builders.gallery.sources.reference_works import Article, summary_section
 from reflectune.retrieval.passages import split_passages
 
 TOLERANCE = 0.1

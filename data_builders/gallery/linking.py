@@ -12,9 +12,8 @@ from typing import Any, Final
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.data_builders.gallery.sources.categories import CATEGORIES, PREFERRED
-from reflectune.data_builders.gallery.sources.encyclopedia import Article
-from reflectune.data_builders.gallery.sources.factbook import Country
 from reflectune.data_builders.gallery.sources.pictures import Picture
+from reflectune.data_builders.gallery.sources.reference_works import Article, Country
 from reflectune.data_builders.gallery.sources.wordnet import ANIMAL, ARTIFACT, FOOD, PLANT, Sense, WordNet, singulars
 
 _GROUP_WORDS = frozenset(

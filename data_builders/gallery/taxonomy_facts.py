@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from reflectune.data_builders.gallery.facts import Fact
-from reflectune.data_builders.gallery.sources.encyclopedia import Article
+from reflectune.data_builders.gallery.sources.reference_works import Article
 from reflectune.data_builders.gallery.sources.wordnet import ANIMAL, ARTIFACT, PLANT, WordNet
 
 HEADING = "Facts"

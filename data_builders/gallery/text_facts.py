@@ -12,7 +12,7 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerType
 from reflectune.data_builders.gallery.facts import Fact
-from reflectune.data_builders.gallery.sources.encyclopedia import Article
+from reflectune.data_builders.gallery.sources.reference_works import Article
 
 _LIVING = frozenset("animal bird reptile insect plant flower fruit vegetable".split()) | {"sea animal"}
 _EATEN = frozenset("fruit vegetable food drink plant".split())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from reflectune.core.types import Entry, Evidence
 from reflectune.data_builders.gallery.facts import Fact, evidence_of
 from reflectune.data_builders.gallery.relations import RELATIONS, cue_of, fill
-from reflectune.data_builders.gallery.sources.encyclopedia import Article
+from reflectune.data_builders.gallery.sources.reference_works import Article
 
 _BRIDGES: dict[str, tuple[str, str]] = {
     # relation of the first hop: what its value is called, in training and in held-out words

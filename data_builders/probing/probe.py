@@ -20,7 +20,7 @@ from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine
 from reflectune.models.prefix.sampling import Sampling
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.schemes.prompts import PromptScheme
-from reflectune.retrieval.documents import Document, shorten
+from reflectune.retrieval.contexts import Document, shorten
 
 Row = tuple[int, int]
 """A question's place in its batch, and a branch: 0 without a document, k with the k-th."""

@@ -27,7 +27,7 @@ from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.forward import Forward, find_budget
-from reflectune.retrieval.documents import find_documents
+from reflectune.retrieval.contexts import find_documents
 from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retrievers.entry_retriever import Retriever

@@ -9,7 +9,7 @@ from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.trace import PassageTrace
-from reflectune.retrieval.documents import find_documents
+from reflectune.retrieval.contexts import find_documents
 from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages

@@ -44,7 +44,7 @@ from reflectune.models.schemes.examples import (
     TrainingExample,
 )
 from reflectune.models.schemes.registry import find_scheme
-from reflectune.retrieval.documents import Document
+from reflectune.retrieval.contexts import Document
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.settings import TextSettings

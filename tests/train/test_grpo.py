@@ -40,8 +40,8 @@ from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.train.grpo import GrpoConfig, run
+from reflectune.train.refining.gate_trees import Costs, rewards_of
 from reflectune.train.refining.refine import chosen, refine
-from reflectune.train.refining.rewards import Costs, rewards_of
 from reflectune.train.setup.parameters import add_adapters
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}

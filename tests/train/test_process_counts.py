@@ -13,8 +13,7 @@ from reflectune.data_builders.reflection_data import read_examples, write_exampl
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.config import SftConfig
-from reflectune.train.data.collator import Collator
-from reflectune.train.data.examples import EncodedExamples
+from reflectune.train.data.examples import Collator, EncodedExamples
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.fine_tune import fine_tune

@@ -1,20 +1,23 @@
-"""Training examples as the model reads them: checked as a whole, encoded when needed, kept in memory up to a limit."""
+"""Training examples as the model reads them: checked as a whole, encoded when needed, and packed into batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 from torch.utils.data import Dataset
+from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 from reflectune.data_builders.reflection_data import bad_rows, image_roots, read_examples, read_manifest
-from reflectune.models.attention.tree import Segment, Tree, independent_rows
+from reflectune.models.attention.tree import Segment, Tree, TreeCollator, independent_rows
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
@@ -194,3 +197,33 @@ def _memory(encoded: EncodedExample) -> int:
     tensors = {id(t): t.numel() * t.element_size() for tree in encoded.trees for t in tree.vision.values()}
     tokens = sum(len(segment.ids) for tree in encoded.trees for segment in (tree.prefix, *tree.branches))
     return sum(tensors.values()) + 24 * tokens
+
+
+class Collator:
+    """Packs the trees of a batch into one row without padding, and adds what the trainer's messages need.
+
+    Args:
+        model: The model that reads the batches.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._collate = TreeCollator(model)
+
+    def __call__(self, examples: Sequence[EncodedExample]) -> dict[str, Any]:
+        """The model's inputs, `labels` and `weights` (see `TreeCollator`), `sample_ids`, and the number of `tokens`."""
+        trees = [tree for example in examples for tree in example.trees]
+        sample_ids = [example.id for example in examples]
+        with _naming(sample_ids):
+            batch = self._collate(trees)
+        return {**batch, "sample_ids": sample_ids, "tokens": sum(tree.length for tree in trees)}
+
+
+@contextlib.contextmanager
+def _naming(sample_ids: Sequence[str]) -> Iterator[None]:
+    """Whatever fails inside says on which examples; what tells so itself, or a lack of memory, stays as it is."""
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise RuntimeError(f"{error} (on the training examples {', '.join(sample_ids)})") from error

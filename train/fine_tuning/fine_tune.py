@@ -23,8 +23,7 @@ from reflectune.models.loading import Loaded, is_stored_in, load, save_checkpoin
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.weights.quantization import Quantization
 from reflectune.train.config import SftConfig
-from reflectune.train.data.collator import Collator
-from reflectune.train.data.examples import EncodedExamples, load_training_data
+from reflectune.train.data.examples import Collator, EncodedExamples, load_training_data
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.data.mixture import mixture_lines
 from reflectune.train.data.order import training_order
@@ -35,8 +34,14 @@ from reflectune.train.fine_tuning.trainer import ReflectionTrainer, TrainingRun
 from reflectune.train.fine_tuning.validation import GateReader, load_validation
 from reflectune.train.forecasting.preview import describe, parameter_table
 from reflectune.train.publishing.model_card import data_in_words, publish, write_card
-from reflectune.train.saving.best import end_with_best, has_stopped_early
-from reflectune.train.saving.checkpoints import is_finished, last_whole_checkpoint, mark_whole, refuse_occupied
+from reflectune.train.saving.checkpoints import (
+    end_with_best,
+    has_stopped_early,
+    is_finished,
+    last_whole_checkpoint,
+    mark_whole,
+    refuse_occupied,
+)
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig, greater_is_better
 from reflectune.train.setup.compute import settle_compute

@@ -36,8 +36,14 @@ from reflectune.train.fine_tuning.failures import Reading, naming, plain_worker_
 from reflectune.train.fine_tuning.logs import LogFile, Progress
 from reflectune.train.fine_tuning.validation import GateReader, Sums, gate_metrics
 from reflectune.train.forecasting.memory import GIB
-from reflectune.train.saving.best import BEST, is_patience_exhausted, put_in_place
-from reflectune.train.saving.checkpoints import keep_newest, mark_checkpoint_whole, refuse_full_disk
+from reflectune.train.saving.checkpoints import (
+    BEST,
+    is_patience_exhausted,
+    keep_newest,
+    mark_checkpoint_whole,
+    put_in_place,
+    refuse_full_disk,
+)
 from reflectune.train.settings.validation import ANSWERS
 from reflectune.train.setup.parameters import adapters_of, give_projector_a_rate, parameter_count, under_autocast
 
@@ -68,7 +74,7 @@ class TrainingRun:
 
 
 class ReflectionTrainer(Trainer):
-    """Trains on batches from `reflectune.train.data.collator.Collator`.
+    """Trains on batches from `reflectune.train.data.examples.Collator`.
 
     The stock Trainer is kept but for six things: the loss, the order of the data, what an error names, a learning rate
     of the projector's own, what a checkpoint holds, and how it is loaded (the stock one resumes a full fine-tune of a

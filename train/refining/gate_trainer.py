@@ -21,7 +21,7 @@ from reflectune.train.refining.gate_policy import (
     gate_losses,
     outcome_probabilities,
 )
-from reflectune.train.refining.rewards import Costs, Rewards, rewards_of
+from reflectune.train.refining.gate_trees import Costs, Rewards, rewards_of
 
 
 @dataclass(frozen=True)

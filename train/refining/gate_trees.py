@@ -1,4 +1,4 @@
-"""Questions as the trainer of gates reads them: one branch a gate, and behind them what is to stay as it is."""
+"""Questions as the trainer of gates reads them: a branch for each gate, its rewards, and what is to stay as it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
-from reflectune.models.schemes.gate_outcomes import NO_ANCHOR, KLAnchor
+from reflectune.models.schemes.gate_outcomes import NO_ANCHOR, GateOutcome, KLAnchor
 from reflectune.train.data.examples import EncodedExamples
 
 
@@ -108,3 +108,43 @@ class GateExamples(EncodedExamples):
 
     def _encode(self, example: Any, image: Image.Image) -> Tree:
         return gate_tree(example, self._renderer, image)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What is taken off a reward.
+
+    Attributes:
+        retrieval: λ: for each passage that the loop read.
+        keeping: For a passage that the relevance gate keeps.
+    """
+
+    retrieval: float
+    keeping: float
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The gates of one question, the retrieval gate first: see `gate_tree`.
+
+    Attributes:
+        rewards: Of the positive and of the negative outcome of each gate.
+        log_odds: Of each gate, as it was measured.
+    """
+
+    rewards: tuple[tuple[float, float], ...]
+    log_odds: tuple[float, ...]
+
+
+def rewards_of(outcome: GateOutcome, costs: Costs) -> Rewards:
+    """The rewards of a question's gates.
+
+    Retrieving: the match of the loop's answer, less λ for each passage read; not retrieving: the match of the direct
+    answer. Keeping a passage: the match of its own answer, less the cost of keeping; not keeping it: 0.
+    """
+    looked_up = outcome.retrieved - costs.retrieval * outcome.passages_read
+    gates = [((looked_up, outcome.direct), outcome.log_odds)]
+    gates += [
+        ((passage_outcome.right - costs.keeping, 0.0), passage_outcome.log_odds) for passage_outcome in outcome.passages
+    ]
+    return Rewards(tuple(rewards for rewards, _ in gates), tuple(log_odds for _, log_odds in gates))

@@ -25,7 +25,7 @@ from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
 from reflectune.models.schemes.reading import check_reading
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights.adapters import load_adapter
-from reflectune.train.data.collator import Collator
+from reflectune.train.data.examples import Collator
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.failures import advising
@@ -44,8 +44,7 @@ from reflectune.train.forecasting.preview import parameter_table
 from reflectune.train.publishing.model_card import publish, write_card
 from reflectune.train.refining.config import GateConfig
 from reflectune.train.refining.gate_trainer import GateTrainer, Objective
-from reflectune.train.refining.gate_trees import GateExample, GateExamples
-from reflectune.train.refining.rewards import Costs, rewards_of
+from reflectune.train.refining.gate_trees import Costs, GateExample, GateExamples, rewards_of
 from reflectune.train.saving.checkpoints import is_finished, refuse_occupied
 from reflectune.train.setup.launch import refuse_bad_launch, sharding
 from reflectune.train.setup.parameters import keep_trained_weights_in_fp32

@@ -1,23 +1,31 @@
-"""Which checkpoint a run goes on from: the last one that was written whole, by a run with the same settings."""
+"""A run's checkpoints: which one it goes on from, whether one is damaged, and the best one, which is kept apart."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from safetensors import SafetensorError, safe_open
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
-from reflectune.train.saving.damage import damage_of, file_sizes
 
 RECORD = "run.json"
 """The file that is written last into a folder: a folder without it was cut off while it was written."""
+BEST = "best"
+"""The folder in `output_dir` that holds the best weights so far."""
 _FILES = "files"
 """In a checkpoint's record: the bytes of each file."""
+_PICKLED: Final = (".bin", ".pt", ".pth")
+_READ_WHOLE: Final = 1 << 30
+"""Bytes: of larger archives only the directory is read; a cut one has none."""
 
 
 def mark_whole(folder: str | Path, settings: Mapping[str, Any], step: int) -> None:
@@ -154,3 +162,97 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         raise UserError(
             f"{folder} belongs to a run with other settings: {values}. Restore them, or choose another `output_dir`"
         )
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """The bytes of every file of a folder, by its path below it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
+def damage_of(folder: Path, written: Mapping[str, int] | None) -> str:
+    """What is wrong with a checkpoint's files, in words; "" if nothing is seen.
+
+    Args:
+        folder: The checkpoint's.
+        written: The bytes of each file when it was written; None of one that an earlier version wrote.
+    """
+    there = file_sizes(folder)
+    for name, size in (written or {}).items():
+        if name not in there:
+            return f"{name} is missing"
+        if there[name] != size:
+            return f"{name} has {there[name]:,} bytes, and {size:,} were written"
+    for name in there:
+        if problem := _problem_of(folder / name):
+            return f"{name} {problem}"
+    return ""
+
+
+def _problem_of(path: Path) -> str:
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="numpy"):
+                return ""  # its header fits to the file's length
+        if path.suffix in _PICKLED:
+            with zipfile.ZipFile(path) as archive:
+                changed = archive.testzip() if path.stat().st_size <= _READ_WHOLE else None
+                return f"was changed: {changed} has another checksum" if changed else ""
+        if path.name == TRAINER_STATE_NAME:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            is_whole = isinstance(state, dict) and isinstance(state.get("global_step"), int)
+            return "" if is_whole else "has no `global_step`"
+    except (OSError, ValueError, SafetensorError, zipfile.BadZipFile, NotImplementedError) as error:
+        return f"is damaged ({error})"
+    return ""
+
+
+def is_patience_exhausted(
+    history: Sequence[Mapping[str, Any]], metric: str, best_step: int, patience: int | None
+) -> bool:
+    """Whether so many validations have passed since the best one.
+
+    It is a function of what a checkpoint holds, so that a resumed run stops where the straight one does.
+
+    Args:
+        history: Rows of the log, each with its `step`; those of a validation hold `eval_<metric>`.
+        metric: By which the best is chosen.
+        best_step: The step of the best validation.
+        patience: How many validations may pass without a better one; None for any number.
+    """
+    later = [row for row in history if f"eval_{metric}" in row and row["step"] > best_step]
+    return patience is not None and len(later) >= patience
+
+
+def has_stopped_early(checkpoint: Path, metric: str, patience: int | None) -> bool:
+    """Whether the run that wrote a checkpoint was out of patience there: nothing is left to train."""
+    if patience is None:
+        return False
+    state = read_json(checkpoint / TRAINER_STATE_NAME, "the trainer's state")
+    return is_patience_exhausted(state["log_history"], metric, state["best_global_step"] or 0, patience)
+
+
+def put_in_place(partial: Path, output_dir: Path, settings: Mapping[str, Any], step: int) -> None:
+    """Make the checkpoint in `partial` the best one; a run that is cut off here makes it anew when it is resumed."""
+    mark_whole(partial, settings, step)
+    best = output_dir / BEST
+    if best.exists():
+        (best / RECORD).unlink(missing_ok=True)
+        shutil.rmtree(best)
+    os.replace(partial, best)
+
+
+def end_with_best(output_dir: Path) -> None:
+    """Put the best checkpoint's files into `output_dir`, as links to them where the disk can."""
+    best = output_dir / BEST
+    for path in best.iterdir():
+        if path.name != RECORD:
+            (output_dir / path.name).unlink(missing_ok=True)
+            _link(path, output_dir / path.name)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from reflectune.data_builders.gallery.collecting import Collection
-from reflectune.data_builders.gallery.sources import emoji, encyclopedia, factbook, flags, stamps, wordnet
+from reflectune.data_builders.gallery.sources import emoji_and_flags, reference_works, stamps, wordnet
 
 ARTICLES = {
     "Lion": (
@@ -128,7 +128,7 @@ def sources(tmp_path: Path) -> Collection:
         title: {"title": title, "extract": extract, "description": description, "topic": "Arts"}
         for title, (extract, description) in ARTICLES.items()
     }
-    write(folders["wikipedia"] / encyclopedia.FILE, json.dumps(rows))
+    write(folders["wikipedia"] / reference_works.SUMMARIES, json.dumps(rows))
     write(folders["wordnet"] / wordnet.FILE, NOUNS)
     emojis = [("lion", "1F981", "animal-mammal"), ("turkey", "1F983", "animal-bird"), ("hammer", "1F528", "tool")]
     emojis += [("banana", "1F34C", "food-fruit"), ("violin", "1F3BB", "musical-instrument")]
@@ -136,9 +136,9 @@ def sources(tmp_path: Path) -> Collection:
         {"annotation": name, "hexcode": code, "subgroups": subgroup, "group": "any", "skintone": "", "emoji": "x"}
         for name, code, subgroup in emojis
     ]
-    write(folders["emoji_names"] / emoji.NAMES, json.dumps(known))
+    write(folders["emoji_names"] / emoji_and_flags.NAMES, json.dumps(known))
     for (_, code, _), colour in zip(emojis, ("orange", "brown", "grey", "yellow", "red"), strict=True):
-        draw(folders["fluent"] / emoji.RENDERED / f"{code.lower()}.webp", colour, "ellipse")
+        draw(folders["fluent"] / emoji_and_flags.RENDERED / f"{code.lower()}.webp", colour, "ellipse")
     stamped = {"animals/lion": "A lion.", "food/fruit/banana": "A banana.", "hobbies/music/violin": "A violin."}
     for number, (place, caption) in enumerate(stamped.items()):
         draw(folders["tuxpaint"] / stamps.FOLDER / f"{place}.png", ("orange", "olive", "red")[number], "rectangle")
@@ -147,14 +147,18 @@ def sources(tmp_path: Path) -> Collection:
     write(folders["tuxpaint"] / stamps.FOLDER / "household/tools/hammer.txt", "A hammer.")
     stripes = {"fr": ("blue", "white", "red"), "es": ("red", "yellow", "red")}
     for letters, colours in stripes.items():
-        draw_flag(folders["plain_flags"] / flags.FOLDERS["plain_flags"] / f"{letters}.png", colours)
-        draw_flag(folders["glossy_flags"] / flags.FOLDERS["glossy_flags"] / f"{letters}.png", colours, (160, 99))
+        draw_flag(folders["plain_flags"] / emoji_and_flags.FLAG_FOLDERS["plain_flags"] / f"{letters}.png", colours)
+        draw_flag(
+            folders["glossy_flags"] / emoji_and_flags.FLAG_FOLDERS["glossy_flags"] / f"{letters}.png",
+            colours,
+            (160, 99),
+        )
     pages = {
         "europe/fr": country_page("France", ".fr", "Paris", "Spain 600 km; Italy 500 km", "euros (EUR) per"),
         "europe/sp": country_page("Spain", ".es", "Madrid", "France 600 km; Portugal 500 km", "pesetas (ESP) per"),
     }
     for place, page in pages.items():
-        write(folders["factbook"] / factbook.FOLDER / f"{place}.json", json.dumps(page))
+        write(folders["factbook"] / reference_works.FACTBOOK / f"{place}.json", json.dumps(page))
     return Collection(folders)
 
 

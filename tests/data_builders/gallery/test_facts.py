@@ -11,8 +11,7 @@ from reflectune.data_builders.gallery.collecting import Collection
 from reflectune.data_builders.gallery.country_facts import country_facts, singular
 from reflectune.data_builders.gallery.facts import Fact, entry_of, evidence_of, number, without_doubles
 from reflectune.data_builders.gallery.relations import RELATIONS
-from reflectune.data_builders.gallery.sources.encyclopedia import Article
-from reflectune.data_builders.gallery.sources.factbook import Country
+from reflectune.data_builders.gallery.sources.reference_works import Article, Country
 from reflectune.data_builders.gallery.taxonomy_facts import kind_fact, taxonomy_facts
 from reflectune.data_builders.gallery.text_facts import PATTERNS, reviewed_rows, text_facts
 

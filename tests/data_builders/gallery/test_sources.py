@@ -11,12 +11,11 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.data_builders.gallery.collecting import Collection
-from reflectune.data_builders.gallery.sources import emoji
-from reflectune.data_builders.gallery.sources.encyclopedia import FILE, Article, read_articles, summary_section
-from reflectune.data_builders.gallery.sources.gcompris import RESOURCES, read_activities, split_name
+from reflectune.data_builders.gallery.sources import emoji_and_flags
+from reflectune.data_builders.gallery.sources.gcompris import RESOURCES, read_activities, read_resources, split_name
 from reflectune.data_builders.gallery.sources.packages import SOURCES, fetch_sources
 from reflectune.data_builders.gallery.sources.pictures import Picture, Unusable, read_picture
-from reflectune.data_builders.gallery.sources.rcc import read_resources
+from reflectune.data_builders.gallery.sources.reference_works import SUMMARIES, Article, read_articles, summary_section
 from reflectune.data_builders.gallery.sources.stamps import caption_name
 from reflectune.data_builders.gallery.sources.wordnet import singulars
 
@@ -36,7 +35,7 @@ def row(title: str, extract: str = "Text.") -> dict[str, str]:
     ],
 )
 def test_a_bad_article_is_named(tmp_path: Path, rows: dict[str, object], said: str) -> None:
-    write(tmp_path / FILE, json.dumps(rows))
+    write(tmp_path / SUMMARIES, json.dumps(rows))
     with pytest.raises(UserError, match=said):
         read_articles(tmp_path)
 
@@ -164,9 +163,9 @@ def test_a_country_is_known_by_its_letters(sources: Collection) -> None:
 
 
 def test_emoji_of_another_version_are_named(sources: Collection) -> None:
-    write(sources.folders["emoji_names"] / emoji.NAMES, json.dumps([{"name": "lion"}]))
+    write(sources.folders["emoji_names"] / emoji_and_flags.NAMES, json.dumps([{"name": "lion"}]))
     with pytest.raises(UserError, match="lacks the field"):
-        list(emoji.read_emoji(dict(sources.folders)))
+        list(emoji_and_flags.read_emoji(dict(sources.folders)))
 
 
 def test_every_package_is_pinned() -> None:

@@ -22,7 +22,7 @@ from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.prompts import PromptScheme
-from reflectune.retrieval.documents import Document
+from reflectune.retrieval.contexts import Document
 from reflectune.retrieval.passages import split_passages
 
 SHORT = Asking(max_new_tokens=8)

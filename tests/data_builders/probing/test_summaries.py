@@ -15,7 +15,7 @@ from reflectune.data_builders.probing.records import Probe
 from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.retrieval.documents import Document
+from reflectune.retrieval.contexts import Document
 from reflectune.retrieval.passages import split_passages
 
 ELSEWHERE = "Guides like to tell the story."

@@ -8,8 +8,7 @@ from reflectune.models.attention.tree import collate, loss_terms
 from reflectune.models.attention.tree_mask import layout_of
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.train.data.collator import Collator
-from reflectune.train.data.examples import EncodedExamples
+from reflectune.train.data.examples import Collator, EncodedExamples
 
 
 def test_a_batch_holds_every_tree_and_names_its_examples(

@@ -20,8 +20,7 @@ from reflectune.models.attention.tree import loss_terms
 from reflectune.models.loading import Loaded, load
 from reflectune.models.miniature.architecture import FAMILIES, Family
 from reflectune.train.config import SftConfig
-from reflectune.train.data.collator import Collator
-from reflectune.train.data.examples import load_training_data
+from reflectune.train.data.examples import Collator, load_training_data
 from reflectune.train.fine_tuning.fine_tune import encoded_examples, fine_tune, prepare_model, training_arguments
 from reflectune.train.setup.features import cache_features
 

@@ -25,13 +25,11 @@ from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.train.config import SftConfig
-from reflectune.train.data.collator import Collator
-from reflectune.train.data.examples import EncodedExamples
+from reflectune.train.data.examples import Collator, EncodedExamples
 from reflectune.train.fine_tuning import trainer as trainer_module
 from reflectune.train.fine_tuning.fine_tune import fine_tune
 from reflectune.train.fine_tuning.validation import GateReader, Reading, Sums, check_metric, gate_metrics
-from reflectune.train.saving.best import BEST, is_patience_exhausted
-from reflectune.train.saving.checkpoints import checkpoint_folders
+from reflectune.train.saving.checkpoints import BEST, checkpoint_folders, is_patience_exhausted
 from reflectune.train.settings.validation import greater_is_better, metric_names
 
 

@@ -8,8 +8,7 @@ import torch
 from reflectune.core.progress import duration
 from reflectune.models.loading import load
 from reflectune.train.config import SftConfig
-from reflectune.train.data.collator import Collator
-from reflectune.train.data.examples import load_examples
+from reflectune.train.data.examples import Collator, load_examples
 from reflectune.train.fine_tuning.failures import Reading
 from reflectune.train.fine_tuning.fine_tune import encoded_examples, prepare_model
 from reflectune.train.forecasting.forecast import largest_batch, patches, seconds_of_batch

