@@ -31,7 +31,7 @@ MOST_BYTES = 16 << 20
 LONGEST_WAIT = 300.0
 """Seconds. A server that asks for more is asked again after this long."""
 
-_REFUSED = frozenset({400, 413, 422})
+REFUSED = frozenset({400, 413, 422})
 """The server won't answer this very request: too long, or filtered."""
 
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
@@ -163,7 +163,7 @@ class Transport:
         out_of_money = response.status_code == 402 or b"insufficient_quota" in content
         if response.status_code in _PASSING and not out_of_money:
             return _Passing(said, _retry_after(response.headers.get("Retry-After", "")))
-        if response.status_code in _REFUSED:
+        if response.status_code in REFUSED:
             return Refused(said)
         advice = (
             "the account has no credit left"
