@@ -12,6 +12,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.llm import conversation
 from reflectune.data_builders.annotators.protocol import Case, Judgement
+from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.mr2ag.builder import ExampleBuilder
 from reflectune.data_builders.mr2ag.config import BuildConfig
@@ -125,7 +126,10 @@ def ask_by_batch(dataset: Dataset, questions: Sequence[Question], config: BuildC
         print(f"{batch.folder}: {results}")
     if not (written.files or written.waiting):
         return True
-    print(_told(batch, results, written, config))
+    if written.files:
+        builder = ExampleBuilder(dataset, None, by_string, config)
+        print(estimate(builder, questions, config, model.cache).told(model.endpoint))
+    print(_told(batch, results, written))
     return False
 
 
@@ -146,7 +150,7 @@ def _requests(
         cases.clear()
 
 
-def _told(batch: BatchFolder, results: Results, written: Written, config: BuildConfig) -> str:
+def _told(batch: BatchFolder, results: Results, written: Written) -> str:
     lines = [f"{path}: {count:,} requests, to be given to the batch API" for path, count in written.files]
     lines += [f"{path}: {count:,} requests without a result yet" for path, count in sorted(written.waiting.items())]
     again = sum(results.errors.values())

@@ -90,7 +90,8 @@ class BuildConfig(RemoteConfig, RetrieverConfig):
                 "`negatives_retrieved` needs an `index`, or `ranked_entities`; build one with retrieval.build_index, "
                 "or set it to 0"
             )
-        return issues + (self.llm_problems(sends=not self.llm_batch) if self.annotator == "llm" else [])
+        sends = not (self.llm_batch or self.dry_run)
+        return issues + (self.llm_problems(sends) if self.annotator == "llm" else [])
 
     def recipe(self) -> Recipe:
         """How many passages of which source."""

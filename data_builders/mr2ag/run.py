@@ -53,7 +53,7 @@ def run(config: BuildConfig) -> None:
         return
     with opened(config.annotator, config, replies_file(config)) as annotate:
         build_split(dataset, retriever, annotate, config)
-        if isinstance(annotate, LlmAnnotator):
+        if isinstance(annotate, LlmAnnotator) and not config.llm_batch:
             print(annotate.model.summary())
 
 

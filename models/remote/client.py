@@ -74,6 +74,11 @@ class RemoteModel:
         self._prompt_tokens = self._completion_tokens = 0
         self._refused: dict[str, Reply] = {}
 
+    @property
+    def cache(self) -> Path:
+        """The file of replies."""
+        return self._replies.path
+
     def complete(self, messages: Messages) -> str:
         """The reply to one conversation.
 

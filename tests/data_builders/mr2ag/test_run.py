@@ -529,7 +529,9 @@ def test_a_batch_gives_the_same_data_as_the_server(
     requests = len(server.requests)
     by_batch = llm(server.url, output=str(tmp_path / "by_batch"), llm_batch=str(tmp_path / "batch"))
     reflection_run.run(by_batch)
-    assert f"requests-001.jsonl: {requests} requests, to be given to the batch API" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"stub would be asked about {requests} paragraphs" in shown
+    assert f"requests-001.jsonl: {requests} requests, to be given to the batch API" in shown
     assert not Path(by_batch.output, "train.parquet").exists()
     answer_batch(tmp_path / "batch")
     reflection_run.run(by_batch)
@@ -539,11 +541,14 @@ def test_a_batch_gives_the_same_data_as_the_server(
         assert Path(asked.output, name).read_bytes() == Path(by_batch.output, name).read_bytes()
 
 
-def test_a_batch_needs_no_key(llm: Callable[..., BuildConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_a_batch_nor_an_estimate_needs_a_key(
+    llm: Callable[..., BuildConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     url = "https://api.example.com/v1"
     assert [told for told in llm(url).problems() if "API key" in told]
     assert not [told for told in llm(url, llm_batch=str(tmp_path / "batch")).problems() if "API key" in told]
+    assert not [told for told in llm(url, dry_run=True).problems() if "API key" in told]
 
 
 @pytest.mark.parametrize(
