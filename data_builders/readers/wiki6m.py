@@ -23,6 +23,7 @@ read_source = read_jsonl
 _MARK = re.compile(r"\s*#{2,6} ")
 _HEADING_END = re.compile(r"(?<!\b[A-Z])\.(?=\S|$)")
 """The full stop that closes a heading has no space after it: "Semifinal.Tuesday", not "1 vs. 2" and not "U.S."."""
+_ENTITY = re.compile(r"Q\d{1,20}")
 _LOST_BREAK = re.compile(r"(?<=[a-z0-9)\]][.!?])(?=[A-Z][a-z ])")
 
 
@@ -45,7 +46,7 @@ def entry(row: Row, images: Images) -> Entry:
 def pictures(row: Row) -> Iterator[tuple[str, str]]:
     """The address of an entity's picture, if it has one, with the path that `entry` looks for it at: by the entity."""
     url, name = text(row, "wikipedia_image_url", default=""), text(row, "wikidata_id")
-    if url:
+    if url and _ENTITY.fullmatch(name):
         ending = os.path.splitext(urlsplit(url).path)[1]
         yield url, f"{name[:4]}/{name}{ending if ending in EXTENSIONS else '.jpg'}"
 

@@ -14,9 +14,10 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.parquet import WRITING, open_parquet
 from reflectune.core.partials import writing
-from reflectune.core.rejected import Rejected
+from reflectune.core.rejected import BadRow, Rejected
 from reflectune.data_builders.conversion.ids import SeenIds, hash_ids
 from reflectune.data_builders.conversion.sources import stat_files
+from reflectune.data_builders.readers.images import escapes
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.data_builders.web_pictures.config import PictureConfig
 
@@ -83,7 +84,10 @@ def read_chunks(path: Path, limit: int = 0) -> Iterator[list[tuple[str, str]]]:
 def _named(config: PictureConfig) -> Iterator[tuple[str, str]]:
     reader, rejected = knowledge_reader(config.knowledge), Rejected(None)
     for _, row in reader.read_source(config.source(), rejected):
-        yield from reader.pictures(row)
+        try:
+            yield from (pair for pair in reader.pictures(row) if not escapes(pair[1]))
+        except BadRow as error:
+            rejected(error)
 
 
 def _distinct(pictures: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:

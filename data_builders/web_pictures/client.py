@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, Literal, cast
 from urllib.parse import urljoin, urlsplit
 
@@ -156,7 +157,11 @@ class PictureClient:
             name = str(proxy.url) if proxy else ""
             if name not in self._clients:
                 self._clients[name] = httpx.Client(
-                    proxy=proxy, trust_env=False, verify=ssl.create_default_context(), limits=httpx.Limits()
+                    proxy=proxy,
+                    trust_env=False,
+                    verify=ssl.create_default_context(),
+                    limits=httpx.Limits(),
+                    cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
                 )
             return self._clients[name]
 

@@ -29,7 +29,7 @@ from reflectune.data_builders.web_pictures.addresses import (
     read_key,
     write_addresses,
 )
-from reflectune.data_builders.web_pictures.client import Fetched, PictureClient
+from reflectune.data_builders.web_pictures.client import PictureClient
 from reflectune.data_builders.web_pictures.config import PictureConfig
 
 MANIFEST: Final = "pictures.parquet"
@@ -132,20 +132,20 @@ def _fetch_chunk(
     """
     output = Path(config.output)
 
-    def one(place: int) -> tuple[int, Fetched | None]:
+    def one(place: int) -> tuple[int, str, str, int] | None:
         url, path = chunk[place]
         if (output / path).is_file():
-            return place, None
+            return None
         fetched = client.fetch(url)
         if fetched.state == "there":
             write_atomically(output / path, fetched.content)
-        return place, fetched
+        return place, fetched.state, fetched.why, len(fetched.content)
 
-    asked = [(place, fetched) for place, fetched in pool.map(one, places) if fetched is not None]
-    failures: list[Failure] = [(place, each.state, each.why) for place, each in asked if each.state != "there"]
+    asked = [told for told in pool.map(one, places) if told is not None]
+    failures: list[Failure] = [(place, state, why) for place, state, why, _ in asked if state != "there"]
     if len(asked) >= _TELLING:
         _refuse_silence(failures, len(asked))
-    return failures, sum(len(fetched.content) for _, fetched in asked)
+    return failures, sum(size for *_, size in asked)
 
 
 def _refuse_silence(failures: Sequence[Failure], asked: int) -> None:
