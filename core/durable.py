@@ -119,15 +119,16 @@ class RowLog:
         if keep == 0:
             self._write({"fingerprint": fingerprint})
 
-    def append(self, row_id: str, row: dict[str, Any]) -> None:
-        """Append one finished row and push it to the disk."""
-        self._write({"id": row_id, **row})
+    def append(self, row_id: str, row: dict[str, Any], *, sync: bool = True) -> None:
+        """Append one finished row; with `sync` it is on the disk when this returns, else a power cut may take it."""
+        self._write({"id": row_id, **row}, sync)
         self.done.add(row_id)
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _write(self, row: dict[str, Any], sync: bool = True) -> None:
         self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if sync:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file, and let other runs have it. Rows are on the disk already."""

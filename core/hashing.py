@@ -23,6 +23,20 @@ def read_blocks(path: Path) -> Iterator[bytes]:
             yield block
 
 
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's bytes, in hexadecimal digits, as downloads are published with."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_blocks(blocks: Iterable[bytes]) -> str:
+    """As `sha256_of`, of bytes that come in pieces."""
+    digest = hashlib.sha256()
+    for block in blocks:
+        digest.update(block)
+    return digest.hexdigest()
+
+
 def file_fingerprint(*paths: str | Path, read: Callable[[Path], Iterable[bytes | memoryview]] = read_blocks) -> str:
     """A 16-digit hex hash over the names and bytes of files, in the order given.
 

@@ -22,7 +22,7 @@ COMMANDS = {
     *(f"retrieval/{name}.py" for name in ("build_index", "build_text_index", "fit_title_map")),
     *(f"data_builders/build_{name}.py" for name in ("gallery", "mr2ag", "plain", "world")),
     *(f"data_builders/{name}.py" for name in ("compare_annotators", "convert", "convert_lens", "derive_labels")),
-    *(f"data_builders/{name}.py" for name in ("export", "find_duplicates", "probe")),
+    *(f"data_builders/{name}.py" for name in ("download", "export", "fetch_pictures", "find_duplicates", "probe")),
     *(f"inference/{name}.py" for name in ("answer", "compare", "evaluate", "recall", "sweep", "tables")),
     *(f"train/{name}.py" for name in ("assemble_llava", "estimate", "grpo", "merge", "sft")),
 }

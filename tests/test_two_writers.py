@@ -30,7 +30,9 @@ WRITING = {
     "data_builders.convert": "--config convert.yaml --output OUT",
     "data_builders.convert_lens": f"--lens file {DATASET} --output OUT",
     "data_builders.derive_labels": f"{DATASET} --probes probes --output OUT",
+    "data_builders.download": "--config list.yaml --root OUT",
     "data_builders.export": "--data reflection --to trl --output OUT",
+    "data_builders.fetch_pictures": "--knowledge_source file --output OUT",
     "data_builders.find_duplicates": f"{DATASET} --output OUT",
     "data_builders.probe": f"{DATASET} {INDEX} --model model --output OUT",
     "inference.compare": "--evaluations finished --output OUT",
@@ -80,6 +82,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model/adapter_config.json": "",
         "questions.jsonl": "",
         "convert.yaml": "questions: own\nsplits: {train: questions.jsonl}\n",
+        "list.yaml": "files: {a.csv: {licence: MIT, page: 'http://localhost/'}}\n",
         "finished/metrics.json": "{}",
         "sweep.yaml": "grid: {gamma: [0.1, 0.9]}\n",
     }

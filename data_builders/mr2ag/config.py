@@ -58,6 +58,11 @@ class BuildConfig(RemoteConfig, RetrieverConfig):
     limit: int | None = setting(
         None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", low=1
     )
+    llm_batch: str = setting(
+        "",
+        "folder of a batch API's files: write what the annotator `llm` would be asked, and read the results put there",
+        check=checks.output_folder,
+    )
     seed: int = setting(0, "seed of every draw", low=0, high=checks.MOST_SEED)
     proofread: int = setting(50, "random examples in the page for proof-reading; 0: no page", low=0)
     on_error: Literal["stop", "skip"] = setting("stop", "a bad row: stop, or list it in statistics.json and go on")
@@ -85,7 +90,8 @@ class BuildConfig(RemoteConfig, RetrieverConfig):
                 "`negatives_retrieved` needs an `index`, or `ranked_entities`; build one with retrieval.build_index, "
                 "or set it to 0"
             )
-        return issues + (self.llm_problems() if self.annotator == "llm" else [])
+        sends = not (self.llm_batch or self.dry_run)
+        return issues + (self.llm_problems(sends) if self.annotator == "llm" else [])
 
     def recipe(self) -> Recipe:
         """How many passages of which source."""

@@ -16,10 +16,11 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.resumable import run_chunks
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.choice import opened
-from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator, conversation
+from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.mr2ag.asking import ask_by_batch, estimate
 from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, Batch, ExampleBuilder
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.selection import image_roots, select_questions, visual_beside
@@ -39,9 +40,6 @@ from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retr
 CHUNK = 64
 """Questions that are retrieved for, annotated and written to the log together."""
 
-_LETTERS_A_TOKEN = 4
-"""Of English text, roughly; for an estimate of what an annotation will cost."""
-
 
 def run(config: BuildConfig) -> None:
     """Build as the config says; a dry run shows one example, asks no server and writes nothing."""
@@ -53,10 +51,15 @@ def run(config: BuildConfig) -> None:
     if config.dry_run:
         print(preview(dataset, retriever, config))
         return
-    with opened(config.annotator, config, Path(config.output, "llm_replies.jsonl")) as annotate:
+    with opened(config.annotator, config, replies_file(config)) as annotate:
         build_split(dataset, retriever, annotate, config)
-        if isinstance(annotate, LlmAnnotator):
+        if isinstance(annotate, LlmAnnotator) and not config.llm_batch:
             print(annotate.model.summary())
+
+
+def replies_file(config: BuildConfig) -> Path:
+    """Where the replies to the annotator `llm` are kept, however they came."""
+    return Path(config.llm_cache or Path(config.output, "llm_replies.jsonl"))
 
 
 def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotator, config: BuildConfig) -> None:
@@ -84,6 +87,13 @@ def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotat
     builder = ExampleBuilder(dataset, retriever, annotate, config)
     if config.without_image == "blank":
         _write_blank(output)
+    if isinstance(annotate, LlmAnnotator):
+        if config.llm_batch:
+            if not ask_by_batch(dataset, knowledge, config, annotate.model):
+                return
+        else:
+            asked = estimate(builder, knowledge, config, replies_file(config))
+            print(asked.told(config.endpoint()) if asked.requests else "every reply is kept: nothing is asked")
     whole = _build_logged(builder, knowledge, output / f".{config.split}.{key}.jsonl", key)
     visual_wanted = len(visual) if config.visual_ratio == 1 else visual_beside(len(whole.examples), config)
     seen = builder.visual(visual, visual_wanted)
@@ -114,7 +124,9 @@ def preview(dataset: Dataset, retriever: Retriever | None, config: BuildConfig) 
         f"{len(visual):,} visual ones to draw from"
     ]
     if config.annotator == "llm":
-        return "\n".join([*lines, _estimate(ExampleBuilder(dataset, None, by_string, config), knowledge, config)])
+        asked = estimate(ExampleBuilder(dataset, None, by_string, config), knowledge, config, replies_file(config))
+        shown = ["the first one:", asked.first] if asked.first else []
+        return "\n".join([*lines, asked.told(config.endpoint()), *shown])
     with opened(config.annotator, config, Path()) as annotate:
         builder = ExampleBuilder(dataset, retriever, annotate, config)
         for example in builder.knowledge(knowledge[:8]).examples[:1]:
@@ -154,24 +166,6 @@ def _described(annotate: Annotator, config: BuildConfig) -> dict[str, Any]:
     if not isinstance(annotate, LlmAnnotator):
         return {"name": config.annotator}
     return {"name": "llm", "model": config.llm_model, "prompt": PROMPT_HASH, **annotate.model.usage()}
-
-
-def _estimate(builder: ExampleBuilder, questions: Sequence[Question], config: BuildConfig) -> str:
-    """What the `llm` annotator would be asked, estimated from the first questions; nothing is sent."""
-    some = questions[:CHUNK]
-    prompts = [conversation((question, p)) for question in some for p in builder.candidates(question)]
-    scale = len(questions) / max(1, len(some))
-    letters = sum(len(prompt[0]["content"]) for prompt in prompts)
-    requests, tokens = round(len(prompts) * scale), round(letters / _LETTERS_A_TOKEN * scale)
-    cost = config.endpoint().cost(tokens, 0)
-    lines = [
-        f"{config.llm_model} would be asked about {requests:,} paragraphs: about {tokens:,} tokens to send"
-        + (f", {cost:.2f} for them and more for the replies" if cost else "")
-        + (f" (estimated from the first {len(some)} questions)" if len(questions) > len(some) else "")
-    ]
-    if prompts:
-        lines += ["the first one:", prompts[0][0]["content"].rstrip()]
-    return "\n".join(lines)
 
 
 def _write_blank(output: Path) -> None:

@@ -33,6 +33,7 @@ from reflectune.data_builders.readers.base import (
     text,
     texts,
 )
+from reflectune.data_builders.readers.images import address_path
 
 read_source = partial(read_json_dict, key="key")
 
@@ -212,8 +213,8 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
 
     Args:
         source: The JSON dict, also zipped.
-        images: A folder with the articles' images, each named as in the last part of its URL; an image that is not
-            there is left out, as about 1.25 M of them can't be had any more.
+        images: A folder with the articles' images, as `fetch_pictures` makes it, or each named as in the last part of
+            its URL; an image that is not there is left out, as about 1.25 M of them can't be had any more.
         reject: What to do with a bad row.
     """
     return each(read_source(source, reject), partial(entry, images=images or Images()), reject)
@@ -226,7 +227,10 @@ def entry(row: Row, images: Images) -> Entry:
         problem = f"has {len(bodies)} texts for {len(titles)} titles"
         raise row.bad("section_texts", problem, "the two lists must be of one length: download the file again")
     urls = texts(row, "image_urls", default=(), empty=True)
-    paths = (images.find_for(row, "image_urls", _file_name(url)) for url in urls)
+    paths = (
+        images.exact(row, "image_urls", address_path(url)) or images.find_for(row, "image_urls", _file_name(url))
+        for url in urls
+    )
     return Entry(
         id=text(row, "key"),
         title=text(row, "title"),
@@ -235,6 +239,11 @@ def entry(row: Row, images: Images) -> Entry:
         images=tuple(dict.fromkeys(path for path in paths if path)) if images.root else (),
         sections=tuple(map(Section, titles, bodies)),
     )
+
+
+def pictures(row: Row) -> Iterator[tuple[str, str]]:
+    """The addresses of an article's pictures, each with its path below the folder of images."""
+    return ((url, address_path(url)) for url in texts(row, "image_urls", default=(), empty=True) if url)
 
 
 def _strings(row: Row, field: str) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
@@ -67,6 +68,16 @@ class Images:
         if path is not None:
             self._refuse_outside(path)
         return path
+
+    def exact(self, row: Row, image_field: str, path: str) -> str | None:
+        """The path itself if a file is there, which costs one `stat`; it isn't looked for anywhere else.
+
+        Raises:
+            BadRow: It is a link that leads out of the folder, or stands behind one.
+        """
+        if self.root is None or escapes(path) or not self._is_file(path):
+            return None
+        return self.find_for(row, image_field, path)
 
     def _refuse_outside(self, path: str) -> None:
         """Follow the links of a path, those of its folder once: a look-up costs one `lstat` more as a rule.
@@ -209,6 +220,20 @@ class Images:
 
     def _is_file(self, path: str) -> bool:
         return os.path.isfile(f"{self.root}/{path}")
+
+
+def address_path(url: str) -> str:
+    """Where the picture of an address is kept below a folder: by a hash, so that millions share the folders out.
+
+    Its ending is the address's where that is a picture's, else `.img`: what a file is shows when it is read.
+
+    Example:
+        >>> address_path("https://upload.wikimedia.org/a/ab/Dog.JPG")
+        'cc/02/cc027d153e5b679b55853f49.jpg'
+    """
+    digest = hashlib.sha256(url.encode("utf-8", errors="replace")).hexdigest()
+    ending = os.path.splitext(urlsplit(url).path if "://" in url else url)[1].lower()
+    return f"{digest[:2]}/{digest[2:4]}/{digest[:24]}{ending if ending in EXTENSIONS else '.img'}"
 
 
 def escapes(path: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -70,12 +70,24 @@ KNOWLEDGE: Mapping[str, str] = {
 """Knowledge bases and the modules that read them: `read_source(source, reject)` and `entry(row, images)`."""
 
 
+WITH_ADDRESSES: tuple[str, ...] = ("echosight_100k", "evqa", "wiki6m")
+"""Knowledge bases that name pictures by address; their modules have `pictures(row)`."""
+
+
 @dataclass(frozen=True)
 class KnowledgeReader:
-    """How a knowledge base is read: rows from the file, and an entry from each row, which any process may do."""
+    """How a knowledge base is read: rows from the file, and an entry from each row, which any process may do.
+
+    Attributes:
+        read_source: Gives the rows.
+        entry: Makes an entry of one.
+        pictures: Gives the addresses of its pictures, each with the path below `knowledge_images` that `entry` looks
+            for it at; nothing for a knowledge base that names none.
+    """
 
     read_source: RowSource
     entry: Callable[[Row, Images], Entry]
+    pictures: Callable[[Row], Iterable[tuple[str, str]]] = lambda row: ()
 
 
 def question_reader(name: str) -> Callable[..., Iterator[Placed[Question]]]:
@@ -94,7 +106,9 @@ def knowledge_reader(name: str) -> KnowledgeReader:
         UserError: There is no such reader.
     """
     module = _module(name, KNOWLEDGE, "knowledge")
-    return KnowledgeReader(module.read_source, module.entry)
+    if name not in WITH_ADDRESSES:
+        return KnowledgeReader(module.read_source, module.entry)
+    return KnowledgeReader(module.read_source, module.entry, module.pictures)
 
 
 def option_problems(name: str, options: Mapping[str, Any]) -> list[str]:

@@ -7,19 +7,23 @@ where the dump lost them.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.base import Images, Reject, Row, each, read_jsonl, stop, text
+from reflectune.data_builders.readers.images import EXTENSIONS
 
 read_source = read_jsonl
 
 _MARK = re.compile(r"\s*#{2,6} ")
 _HEADING_END = re.compile(r"(?<!\b[A-Z])\.(?=\S|$)")
 """The full stop that closes a heading has no space after it: "Semifinal.Tuesday", not "1 vs. 2" and not "U.S."."""
+_ENTITY = re.compile(r"Q\d{1,20}")
 _LOST_BREAK = re.compile(r"(?<=[a-z0-9)\]][.!?])(?=[A-Z][a-z ])")
 
 
@@ -37,6 +41,14 @@ def entries(source: Path, *, images: Images | None = None, reject: Reject = stop
 def entry(row: Row, images: Images) -> Entry:
     """One line of the file; `image_path`, which PMSR's copy adds, is used where it is there."""
     return article(row, text(row, "wikidata_id"), images)
+
+
+def pictures(row: Row) -> Iterator[tuple[str, str]]:
+    """The address of an entity's picture, if it has one, with the path that `entry` looks for it at: by the entity."""
+    url, name = text(row, "wikipedia_image_url", default=""), text(row, "wikidata_id")
+    if url and _ENTITY.fullmatch(name):
+        ending = os.path.splitext(urlsplit(url).path)[1]
+        yield url, f"{name[:4]}/{name}{ending if ending in EXTENSIONS else '.jpg'}"
 
 
 def article(row: Row, entry_id: str, images: Images) -> Entry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import shutil
 import stat
@@ -19,6 +18,7 @@ from typing import IO, Final, Literal
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import sha256_of
 from reflectune.core.locking import locked
 from reflectune.core.partials import replacing
 from reflectune.core.paths import is_occupied
@@ -137,8 +137,7 @@ def _fetch(package: Package, wanted: Callable[[str], bool], folder: Path, downlo
 
 
 def _check_hash(package: Package, archive: Path) -> None:
-    with archive.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256_of(archive)
     if digest == package.sha256:
         return
     if not _is_whole(package, archive):

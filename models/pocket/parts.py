@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import hashlib
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +14,7 @@ from typing import Any, Final
 import httpx2
 
 from reflectune.core.durable import read_json, write_json
+from reflectune.core.hashing import sha256_of
 from reflectune.core.locking import locked
 from reflectune.core.partials import replacing
 from reflectune.core.paths import user_cache
@@ -175,7 +175,7 @@ def _make(part: Part, folder: Path, snapshot: Snapshot) -> None:
             shutil.copyfile(path, folder / "LICENSE")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.with_name(f".{scratch.name}.lock").unlink(missing_ok=True)
-    hashes = {str(path.relative_to(folder)): _sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    hashes = {str(path.relative_to(folder)): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     record = {"part": part.name, "title": part.title, "source": source, "licence": part.licence, "sha256": hashes}
     write_json(folder / PART_FILE, record)
 
@@ -187,11 +187,6 @@ def read_part(name: str) -> dict[str, Any]:
 
 def _matching(patterns: Iterable[str]) -> Callable[[str], bool]:
     return lambda name: any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 UNREACHED: Final = (OSError, ValueError, httpx2.HTTPError)

@@ -72,6 +72,12 @@ class RemoteModel:
         self._lock = threading.Lock()
         self._sent = self._reused = self._retried = 0
         self._prompt_tokens = self._completion_tokens = 0
+        self._refused: dict[str, Reply] = {}
+
+    @property
+    def cache(self) -> Path:
+        """The file of replies."""
+        return self._replies.path
 
     def complete(self, messages: Messages) -> str:
         """The reply to one conversation.
@@ -99,13 +105,36 @@ class RemoteModel:
             UserError: The server can't be used, or kept failing. What was answered is kept.
         """
         bodies = [self.endpoint.request(messages, **fields) for messages in conversations]
-        url = self.endpoint.shown_url
-        keys = [fingerprint([url, body]) for body in bodies]
-        missing = {key: body for key, body in zip(keys, bodies, strict=True) if key not in self._replies}
-        missing = dict(sorted(missing.items(), key=lambda item: beginning(item[1]["messages"])))
-        self._reused += len(set(keys)) - len(missing)
-        refused = self._send_all(missing, what)
+        keys = [request_key(self.endpoint, body) for body in bodies]
+        missing = self._missing(keys, bodies)
+        self._reused += len(set(keys) - self._refused.keys()) - len(missing)
+        refused = {**self._refused, **self._send_all(missing, what)}
         return [refused[key] if key in refused else self._kept(key) for key in keys]
+
+    def unanswered(self, conversations: Sequence[Messages]) -> dict[str, dict[str, Any]]:
+        """The requests that `complete_all` would send, by the keys that their replies are kept under."""
+        bodies = [self.endpoint.request(messages) for messages in conversations]
+        return self._missing([request_key(self.endpoint, body) for body in bodies], bodies)
+
+    def has(self, key: str) -> bool:
+        """Whether the reply to a request is kept."""
+        return key in self._replies
+
+    def keep(self, key: str, reply: Reply, *, sync: bool = True) -> None:
+        """Keep a reply, also one that came by another way.
+
+        Args:
+            key: Of the request, see `request_key`.
+            reply: What came back.
+            sync: Whether it is on the disk when this returns; not needed for one that can be read again.
+        """
+        row = dataclasses.asdict(reply)
+        del row["refused"]
+        self._replies.put(key, row, sync=sync)
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Take requests as refused, by their keys with the reasons: they are not sent."""
+        self._refused.update({key: Reply("", refused=reason) for key, reason in reasons.items()})
 
     def texts(self, conversations: Sequence[Messages], *, what: str = "requests") -> list[str]:
         """The replies' texts; see `complete_all`."""
@@ -201,17 +230,24 @@ class RemoteModel:
 
     def _ask(self, transport: Transport, key: str, body: dict[str, Any]) -> Reply:
         try:
-            reply = transport.post(body, _reply)
+            reply = transport.post(body, read_completion)
         except Refused as error:
             return Reply("", refused=str(error))
-        row = dataclasses.asdict(reply)
-        del row["refused"]
-        self._replies.put(key, row)
+        self.keep(key, reply)
         with self._lock:
             self._sent += 1
             self._prompt_tokens += reply.prompt_tokens
             self._completion_tokens += reply.completion_tokens
         return reply
+
+    def _missing(self, keys: Sequence[str], bodies: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The requests that are neither answered nor refused, ordered by how they begin."""
+        missing = {
+            key: body
+            for key, body in zip(keys, bodies, strict=True)
+            if key not in self._replies and key not in self._refused
+        }
+        return dict(sorted(missing.items(), key=lambda item: beginning(item[1]["messages"])))
 
     def _kept(self, key: str) -> Reply:
         row = self._replies.get(key)
@@ -222,6 +258,11 @@ class RemoteModel:
         cost = self.endpoint.cost(self._prompt_tokens, self._completion_tokens)
         shown = f"{self._prompt_tokens + self._completion_tokens:,} tokens"
         return f"{shown}, cost {cost:.4f}" if cost else shown
+
+
+def request_key(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
+    """What the reply to a request is kept under: a hash of the address and the whole request."""
+    return fingerprint([endpoint.shown_url, body])
 
 
 def beginning(messages: Messages) -> list[str]:
@@ -235,8 +276,12 @@ def beginning(messages: Messages) -> list[str]:
     return parts
 
 
-def _reply(value: Any) -> Reply:
-    """Read a chat completion; whatever is not one raises what `Transport.post` takes for garbage."""
+def read_completion(value: Any) -> Reply:
+    """Read a chat completion.
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError, AttributeError: It is none; `Transport.post` takes it for garbage.
+    """
     choice = value["choices"][0]
     content = choice["message"].get("content")
     if isinstance(content, list):  # some servers send parts

@@ -123,16 +123,22 @@ class RemoteConfig:
     llm_output_price: float = setting(0.0, "price of a million tokens received", low=0)
     llm_cache: str = setting("", "file that keeps every reply; default: in the output folder", check=checks.output_file)
 
-    def llm_problems(self) -> list[str]:
-        """What is wrong with the values, one sentence each, for a run that asks a remote model."""
+    def llm_problems(self, sends: bool = True) -> list[str]:
+        """What is wrong with the values, one sentence each, for a run that asks a remote model.
+
+        Args:
+            sends: Whether it asks by itself, and so needs a key: it doesn't where it writes the files of a batch.
+        """
         key_issues = self._key_problems()
         issues = [*key_issues]
         if not self.llm_model:
             issues.append("`llm_model` is needed: the name of the model on the server")
         if not self.llm_url:
             issues.append("`llm_url` is needed, e.g. http://localhost:8000/v1")
-        elif is_address(self.llm_url) and not (
-            self._is_local() or key_issues or self._key() or secrets_in(self.llm_url)
+        elif (
+            sends
+            and is_address(self.llm_url)
+            and not (self._is_local() or key_issues or self._key() or secrets_in(self.llm_url))
         ):
             issues.append(f"`llm_url` is another machine's, and {self._shown_variable()} holds no API key")
         issues += bound_problems(self, RemoteConfig)

@@ -55,14 +55,14 @@ class ReplyFile:
         row: dict[str, Any] = json.loads(os.pread(self._file.fileno(), length, position))
         return row
 
-    def put(self, key: str, row: dict[str, Any]) -> None:
-        """Keep a reply; it is on the disk when this returns.
+    def put(self, key: str, row: dict[str, Any], *, sync: bool = True) -> None:
+        """Keep a reply; with `sync` it is on the disk when this returns.
 
         `row` says how many tokens it cost, in `prompt_tokens` and `completion_tokens`.
         """
         with self._lock:
             start = self.path.stat().st_size
-            self._log.append(key, row)
+            self._log.append(key, row, sync=sync)
             self._note(key, start, self.path.stat().st_size - start, row)
 
     def close(self) -> None:

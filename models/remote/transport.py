@@ -31,10 +31,11 @@ MOST_BYTES = 16 << 20
 LONGEST_WAIT = 300.0
 """Seconds. A server that asks for more is asked again after this long."""
 
-_REFUSED = frozenset({400, 413, 422})
+REFUSED = frozenset({400, 413, 422})
 """The server won't answer this very request: too long, or filtered."""
 
-_PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
+"""The same request may be answered later."""
 
 
 class Refused(Exception):
@@ -78,7 +79,7 @@ class Transport:
             timeout=endpoint.timeout,
             limits=httpx.Limits(),  # no bound but the threads' number
             verify=ssl.create_default_context(),
-            proxy=_proxy(self._url),
+            proxy=environment_proxy(self._url),
             trust_env=False,
         )
         self._stopped = threading.Event()
@@ -161,9 +162,9 @@ class Transport:
             content = next(response.iter_raw(1 << 16), b"")
         said = f"status {response.status_code}: {_shown(content, self._secrets)}"
         out_of_money = response.status_code == 402 or b"insufficient_quota" in content
-        if response.status_code in _PASSING and not out_of_money:
-            return _Passing(said, _retry_after(response.headers.get("Retry-After", "")))
-        if response.status_code in _REFUSED:
+        if response.status_code in PASSING and not out_of_money:
+            return _Passing(said, retry_after(response.headers.get("Retry-After", "")))
+        if response.status_code in REFUSED:
             return Refused(said)
         advice = (
             "the account has no credit left"
@@ -200,7 +201,7 @@ def _failure(state: tenacity.RetryCallState) -> _Passing:
     return cast(_Passing, cast(tenacity.Future, state.outcome).exception())
 
 
-def _proxy(url: str) -> httpx.Proxy | None:
+def environment_proxy(url: str) -> httpx.Proxy | None:
     """The proxy that the environment names for an address, by urllib's rules.
 
     httpx's own (`trust_env`) differ: they take ALL_PROXY, match NO_PROXY otherwise, and speak TLS to the proxy that
@@ -229,7 +230,7 @@ def _read(response: httpx.Response, deadline: float) -> bytes:
     return bytes(content)
 
 
-def _retry_after(value: str) -> float | None:
+def retry_after(value: str) -> float | None:
     """Seconds that the server asked to wait: a number, or a date."""
     with suppress(ValueError):
         return max(0.0, float(value))

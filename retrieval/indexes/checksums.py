@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import sha256_of
 
 CHECKSUMS: Final = "checksums"
 """The manifest's key: by file name its `bytes`, `sha256`, and `sampled`, the SHA-256 of the chunks."""
@@ -21,7 +22,8 @@ _ADVICE: Final = "restore the file, or delete the folder and build the index aga
 def checksums(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """The checksums of files, by their names."""
     return {
-        path.name: {"bytes": path.stat().st_size, "sha256": _whole(path), "sampled": _sampled(path)} for path in paths
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path), "sampled": _sampled(path)}
+        for path in paths
     }
 
 
@@ -51,21 +53,16 @@ def check_files(folder: Path, recorded: Any, names: Collection[str], *, verify: 
         if size != expected.get("bytes"):
             was = expected.get("bytes")
             raise UserError(f"{path} has {size} bytes, its manifest says {was}: it was cut or replaced; {_ADVICE}")
-        key, digest = ("sha256", _whole) if verify or size <= WHOLE else ("sampled", _sampled)
+        key, digest = ("sha256", sha256_of) if verify or size <= WHOLE else ("sampled", _sampled)
         if digest(path) != expected.get(key):
             raise UserError(f"{path} was changed or swapped after it was built: its checksum differs; {_ADVICE}")
-
-
-def _whole(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sampled(path: Path) -> str:
     """Of chunks at even distances; of a file that is no larger than they are together, of all of it."""
     size = path.stat().st_size
     if size <= _CHUNKS * _CHUNK:
-        return _whole(path)
+        return sha256_of(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for number in range(_CHUNKS):

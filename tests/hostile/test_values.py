@@ -82,7 +82,7 @@ INPUTS = frozenset(
 )
 """Keys that name what must be there."""
 
-OUTPUTS = frozenset("output output_dir captions cache cache_features rewards llm_cache".split())
+OUTPUTS = frozenset("output output_dir captions cache cache_features rewards llm_cache llm_batch".split())
 SPLITS = frozenset("split splits train_split eval_split visual_split".split())
 DEVICES = frozenset({"device"})
 ADDRESSES = frozenset({"llm_url"})
@@ -95,16 +95,18 @@ CHOSEN = frozenset(
 
 FREE = frozenset(
     "question name licence llm_model reranker_query_prefix reranker_passage_prefix query_prefix passage_prefix "
-    "box_field".split()
+    "box_field user_agent".split()
 )
 """Keys whose value is any text."""
 
 ELSEWHERE = {
+    "PictureConfig": {"knowledge": CHOSEN},
     "ConvertConfig": {"knowledge": CHOSEN, "splits": CHOSEN, "knowledge_source": INPUTS},
     "IndexConfig": {"store": ADDRESSES},
     "TextIndexConfig": {"store": ADDRESSES},
     "EstimateConfig": dict.fromkeys(["train_data", "eval_data", "image_root"], FREE),  # they need not be there
     "ExportConfig": {"images": CHOSEN},
+    "DownloadConfig": {"root": OUTPUTS, "files": CHOSEN, "models": CHOSEN, "only": CHOSEN},  # `root` is made
     "SweepConfig": {"plain_model": FREE},  # no pipeline that it varies reads one
 }
 """Keys that mean something else in one command."""

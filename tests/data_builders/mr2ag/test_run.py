@@ -443,6 +443,146 @@ def test_a_dry_run_with_an_llm_asks_nobody(config: Callable[..., BuildConfig], s
 
     shown = preview(Dataset(Path(run.dataset)), Neighbours(), run)
 
-    assert "stub would be asked about 90 paragraphs" in shown
+    assert "stub would be asked about 36 paragraphs" in shown  # equal requests are sent once
     assert "Question: When was it founded?." in shown
     assert server.requests == []
+
+
+PRICES = {"llm_input_price": 2.0, "llm_output_price": 8.0, "llm_max_tokens": 10}
+
+
+@pytest.fixture
+def llm(config: Callable[..., BuildConfig]) -> Callable[..., BuildConfig]:
+    """A build whose annotator is a model behind a server."""
+
+    def build(url: str, **changes: Any) -> BuildConfig:
+        asked = {"annotator": "llm", "llm_url": url, "llm_model": "stub", "known_sections": False, "llm_backoff": 0.01}
+        return config(**{**asked, "negatives_retrieved": 0, "negatives_random": 0, **changes})
+
+    return build
+
+
+def test_an_estimate_is_the_cost_at_most_until_replies_tell(
+    llm: Callable[..., BuildConfig], stub_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = stub_server(judge)
+    dry, run_config = llm(server.url, **PRICES, dry_run=True), llm(server.url, **PRICES)
+    reflection_run.run(dry)
+    before = capsys.readouterr().out
+    assert "36 paragraphs: about " in before  # 12 entities of three paragraphs, however often they are asked about
+    assert "at most 360 to receive (10 each)" in before
+    assert "cost: at most 0.0" in before
+    assert server.requests == []
+    reflection_run.run(run_config)
+    assert "36 paragraphs: about " in capsys.readouterr().out  # said before the first request
+    reflection_run.run(llm(server.url, **PRICES, dry_run=True))
+    after = capsys.readouterr().out
+    assert "would be asked about 0 paragraphs (36 more are answered already)" in after
+    assert "by the 36 replies that are kept" in after
+
+
+def test_without_prices_the_cost_is_unknown(
+    llm: Callable[..., BuildConfig], stub_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reflection_run.run(llm(stub_server(judge).url, dry_run=True))
+    assert "cost unknown: set `llm_input_price` and `llm_output_price`" in capsys.readouterr().out
+
+
+def test_a_pilots_replies_tell_what_the_rest_costs(
+    llm: Callable[..., BuildConfig], stub_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = stub_server(judge)
+    reflection_run.run(llm(server.url, **PRICES, limit=10))
+    asked = len(server.requests)
+    capsys.readouterr()
+    reflection_run.run(llm(server.url, **PRICES, dry_run=True))
+    shown = capsys.readouterr().out
+    assert f"asked about {36 - asked} paragraphs ({asked} more are answered already)" in shown
+    assert f"by the {asked} replies that are kept" in shown
+    assert "cost: about " in shown
+
+
+def answer_batch(folder: Path) -> None:
+    """Do what a batch API does with the request files that it has not had yet."""
+    for path in folder.glob("requests-*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        results = []
+        for row in rows:
+            text = row["body"]["messages"][-1]["content"]
+            spoken = judge(text)
+            used = {"prompt_tokens": len(text.split()), "completion_tokens": len(spoken.split())}
+            body = {"choices": [{"message": {"content": spoken}, "finish_reason": "stop"}], "usage": used}
+            response = {"status_code": 200, "body": body}
+            results.append({"custom_id": row["custom_id"], "response": response, "error": None})
+        (folder / path.name.replace("requests", "output")).write_text("".join(json.dumps(r) + "\n" for r in results))
+
+
+def test_a_batch_gives_the_same_data_as_the_server(
+    llm: Callable[..., BuildConfig],
+    stub_server: Callable[..., Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = stub_server(judge)
+    asked = llm(server.url, output=str(tmp_path / "asked"))
+    reflection_run.run(asked)
+    requests = len(server.requests)
+    by_batch = llm(server.url, output=str(tmp_path / "by_batch"), llm_batch=str(tmp_path / "batch"))
+    reflection_run.run(by_batch)
+    shown = capsys.readouterr().out
+    assert f"stub would be asked about {requests} paragraphs" in shown
+    assert f"requests-001.jsonl: {requests} requests, to be given to the batch API" in shown
+    assert not Path(by_batch.output, "train.parquet").exists()
+    answer_batch(tmp_path / "batch")
+    reflection_run.run(by_batch)
+    assert f"{requests} new replies, 0 refused" in capsys.readouterr().out
+    assert len(server.requests) == requests
+    for name in ("train.parquet", STATISTICS):
+        assert Path(asked.output, name).read_bytes() == Path(by_batch.output, name).read_bytes()
+
+
+def test_neither_a_batch_nor_an_estimate_needs_a_key(
+    llm: Callable[..., BuildConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    url = "https://api.example.com/v1"
+    assert [told for told in llm(url).problems() if "API key" in told]
+    assert not [told for told in llm(url, llm_batch=str(tmp_path / "batch")).problems() if "API key" in told]
+    assert not [told for told in llm(url, dry_run=True).problems() if "API key" in told]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        pytest.param(429, '{"error": {"code": "insufficient_quota"}}', "the account has no credit left", id="spent"),
+        pytest.param(
+            401, '{"error": {"code": "invalid_api_key"}}', "check `llm_url`, `llm_model` and the API", id="key"
+        ),
+    ],
+)
+def test_a_key_that_is_spent_in_the_middle_loses_nothing(
+    llm: Callable[..., BuildConfig],
+    stub_server: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    body: str,
+    told: str,
+) -> None:
+    monkeypatch.setattr(reflection_run, "CHUNK", 4)
+    is_good = [True]
+    server = stub_server(judge, lambda text, number: {} if is_good[0] else {"status": status, "body": body})
+
+    def until_ten(text: str) -> str:
+        is_good[0] = sum(server.delivered.values()) < 9
+        return judge(text)
+
+    server.answer = until_ten
+    run_config = llm(server.url, llm_concurrency=1)
+    with pytest.raises(UserError, match=told) as caught:
+        reflection_run.run(run_config)
+    assert "\n" not in str(caught.value)
+    assert "what was answered before is kept" in str(caught.value)
+    is_good[0], server.answer = True, judge
+    reflection_run.run(run_config)
+    assert set(server.delivered.values()) == {1}
+    assert len(server.delivered) == 36
