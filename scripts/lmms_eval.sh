@@ -17,4 +17,5 @@ if [ "$(cat "$own/.installed" 2>/dev/null)" != "$wanted" ]; then
     "$own/bin/python" -m pip install --quiet --no-deps --editable . # registers the adapter's entry point
     echo "$wanted" > "$own/.installed"
 fi
-PATH="$PWD/$own/bin:$PATH" exec "$@"
+export PATH="$PWD/$own/bin:$PATH"
+exec "$@"

@@ -62,6 +62,8 @@ class Reply:
         text: Without reflection tokens, cut at a stop.
         mode: What answered.
         checkpoint: The fingerprint of the model's weights, tokens and template.
+        style: Whether an instruction of ours was added.
+        gamma: γ, by which `opened` is told.
         gate: P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])); None for the base model.
         opened: Whether the gate says to look it up, whatever the mode makes of that; None for the base model.
         entries: What was looked up, best first.
@@ -71,6 +73,8 @@ class Reply:
     text: str
     mode: Mode
     checkpoint: str
+    style: AnswerStyle = "free"
+    gamma: float | None = None
     gate: float | None = None
     opened: bool | None = None
     entries: tuple[str, ...] = ()
@@ -79,12 +83,9 @@ class Reply:
     @property
     def decision(self) -> dict[str, Any]:
         """What a table is made from, as lmms-eval's files keep it: `results` reads it."""
-        found = {"mode": self.mode, "checkpoint": self.checkpoint}
-        return (
-            found
-            if self.gate is None
-            else {**found, "gate": self.gate, "opened": self.opened, "entries": [*self.entries]}
-        )
+        found = {"mode": self.mode, "checkpoint": self.checkpoint, "style": self.style}
+        gate = {"gamma": self.gamma, "gate": self.gate, "opened": self.opened, "entries": [*self.entries]}
+        return found if self.opened is None else {**found, **gate}
 
 
 def read_request(task: str, doc_id: int, text: str, visuals: Sequence[Any], generation: Mapping[str, Any]) -> Request:
@@ -192,17 +193,20 @@ class BenchmarkAnswerer:
     def _reply(self, request: Request, trace: Trace) -> Reply:
         mode = self._config.mode
         told = "" if mode == "gate" and trace.retrieved else cut(trace.answer, request.stops)
-        reply = Reply(told, mode, self.checkpoint, tokens=trace.tokens.get("generated"))
+        tokens, style = trace.tokens.get("generated"), self._config.answer_style
         if mode == "base":
-            return reply
-        opened = self._opens(trace.gate) if mode == "no_retrieval" else trace.retrieved
-        return dataclasses.replace(reply, gate=trace.gate, opened=opened, entries=tuple(h.entry_id for h in trace.hits))
+            return Reply(told, mode, self.checkpoint, style, tokens=tokens)
+        return Reply(
+            *(told, mode, self.checkpoint, style, self._config.gamma, trace.gate),
+            opened=self._opens(trace.gate) if mode == "no_retrieval" else trace.retrieved,
+            entries=tuple(hit.entry_id for hit in trace.hits),
+            tokens=tokens,
+        )
 
-    def _opens(self, gate: float | None) -> bool | None:
+    def _opens(self, gate: float | None) -> bool:
         """What the gate would have decided; the two papers differ where it is γ itself."""
-        if gate is None:
-            return None
-        return gate > self._config.gamma if self._name == "mmkb_rag" else gate >= self._config.gamma
+        value = gate or 0.0
+        return value > self._config.gamma if self._name == "mmkb_rag" else value >= self._config.gamma
 
     def _reflecting_parts(self, loaded: Loaded) -> Parts:
         """What the pipeline of a checkpoint's scheme is made from; it finds nothing unless the mode is `pipeline`."""

@@ -1,4 +1,4 @@
-"""The settings of a run of lmms-eval: which model or which of its three modes answers, and in whose words it is asked."""
+"""The settings of a run of lmms-eval: which model answers, in which of its modes, and in whose words it is asked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODES: Final[tuple[Mode, ...]] = ("base", "no_retrieval", "gate", "pipeline")
 
 @dataclass
 class BenchmarkConfig(ReadingConfig):
-    """What answers lmms-eval's questions; the keys of `--model_args`, of which `config` names a YAML file with others."""
+    """What answers lmms-eval's questions: keys of the YAML file in `--model_args config=…`, or of `--model_args`."""
 
     mode: Mode = setting(
         "pipeline",

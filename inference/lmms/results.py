@@ -1,6 +1,6 @@
-"""What lmms-eval's runner wrote, as one table: each benchmark before reflection and after it, and its false retrievals.
+"""What lmms-eval's runner wrote, as one table: benchmarks before and after reflection, and false retrievals.
 
-A run is a `DATE_results.json`; beside it, by `--log_samples`, each task's `DATE_samples_TASK.jsonl` with a row a document.
+A run is a `DATE_results.json`; beside it, by `--log_samples`, each task's `DATE_samples_TASK.jsonl`, a row a document.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Outcome:
         scores: Its scores as lmms-eval names and scales them.
         errors: The standard errors of those that it gives one for.
         checkpoint: The fingerprint of the model that answered; "" for another model of lmms-eval's.
-        documents: What was asked: each document's place and reference; empty without `--log_samples`.
+        style: Its `answer_style`; "" for another model of lmms-eval's.
+        gamma: Its γ; None where no gate was read.
+        documents: What was asked: each document's place and reference, sorted; empty without `--log_samples`.
         opened: Whether the gate opened, by document; empty where no gate was read.
         unanswered: How many answers are empty.
     """
@@ -42,9 +44,16 @@ class Outcome:
     scores: Mapping[str, float]
     errors: Mapping[str, float]
     checkpoint: str = ""
+    style: str = ""
+    gamma: float | None = None
     documents: tuple[str, ...] = ()
     opened: tuple[bool, ...] = ()
     unanswered: int = 0
+
+    @property
+    def settings(self) -> tuple[str, str, float | None]:
+        """What a repeated run has in common with the first."""
+        return self.checkpoint, self.style, self.gamma
 
 
 @dataclass
@@ -54,15 +63,14 @@ class _Documents:
     names: list[str] = field(default_factory=list)
     opened: list[bool] = field(default_factory=list)
     unanswered: int = 0
-    run: str = ""
-    checkpoint: str = ""
+    decision: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:
     """The outcomes of all runs below a folder; of a run that was repeated, the newest.
 
     Raises:
-        UserError: There is none; a file is damaged; or two runs of a mode are of different checkpoints or documents.
+        UserError: There is none; a file is damaged; or runs that stand side by side can't be compared.
     """
     files = sorted(folder.rglob(f"*{RESULTS}"), key=lambda path: path.name)  # the date is its beginning
     newest: dict[tuple[str, str], Outcome] = {}
@@ -70,10 +78,10 @@ def read_outcomes(folder: Path) -> list[Outcome]:
         for outcome in _read_run(file):
             key = (outcome.task, outcome.run)
             before = newest.get(key)
-            if before is not None and before.checkpoint != outcome.checkpoint:
+            if before is not None and before.settings != outcome.settings:
                 raise UserError(
-                    f"{outcome.task}, {outcome.run}: {before.file} and {outcome.file} are of different models; give "
-                    "each model's runs a folder of their own"
+                    f"{outcome.task}, {outcome.run}: {before.file} and {outcome.file} are of different models or "
+                    "settings; give each its own folder"
                 )
             newest[key] = outcome
     if not newest:
@@ -88,24 +96,26 @@ def _read_run(file: Path) -> list[Outcome]:
     record = read_record(file, "a result of lmms-eval", results=dict, config=dict)
     config = record.get("config", {})
     samples = {task: _read_documents(file, task) for task in record.get("results", {})}
-    asked = next((each for each in samples.values() if each.run), _Documents())
-    run = asked.run or _argument(str(config.get("model_args", "")), "mode") or str(config.get("model", "?"))
-    outcomes = []
-    for task, table in record.get("results", {}).items():
-        values = {name: value for name, value in table.items() if type(value) in (int, float)}
-        told = {name.split(",")[0]: value for name, value in values.items() if "," in name}
-        scores = {name: value for name, value in told.items() if "_stderr" not in name}
-        errors = {name: told[f"{name}_stderr"] for name in scores if f"{name}_stderr" in told}
-        rows = samples[task]
-        outcomes.append(
-            Outcome(
-                *(task, run, file, scores, errors, rows.checkpoint or asked.checkpoint),
-                documents=tuple(rows.names),
-                opened=tuple(rows.opened),
-                unanswered=rows.unanswered,
-            )
-        )
-    return outcomes
+    told = next((each.decision for each in samples.values() if each.decision), {})
+    run = str(told.get("mode") or _argument(str(config.get("model_args", "")), "mode") or config.get("model", "?"))
+    return [_outcome(file, run, task, table, samples[task]) for task, table in record.get("results", {}).items()]
+
+
+def _outcome(file: Path, run: str, task: str, table: Mapping[str, Any], documents: _Documents) -> Outcome:
+    """A benchmark's numbers, which stand as `METRIC,FILTER` in its table, and what its documents' rows say."""
+    values = {name.split(",")[0]: value for name, value in table.items() if "," in name and type(value) in (int, float)}
+    scores = {name: value for name, value in values.items() if "_stderr" not in name}
+    errors = {name: values[f"{name}_stderr"] for name in scores if f"{name}_stderr" in values}
+    decision = documents.decision
+    return Outcome(
+        *(task, run, file, scores, errors),
+        checkpoint=str(decision.get("checkpoint", "")),
+        style=str(decision.get("style", "")),
+        gamma=decision.get("gamma"),
+        documents=tuple(sorted(documents.names)),
+        opened=tuple(documents.opened),
+        unanswered=documents.unanswered,
+    )
 
 
 def _read_documents(results: Path, task: str) -> _Documents:
@@ -121,7 +131,7 @@ def _read_documents(results: Path, task: str) -> _Documents:
             decision = counts[0] if isinstance(counts, list) and isinstance(counts[0], dict) else {}
             documents.names.append(f"{row.get('doc_id')} {row.get('target')}")
             documents.unanswered += row.get("filtered_resps") in ("", [""])
-            documents.run, documents.checkpoint = str(decision.get("mode", "")), str(decision.get("checkpoint", ""))
+            documents.decision = documents.decision or decision
             if "opened" in decision:
                 documents.opened.append(bool(decision["opened"]))
     return documents
@@ -133,18 +143,20 @@ def _argument(text: str, name: str) -> str:
 
 
 def _check_same(outcomes: Sequence[Outcome]) -> None:
-    """Runs that stand side by side answered the same documents, and the modes are those of one checkpoint."""
+    """Runs side by side answered the same documents in the same words; the modes are of one checkpoint and one γ."""
     for task in dict.fromkeys(outcome.task for outcome in outcomes):
         of_task = [outcome for outcome in outcomes if outcome.task == task and outcome.documents]
-        for other in of_task[1:]:
-            if other.documents != of_task[0].documents:
-                raise UserError(
-                    f"{task}: {of_task[0].run} answered {len(of_task[0].documents)} documents, {other.run} "
-                    f"{len(other.documents)} others; run both with the same task files and --limit"
-                )
-        tuned = {outcome.checkpoint for outcome in of_task if outcome.run in MODES and outcome.run != "base"}
-        if len(tuned) > 1:
-            raise UserError(f"{task}: its modes are of {len(tuned)} checkpoints; give each a folder of its own")
+        ours = [outcome for outcome in of_task if outcome.checkpoint]
+        tuned = [outcome for outcome in ours if outcome.run != "base"]
+        for group, name, remedy in (
+            (of_task, "documents", "run them with the same task files and --limit"),
+            (ours, "style", "set the same answer_style"),
+            (tuned, "checkpoint", "give each model's runs a folder of their own"),
+            (tuned, "gamma", "set the same gamma"),
+        ):
+            other = next((each for each in group if getattr(each, name) != getattr(group[0], name)), None)
+            if other is not None:
+                raise UserError(f"{task}: {name} differ between {group[0].file} and {other.file}; {remedy}")
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -169,8 +181,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 CAPTION: Final = (
-    "Scores as lmms-eval scales them, in brackets the difference from before. False retrieval: share of documents, in %, "
-    "whose gate opens,\nwith Wilson's 95 % interval; these questions are answered by looking, so each is a mistake."
+    "Scores as lmms-eval scales them, ± its standard error, in brackets the difference from before. False retrieval:\n"
+    "share of documents, in %, whose gate opens, with Wilson's 95 % interval; all are answered by looking, so that\n"
+    "each is a mistake. What the gate would look up stays unanswered in `free gate`, and is looked up in `pipeline`."
 )
 
 
@@ -185,10 +198,12 @@ def _aligned(cell: str, width: int, column: int) -> str:
 def _score(outcome: Outcome | None, base: Outcome | None, metric: str) -> str:
     if outcome is None or metric not in outcome.scores:
         return NONE
-    value = outcome.scores[metric]
+    value = f"{outcome.scores[metric]:.4g}"
+    if metric in outcome.errors:
+        value += f" ±{outcome.errors[metric]:.2g}"
     if base is None or outcome.run == "base" or metric not in base.scores:
-        return f"{value:.4g}"
-    return f"{value:.4g} ({value - base.scores[metric]:+.3g})"
+        return value
+    return f"{value} ({outcome.scores[metric] - base.scores[metric]:+.3g})"
 
 
 def _false_retrieval(outcome: Outcome | None) -> str:
