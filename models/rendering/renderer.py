@@ -75,6 +75,7 @@ class Renderer:
 
     Attributes:
         features: If set, pictures are rendered as these features of them, which the model then must be able to read.
+        keeps_lines: Whether `strip` leaves a reply's line breaks where they are.
 
     Raises:
         UserError: The processor lacks something, or its chat template cannot be continued turn by turn.
