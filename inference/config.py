@@ -110,11 +110,16 @@ class PipelineConfig(RerankerConfig, RetrieverConfig, ImageKeys):
             issues.append(f"`k` can be at most `documents`, {self.documents}, found {self.k}")
         if self.scheme and self.scheme not in reflecting_schemes():
             issues.append(f"`scheme` is one of {', '.join(reflecting_schemes())}; found `{self.scheme}`")
-        if not self.dataset:
-            issues.append("`dataset` is needed: a data set folder, e.g. the output of build_world")
-        elif not Path(self.dataset, "dataset.json").is_file():
-            issues.append(f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world wrote")
+        issues += self.dataset_problems()
         return issues + self.reranker_problems() + self.retriever_problems()
+
+    def dataset_problems(self) -> list[str]:
+        """What is wrong with the data set's folder."""
+        if not self.dataset:
+            return ["`dataset` is needed: a data set folder, e.g. the output of build_world"]
+        if not Path(self.dataset, "dataset.json").is_file():
+            return [f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world wrote"]
+        return []
 
     def roles(self) -> list[ModelRole]:
         """The keys whose models are loaded; another one may name a checkpoint that isn't made yet."""

@@ -30,7 +30,7 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"", "python", "bash", "console", "sh", "yaml", "json", "{toctree}", "{eval-rst}"}
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 COMMAND = re.compile(r"(?:\$launch|accelerate launch|bash|pip install|(?:\.venv/bin/)?python)\s+\S")
-OTHERS = {"cd", "export", "vllm"}
+OTHERS = {"cd", "export", "lmms-eval", "vllm"}
 """Programs that are not ours; any other word where a command stands is taken for a slip."""
 
 
@@ -263,6 +263,8 @@ def command_problems(line: str, files: Mapping[str, Path] | None = None) -> list
     if program == "bash":
         text = (ROOT / rest[0]).read_text(encoding="utf-8") if (ROOT / rest[0]).is_file() else ""
         unread = [f"{rest[0]} reads no {key}" for key in variables if text and f"${{{key}:-" not in text]
+        if 'exec "$@"' in text:  # the script runs the command behind it
+            return unread + command_problems(shlex.join(rest[1:]), files)
         return unread + script_problems(*split(rest), files)
     if program == "$launch":
         return program_problems(rest, files)

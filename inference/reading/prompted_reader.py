@@ -95,7 +95,7 @@ class PromptedReader:
         prompts = {i: ids for i, (shown, ids) in fitted.items() if shown >= 2}
         generations = self._generate(opened, prompts, self._max_reply_tokens)
         return {
-            i: Reply(made.text, self._renderer.strip(made.text), fitted[i][0], len(made.token_ids), made.finished)
+            i: Reply(made.text, self._one_line(made.text), fitted[i][0], len(made.token_ids), made.finished)
             for i, made in generations.items()
         }
 
@@ -130,6 +130,9 @@ class PromptedReader:
         generations = self._engine.generate(state, [(i, 0) for i in prompts], max_new_tokens=most)
         self._engine.check_numbers(*(generation.score for generation in generations))
         return dict(zip(prompts, generations, strict=True))
+
+    def _one_line(self, text: str) -> str:
+        return " ".join(self._renderer.strip(text).split())
 
     def _ids(self, *roles: str) -> list[int]:
         return [self._renderer.token_id(role) for role in roles]

@@ -75,6 +75,7 @@ class Renderer:
 
     Attributes:
         features: If set, pictures are rendered as these features of them, which the model then must be able to read.
+        keeps_lines: Whether `strip` leaves a reply's line breaks where they are.
 
     Raises:
         UserError: The processor lacks something, or its chat template cannot be continued turn by turn.
@@ -88,6 +89,7 @@ class Renderer:
         self._safe = SafeTokenizer(self.tokenizer, owned=(self.processor.image_token, *self.reflection_tokens))
         self.image_token_id: int = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
         self.features: Features | None = None
+        self.keeps_lines = False
         self._closing = ""
         self.end_token_id = self._find_end()
         self.token_ids: Mapping[str, int] = self._find_tokens()
@@ -109,8 +111,10 @@ class Renderer:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).strip()
 
     def strip(self, text: str) -> str:
-        """A decoded reply without the scheme's tokens and without runs of spaces."""
-        return self.scheme.strip(text) if self.scheme else " ".join(text.split())
+        """A decoded reply without the scheme's tokens and without runs of spaces; one line unless `keeps_lines`."""
+        lines = text.splitlines() if self.keeps_lines else [text]
+        stripped = [self.scheme.strip(line) if self.scheme else " ".join(line.split()) for line in lines]
+        return "\n".join(stripped).strip()
 
     # From the beginning.
 

@@ -1,0 +1,110 @@
+"""Our model as lmms-eval's runner sees it: `lmms-eval --model reflectune --model_args config=FILE.yaml,mode=gate …`.
+
+Its registry finds `manifest` by the entry point of `pyproject.toml`. No other module imports lmms-eval.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
+from lmms_eval.api.model import lmms
+from lmms_eval.models.registry_v2 import ModelManifest
+from tqdm import tqdm
+
+from reflectune.core.config import read_config
+from reflectune.core.errors import UserError
+from reflectune.inference.lmms.answering import BenchmarkAnswerer, Reply, Request, read_request
+from reflectune.inference.lmms.config import BenchmarkConfig
+
+NAME = "reflectune"
+
+
+def manifest() -> ModelManifest:
+    """What lmms-eval's registry of models is told."""
+    return ModelManifest(NAME, simple_class_path=f"{__name__}.{Reflectune.__name__}")
+
+
+@dataclass
+class Decision(TokenCounts):
+    """Counts of a reply's tokens, and its gate's decision: `--log_samples` writes both into each document's row."""
+
+    reply: Reply | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As lmms-eval writes it."""
+        return {**super().to_dict(), **(self.reply.decision if self.reply else {})}
+
+
+class Reflectune(lmms):
+    """Answers generation requests about one picture each.
+
+    Args:
+        config: YAML file with keys of `BenchmarkConfig`; needed.
+        batch_size: lmms-eval's `--batch_size`: questions answered together, where `batch_questions` isn't given and
+            this is above 1.
+        device: lmms-eval's `--device`.
+        max_batch_size: Not read.
+        keys: Other keys of `BenchmarkConfig`, in place of the file's.
+
+    Raises:
+        UserError: The config is wrong, or a model or the index can't be opened.
+    """
+
+    is_simple = True
+
+    def __init__(
+        self,
+        config: str = "",
+        batch_size: int | str = 1,
+        device: str | None = None,
+        max_batch_size: int | None = None,
+        **keys: Any,
+    ) -> None:
+        super().__init__()
+        if not config:
+            raise UserError("`config` is needed in --model_args: a YAML file, e.g. configs/miniature/lmms_eval.yaml")
+        given = {key: str(value) for key, value in keys.items()}
+        if str(batch_size).isdigit() and int(batch_size) > 1:
+            given.setdefault("batch_questions", str(batch_size))
+        if device:
+            given.setdefault("device", device)
+        self._answerer = BenchmarkAnswerer(read_config(BenchmarkConfig, config, **given))
+
+    @property
+    def device(self) -> torch.device:
+        """Where lmms-eval gathers what its processes did."""
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+    def generate_until(self, requests: list[Instance]) -> list[GenerationResult]:
+        """Answer requests, in order.
+
+        Raises:
+            UserError: One has no picture or several, or asks for drawn answers.
+        """
+        asked = (self._request(each) for each in requests)
+        replies = tqdm(self._answerer.answer(asked), "answering", len(requests), disable=self.rank != 0)
+        return [GenerationResult(reply.text, Decision(output_tokens=reply.tokens, reply=reply)) for reply in replies]
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """Refused: a pipeline's answer has no probability of its own.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError("a task that compares likelihoods can't be run through a gate; take its generating variant")
+
+    def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
+        """Refused: one question is asked about a picture.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError("a task of several rounds can't be run: a pipeline answers one question about a picture")
+
+    def _request(self, instance: Instance) -> Request:
+        text, generation, doc_to_visual, doc_id, task, split = instance.args
+        visuals = doc_to_visual(self.task_dict[task][split][doc_id])
+        return read_request(task, doc_id, text, visuals or [], generation)

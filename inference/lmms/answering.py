@@ -1,0 +1,257 @@
+"""A benchmark's questions, answered by the base model or in one of a reflecting checkpoint's three modes.
+
+Nothing here knows lmms-eval; its class in `adapter` only turns requests into these and answers into its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import AnswerStyle, AnswerType, Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.lmms.config import BenchmarkConfig, Mode
+from reflectune.inference.pipelines.base import Pipeline
+from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, reflecting
+from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever, open_tuned
+from reflectune.inference.trace import Trace
+from reflectune.models.loading import Loaded
+from reflectune.retrieval.hits import Hit
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+
+ANSWER_TYPES: Mapping[AnswerStyle, AnswerType] = {"free": "free_form", "short": "string", "list": "multi_answer"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One document of a benchmark as it is asked.
+
+    Attributes:
+        task: The benchmark.
+        doc_id: The document's place in it.
+        text: The question with the benchmark's own instruction.
+        image: Its picture.
+        max_new_tokens: The longest answer; None if the benchmark sets none.
+        stops: Texts that end an answer, and are no part of it.
+    """
+
+    task: str
+    doc_id: int
+    text: str
+    image: Image.Image
+    max_new_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a request is answered.
+
+    Attributes:
+        text: Without reflection tokens, cut at a stop.
+        mode: What answered.
+        checkpoint: The fingerprint of the model's weights, tokens and template.
+        style: Whether an instruction of ours was added.
+        gamma: γ, by which `opened` is told.
+        gate: P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])); None for the base model.
+        opened: Whether the gate says to look it up, whatever the mode makes of that; None for the base model.
+        entries: What was looked up, best first.
+        tokens: Number of tokens generated, without the gate's; None where the trace doesn't say.
+    """
+
+    text: str
+    mode: Mode
+    checkpoint: str
+    style: AnswerStyle = "free"
+    gamma: float | None = None
+    gate: float | None = None
+    opened: bool | None = None
+    entries: tuple[str, ...] = ()
+    tokens: int | None = None
+
+    @property
+    def decision(self) -> dict[str, Any]:
+        """What a table is made from, as lmms-eval's files keep it: `results` reads it."""
+        found = {"mode": self.mode, "checkpoint": self.checkpoint, "style": self.style}
+        gate = {"gamma": self.gamma, "gate": self.gate, "opened": self.opened, "entries": [*self.entries]}
+        return found if self.opened is None else {**found, **gate}
+
+
+def read_request(task: str, doc_id: int, text: str, visuals: Sequence[Any], generation: Mapping[str, Any]) -> Request:
+    """A document as lmms-eval gives it.
+
+    Args:
+        task: The benchmark.
+        doc_id: The document's place in it.
+        text: The question.
+        visuals: What it shows: one picture.
+        generation: The benchmark's `generation_kwargs`.
+
+    Raises:
+        UserError: It has no picture, several, or a video; or it wants answers to be drawn or searched for.
+    """
+    where = f"{task}, document {doc_id}"
+    if len(visuals) != 1 or not isinstance(visuals[0], Image.Image):
+        kinds = ", ".join(type(visual).__name__ for visual in visuals) or "none"
+        raise UserError(f"{where}: a question needs one picture, found {len(visuals)} ({kinds}); leave the task out")
+    if (
+        generation.get("do_sample")
+        or (generation.get("temperature") or 0) > 0
+        or (generation.get("num_beams") or 1) > 1
+    ):
+        raise UserError(
+            f"{where}: answers are greedy here, but the task wants samples or beams; give "
+            "--gen_kwargs do_sample=False,temperature=0,num_beams=1, for every model that is compared"
+        )
+    stops = generation.get("until") or ()
+    stops = (stops,) if isinstance(stops, str) else tuple(stops)
+    return Request(task, doc_id, text, visuals[0].convert("RGB"), generation.get("max_new_tokens"), stops)
+
+
+def cut(text: str, stops: Sequence[str]) -> str:
+    """An answer up to the first of the texts that end it.
+
+    Example:
+        >>> cut("a cat\\n\\nASSISTANT: a dog", ["ASSISTANT:", "\\n\\n"])
+        'a cat'
+    """
+    places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+    return text[: min(places)].strip() if places else text
+
+
+class BenchmarkAnswerer:
+    """Answers requests in the config's mode.
+
+    In every mode but `base` the checkpoint's own pipeline runs, so that nothing but the mode differs. `no_retrieval`
+    lifts γ above every probability. In `gate` nothing is looked up: a question whose gate opens stays unanswered, which
+    is what the model says behind [Retrieval].
+
+    An answer may have as many tokens as the task allows. The gate is read and forced, never generated, so that it takes
+    none of them. No answer may take more than half of the model's context: the other half is for what it reads.
+
+    Args:
+        config: The mode, the models, and for `pipeline` the knowledge base and its index.
+
+    Raises:
+        UserError: A model, the knowledge base or the index is bad, or the checkpoint doesn't reflect.
+    """
+
+    def __init__(self, config: BenchmarkConfig) -> None:
+        self._config = config
+        if config.mode == "base":
+            loaded = open_plain(config, config.base_model)
+            self._name, parts = "closed_book", Parts(config, _no_knowledge(), engine=open_engine(config, loaded))
+        else:
+            loaded = open_tuned(config)
+            self._name, parts = _scheme_of(loaded), self._reflecting_parts(loaded)
+        self.checkpoint = loaded.fingerprint
+        self._parts = parts
+        for engine in (parts.engine, parts.base):
+            if engine is not None:
+                engine.renderer.keeps_lines = True
+        self._longest = max(1, min(e.max_length for e in (parts.engine, parts.base) if e is not None) // 2)
+        self._pipeline = functools.cache(self._build)
+
+    def answer(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        """One reply a request, in order. Requests, and so their pictures, are taken batch by batch."""
+        remaining = iter(requests)
+        while batch := list(islice(remaining, self._config.batch_questions)):
+            limits = [self._limit(request) for request in batch]
+            replies: dict[int, Reply] = {}
+            for limit in sorted(set(limits)):
+                rows = [row for row, each in enumerate(limits) if each == limit]
+                asked = [batch[row] for row in rows]
+                traces = self._pipeline(limit).run([self._question(each) for each in asked], [e.image for e in asked])
+                for row, request, trace in zip(rows, asked, traces, strict=True):
+                    replies[row] = self._reply(request, trace)
+            yield from (replies[row] for row in range(len(batch)))
+
+    def _limit(self, request: Request) -> int:
+        """The longest answer to a request, in tokens."""
+        return min(request.max_new_tokens or self._config.max_new_tokens, self._longest)
+
+    def _build(self, limit: int) -> Pipeline:
+        gamma = math.inf if self._config.mode == "no_retrieval" else self._config.gamma
+        config = dataclasses.replace(self._config, max_new_tokens=limit, gamma=gamma)
+        return build_pipeline(self._name, dataclasses.replace(self._parts, config=config))
+
+    def _question(self, request: Request) -> Question:
+        answer_type = ANSWER_TYPES[self._config.answer_style]
+        return Question(f"{request.task}_{request.doc_id}", image="", text=request.text, answer_type=answer_type)
+
+    def _reply(self, request: Request, trace: Trace) -> Reply:
+        mode = self._config.mode
+        told = "" if mode == "gate" and trace.retrieved else cut(trace.answer, request.stops)
+        tokens, style = trace.tokens.get("generated"), self._config.answer_style
+        if mode == "base":
+            return Reply(told, mode, self.checkpoint, style, tokens=tokens)
+        return Reply(
+            *(told, mode, self.checkpoint, style, self._config.gamma, trace.gate),
+            opened=self._opens(trace.gate) if mode == "no_retrieval" else trace.retrieved,
+            entries=tuple(hit.entry_id for hit in trace.hits),
+            tokens=tokens,
+        )
+
+    def _opens(self, gate: float | None) -> bool:
+        """What the gate would have decided; the two papers differ where it is γ itself."""
+        value = gate or 0.0
+        return value > self._config.gamma if self._name == "mmkb_rag" else value >= self._config.gamma
+
+    def _reflecting_parts(self, loaded: Loaded) -> Parts:
+        """What the pipeline of a checkpoint's scheme is made from; it finds nothing unless the mode is `pipeline`."""
+        config, name = self._config, _scheme_of(loaded)
+        with_base = find_recipe(name).answered_by_base(config)
+        if with_base and not config.base_model:
+            raise UserError(
+                f"`base_model` is needed: {config.model} only reflects (answer_model: base); name the plain model that "
+                "is to answer, or set answer_model: tuned"
+            )
+        searching = config.mode == "pipeline"
+        knowledge = Dataset(Path(config.dataset)).knowledge if searching else _no_knowledge()
+        return Parts(
+            config,
+            knowledge,
+            engine=open_engine(config, loaded),
+            base=open_engine(config, open_plain(config, config.base_model)) if with_base else None,
+            retriever=open_retriever(config, knowledge) if searching else NothingFound(),
+        )
+
+
+class NothingFound:
+    """A retriever that finds nothing."""
+
+    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
+        """No entry for any image."""
+        return [[] for _ in images]
+
+
+def _scheme_of(loaded: Loaded) -> str:
+    """The name of a checkpoint's scheme, which is that of its pipeline.
+
+    Raises:
+        UserError: It doesn't reflect.
+    """
+    name = loaded.scheme.name if loaded.scheme else ""
+    if name not in reflecting():
+        raise UserError(
+            f"`model`: {loaded.name} was fine-tuned with the scheme {name}, which doesn't reflect; give it as "
+            "`base_model`, with mode: base"
+        )
+    return name
+
+
+def _no_knowledge() -> KnowledgeBase:
+    """A knowledge base without an entry."""
+    with tempfile.TemporaryDirectory() as folder:
+        return write_knowledge_base(folder, [], name="none")

@@ -1,0 +1,52 @@
+"""The settings of a run of lmms-eval: which model answers, in which of its modes, and in whose words it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from reflectune.core.config import bound_problems, setting
+from reflectune.core.types import AnswerStyle
+from reflectune.inference.config import ModelRole, ReadingConfig
+
+Mode = Literal["base", "no_retrieval", "gate", "pipeline"]
+MODES: Final[tuple[Mode, ...]] = ("base", "no_retrieval", "gate", "pipeline")
+"""In the order of a table's columns: before reflection, and after it with less and less held fixed."""
+
+
+@dataclass
+class BenchmarkConfig(ReadingConfig):
+    """What answers lmms-eval's questions: keys of the YAML file in `--model_args config=…`, or of `--model_args`."""
+
+    mode: Mode = setting(
+        "pipeline",
+        "base: base_model, before reflection; no_retrieval: the checkpoint, behind a forced [No Retrieval]; gate: its "
+        "gate decides, and what it would look up stays unanswered; pipeline: it is looked up",
+    )
+    answer_style: AnswerStyle = setting(
+        "free", "free: in the benchmark's words alone; short or list: add our instruction, to the base model too"
+    )
+    max_new_tokens: int = setting(1024, "longest answer, in tokens, of a task that sets none", low=1)
+    batch_questions: int = setting(8, "questions answered together", low=1)
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = super().problems() + bound_problems(self, BenchmarkConfig)
+        needed = "base_model" if self.mode == "base" else "model"
+        if not getattr(self, needed):
+            issues.append(f"`{needed}` is needed by mode {self.mode}")
+        if self.mode == "pipeline" and not self.finds_entries:
+            issues.append("`index` is needed by mode pipeline, or `ranked_entities`")
+        if self.mode in ("no_retrieval", "gate") and not self.ret:
+            issues.append(f"`ret` is off, but mode {self.mode} reads the gate")
+        return issues
+
+    def dataset_problems(self) -> list[str]:
+        """What is wrong with the data set's folder, which is read for its knowledge base by one mode."""
+        return super().dataset_problems() if self.mode == "pipeline" else []
+
+    def roles(self) -> list[ModelRole]:
+        """The keys that name the models of the mode."""
+        if self.mode == "base":
+            return ["base_model"]
+        return ["model", "base_model"] if self.base_model else ["model"]

@@ -1,0 +1,227 @@
+"""Modes on tiny random models: what each answers, what its gate is said to have decided, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Section
+from reflectune.inference.lmms.answering import BenchmarkAnswerer, Reply, Request, cut, read_request
+from reflectune.inference.lmms.config import BenchmarkConfig
+from reflectune.models.loading import load
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.schemes.passages import PassageScheme
+from reflectune.retrieval.knowledge_base import write_knowledge_base
+
+TEXTS = ("What is it made of?", "Who made it?", "Where does it live?")
+Answer = Callable[..., list[Reply]]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two entries, and for a red picture the order in which they are found."""
+    folder = tmp_path_factory.mktemp("world")
+    sections = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
+    entries = [Entry(f"e{n}", f"Title {n}", summary="A drawing.", sections=sections) for n in range(2)]
+    write_knowledge_base(folder / "knowledge", entries, name="kb")
+    manifest = {"name": "test", "metric": "exact_match", "seed": 0, "fingerprint": "f" * 16, "counts": {}}
+    (folder / "dataset.json").write_text(json.dumps(manifest))
+    Image.new("RGB", (64, 64), "red").save(folder / "red.png")
+    (folder / "ranked.jsonl").write_text(json.dumps({"image": "red.png", "entities": ["e1", "e0"]}))
+    return folder
+
+
+@pytest.fixture
+def asked(pictures: list[Image.Image]) -> list[Request]:
+    """Three questions; the second one's answer may be longer than the others'."""
+    limits = (2, 4, 2)
+    return [Request("task", n, *each) for n, each in enumerate(zip(TEXTS, pictures, limits, strict=True))]
+
+
+@pytest.fixture
+def answers(checkpoints: SimpleNamespace, world: Path, asked: list[Request]) -> Answer:
+    """What the requests are answered with some keys set otherwise."""
+    common = {"device": "cpu", "model": checkpoints.tuned, "base_model": checkpoints.base, "encoder": ""}
+    searched = {"dataset": str(world), "ranked_entities": str(world / "ranked.jsonl")}
+
+    def answer(mode: str, requests: Sequence[Request] | None = None, **more: Any) -> list[Reply]:
+        values = {**common, **(searched if mode == "pipeline" else {}), **more, "mode": mode}
+        return list(BenchmarkAnswerer(BenchmarkConfig(**values)).answer(asked if requests is None else requests))
+
+    return answer
+
+
+def texts(replies: Sequence[Reply]) -> list[str]:
+    return [reply.text for reply in replies]
+
+
+def test_a_forced_answer_is_what_the_model_says_behind_no_retrieval_and_the_token_takes_none_of_its_limit(
+    answers: Answer, asked: list[Request], checkpoints: SimpleNamespace
+) -> None:
+    loaded = load(checkpoints.tuned)
+    engine, renderer = PrefixEngine(loaded), loaded.renderer
+    scheme = PassageScheme.of(renderer)
+    expected = []
+    for request in asked:
+        prefix = engine.read([scheme.open(renderer, request.text, request.image)])
+        token = [renderer.token_id("no_retrieve")]
+        expected += engine.generate(prefix, [(0, 0)], token, max_new_tokens=request.max_new_tokens or 0)
+    replies = answers("no_retrieval")
+    assert texts(replies) == [renderer.strip(each.text) for each in expected]
+    assert [reply.tokens for reply in replies] == [len(each.token_ids) for each in expected]
+    assert any(reply.tokens == request.max_new_tokens for reply, request in zip(replies, asked, strict=True))
+
+
+@pytest.mark.parametrize("style", ["free", "short"])
+def test_modes_agree_where_no_gate_opens(answers: Answer, style: str) -> None:
+    keys = {"gamma": 1.0, "answer_style": style}
+    forced, gated, whole = (answers(mode, **keys) for mode in ("no_retrieval", "gate", "pipeline"))
+    assert texts(forced) == texts(gated) == texts(whole)
+    assert [each.gate for each in forced] == [each.gate for each in gated] == [each.gate for each in whole]
+    assert not any(each.opened for each in (*forced, *gated, *whole))
+
+
+def test_what_a_gate_would_look_up_is_answered_when_forced_unanswered_when_free_and_looked_up_by_the_pipeline(
+    answers: Answer,
+) -> None:
+    forced, gated, whole = (answers(mode, gamma=0.0) for mode in ("no_retrieval", "gate", "pipeline"))
+    assert all(each.opened for each in (*forced, *gated, *whole))
+    assert texts(forced) == texts(answers("no_retrieval"))
+    assert texts(gated) == ["", "", ""]
+    assert whole[0].entries == ("e1", "e0")
+    assert not any(each.entries for each in (*forced, *gated, *whole[1:]))
+
+
+def test_answers_hold_no_reflection_token(answers: Answer, checkpoints: SimpleNamespace) -> None:
+    tokens = load(checkpoints.tuned).renderer.reflection_tokens
+    for gamma in (0.0, 1.0):
+        assert not any(token in text for token in tokens for text in texts(answers("pipeline", gamma=gamma)))
+
+
+@pytest.mark.parametrize("mode", ["base", "pipeline"])
+def test_batches_change_no_answer(answers: Answer, asked: list[Request], mode: str) -> None:
+    together = answers(mode, gamma=0.0)
+    alone = [reply for request in asked for reply in answers(mode, [request], gamma=0.0, batch_questions=1)]
+    assert texts(together) == texts(alone)
+    assert [each.entries for each in together] == [each.entries for each in alone]
+
+
+def test_the_base_model_has_no_gate(answers: Answer) -> None:
+    reply = answers("base")[0]
+    assert (reply.gate, reply.opened) == (None, None)
+    assert reply.decision == {"mode": "base", "checkpoint": reply.checkpoint, "style": "free"}
+    assert reply.checkpoint != answers("no_retrieval")[0].checkpoint
+
+
+def test_pictures_are_taken_batch_by_batch(answers: Answer, asked: list[Request]) -> None:
+    taken = []
+
+    def requests() -> Any:
+        for request in asked:
+            taken.append(request.doc_id)
+            yield request
+
+    config = BenchmarkConfig(mode="base", base_model="miniature/llava", batch_questions=1, device="cpu")
+    next(BenchmarkAnswerer(config).answer(requests()))
+    assert taken == [0]
+
+
+def test_mmkb_rags_base_model_answers_what_its_gate_leaves(
+    answers: Answer, prompted: SimpleNamespace, asked: list[Request]
+) -> None:
+    keys = {"model": prompted.tuned, "base_model": prompted.base, "gamma": 1.0}
+    before, forced, gated = (answers(mode, **keys) for mode in ("base", "no_retrieval", "gate"))
+    assert texts(before) == texts(forced) == texts(gated)
+    assert texts(answers("gate", **{**keys, "gamma": 0.0})) == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        pytest.param({"mode": "base"}, "`base_model` is needed by mode base", id="no base"),
+        pytest.param({"mode": "gate"}, "`model` is needed by mode gate", id="no checkpoint"),
+        pytest.param({"mode": "pipeline"}, "`index` is needed by mode pipeline", id="no index"),
+        pytest.param({"mode": "pipeline"}, "`dataset` is needed", id="no data set"),
+        pytest.param({"mode": "gate", "ret": False}, "mode gate reads the gate", id="no gate"),
+        pytest.param({"mode": "base", "batch_questions": 0}, "`batch_questions` must be at least 1", id="no batch"),
+    ],
+)
+def test_a_mode_says_what_it_lacks(keys: dict[str, Any], message: str) -> None:
+    assert any(message in problem for problem in BenchmarkConfig(**keys).problems())
+
+
+def test_a_mode_needs_only_what_it_reads() -> None:
+    assert BenchmarkConfig(mode="base", base_model="miniature/llava").problems() == []
+
+
+def test_a_model_that_does_not_reflect_is_named_as_the_base_it_is(
+    answers: Answer, checkpoints: SimpleNamespace
+) -> None:
+    with pytest.raises(UserError, match="scheme plain, which doesn't reflect; give it as `base_model`"):
+        answers("gate", model=checkpoints.plain)
+
+
+PICTURE = Image.new("RGB", (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("visuals", "generation", "message"),
+    [
+        pytest.param([], {}, r"mme, document 3: .*found 0 \(none\)", id="no picture"),
+        pytest.param([PICTURE, PICTURE], {}, r"found 2 \(Image, Image\)", id="two pictures"),
+        pytest.param(["film.mp4"], {}, r"found 1 \(str\)", id="video"),
+        pytest.param([PICTURE], {"do_sample": True}, "answers are greedy", id="samples"),
+        pytest.param([PICTURE], {"temperature": 0.7}, "answers are greedy", id="temperature"),
+        pytest.param([PICTURE], {"num_beams": 4}, "answers are greedy", id="beams"),
+    ],
+)
+def test_what_can_not_be_answered_is_refused_in_a_line(visuals: Any, generation: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        read_request("mme", 3, "Is there a cat?", visuals, generation)
+    assert "\n" not in str(error.value)
+
+
+def test_a_request_takes_the_tasks_limit_and_stops() -> None:
+    generation = {"max_new_tokens": 16, "temperature": 0.0, "num_beams": 1, "do_sample": False, "until": "\n\n"}
+    grey = Image.new("L", (8, 8))
+    request = read_request("mme", 3, "Is there a cat?", [grey], generation)
+    assert (request.max_new_tokens, request.stops, request.image.mode) == (16, ("\n\n",), "RGB")
+    assert read_request("mme", 3, "Is there a cat?", [grey], {"until": ["a", "b"]}).stops == ("a", "b")
+    assert read_request("mme", 3, "Is there a cat?", [grey], {}).max_new_tokens is None
+
+
+@settings(deadline=None)
+@given(st.text("ab\n "), st.lists(st.text("ab\n", max_size=3), max_size=3))
+def test_a_cut_answer_is_a_beginning_without_any_stop(text: str, stops: list[str]) -> None:
+    whole = text.strip()
+    told = cut(whole, stops)
+    assert whole.startswith(told) or whole.lstrip().startswith(told)
+    assert not any(stop in told for stop in stops if stop)
+
+
+@pytest.mark.parametrize(("keeps", "expected"), [(False, "a b c"), (True, "a b\n\nc")], ids=["one line", "lines"])
+def test_lines_are_kept_if_asked_for(checkpoints: SimpleNamespace, keeps: bool, expected: str) -> None:
+    loaded = load(checkpoints.tuned)
+    renderer: Renderer = loaded.renderer
+    renderer.keeps_lines = keeps
+    written = "[No Retrieval] a  b \n\n c\n"
+    assert renderer.strip(written) == expected
+
+
+def test_an_answers_limit_is_at_most_half_of_the_context(answers: Answer, asked: list[Request]) -> None:
+    config = BenchmarkConfig(mode="base", base_model="miniature/llava", device="cpu")
+    half = PrefixEngine(load("miniature/llava")).max_length // 2
+    (reply,) = BenchmarkAnswerer(config).answer([dataclasses.replace(asked[0], max_new_tokens=10**6)])
+    assert reply.tokens is not None
+    assert reply.tokens <= half

@@ -1,0 +1,130 @@
+"""A table of what lmms-eval wrote: what stands in it, and which runs it refuses to set side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectune.core.errors import UserError
+from reflectune.inference import visual_benchmarks
+from reflectune.inference.lmms.results import read_outcomes, table
+
+
+def write_run(
+    folder: Path,
+    mode: str,
+    opened: tuple[bool, ...] | None = None,
+    *,
+    accuracy: float = 0.5,
+    date: str = "20260101_000000",
+    resps: tuple[str, ...] = ("yes", "no"),
+    targets: tuple[str, ...] = ("yes", "yes"),
+    samples: bool = True,
+    **decision: Any,
+) -> None:
+    """A run's files in lmms-eval's layout."""
+    folder.mkdir(parents=True, exist_ok=True)
+    scores = {"alias": "pope", "accuracy,none": accuracy, "accuracy_stderr,none": 0.01, "submission,none": None}
+    scores |= {"accuracy_stderr_clt,none": 0.02}
+    config = {"model": "reflectune", "model_args": f"config=a.yaml,mode={mode}"}
+    (folder / f"{date}_results.json").write_text(json.dumps({"results": {"pope": scores}, "config": config}))
+    if not samples:
+        return
+    told = {"output_tokens": 1, "mode": mode, "checkpoint": "base" if mode == "base" else "tuned", "style": "free"}
+    rows = []
+    for place, (response, target) in enumerate(zip(resps, targets, strict=True)):
+        gate = {"gate": 0.5, "gamma": 0.5, "opened": opened[place], "entries": []} if opened else {}
+        counts = [{**told, **gate, **decision}]
+        rows.append({"doc_id": place, "target": target, "filtered_resps": response, "token_counts": counts})
+    lines = [json.dumps(row) for row in reversed(rows)]  # processes finish in any order
+    (folder / f"{date}_samples_pope.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def rows_of(folder: Path) -> dict[str, list[str]]:
+    """The table's lines by what they tell of the benchmark."""
+    lines = [line for line in table(read_outcomes(folder)).splitlines() if line.startswith("pope")]
+    cells = [[cell for cell in line.split("  ") if cell] for line in lines]
+    return {name.strip(): [cell.strip() for cell in rest] for _, name, *rest in cells}
+
+
+def test_runs_stand_side_by_side_with_their_difference_and_the_gates_mistakes(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "pipeline", (True, False), accuracy=0.4)
+    write_run(tmp_path / "b", "base", accuracy=0.6)
+    write_run(tmp_path / "c", "gate", (True, False), accuracy=0.3, resps=("", "no"))
+    write_run(tmp_path / "d", "no_retrieval", (True, False))
+    assert rows_of(tmp_path) == {
+        "accuracy": ["0.6 ±0.01", "0.5 ±0.01 (-0.1)", "0.3 ±0.01 (-0.3)", "0.4 ±0.01 (-0.2)"],
+        "false retrieval": ["–", *["50.0 [9.5, 90.5]"] * 3],
+        "unanswered": ["0 of 2", "0 of 2", "1 of 2", "0 of 2"],
+    }
+
+
+def test_the_newest_of_repeated_runs_counts(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "base", accuracy=0.6, date="20260102_000000")
+    write_run(tmp_path / "b", "base", accuracy=0.1, date="20260101_000000")
+    assert rows_of(tmp_path)["accuracy"] == ["0.6 ±0.01"]
+
+
+def test_a_run_without_samples_stands_by_its_arguments(tmp_path: Path) -> None:
+    write_run(tmp_path, "gate", accuracy=0.25, samples=False)
+    assert rows_of(tmp_path) == {"accuracy": ["0.25 ±0.01"]}
+    assert "free gate" in table(read_outcomes(tmp_path))
+
+
+def test_another_model_of_lmms_evals_stands_under_its_name(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "base")
+    record = {
+        "results": {"pope": {"accuracy,none": 0.7}},
+        "config": {"model": "llava_hf", "model_args": "pretrained=x"},
+    }
+    (tmp_path / "20260101_000001_results.json").write_text(json.dumps(record))
+    head = next(line for line in table(read_outcomes(tmp_path)).splitlines() if line.startswith("benchmark"))
+    assert head.split() == ["benchmark", "before", "llava_hf"]
+    assert rows_of(tmp_path)["accuracy"] == ["0.5 ±0.01", "0.7 (+0.2)"]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        pytest.param({"targets": ("yes", "no")}, "documents differ", id="documents"),
+        pytest.param({"style": "short"}, "style differ", id="words"),
+        pytest.param({"checkpoint": "other"}, "checkpoint differ", id="checkpoint"),
+        pytest.param({"gamma": 0.1}, "gamma differ", id="threshold"),
+    ],
+)
+def test_runs_that_differ_in_more_than_the_mode_are_refused(
+    tmp_path: Path, other: dict[str, Any], message: str
+) -> None:
+    write_run(tmp_path / "a", "gate", (True, False))
+    write_run(tmp_path / "b", "pipeline", (True, False), **other)
+    with pytest.raises(UserError, match=message):
+        read_outcomes(tmp_path)
+
+
+def test_a_mode_of_two_checkpoints_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "gate", (True, False))
+    write_run(tmp_path / "b", "gate", (True, False), checkpoint="other", date="20260103_000000")
+    with pytest.raises(UserError, match="of different models or settings"):
+        read_outcomes(tmp_path)
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give what lmms-eval's --output_path named"):
+        read_outcomes(tmp_path)
+
+
+def test_the_command_prints_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "a", "gate", (True, False))
+    for more, printed in (
+        ([], table(read_outcomes(tmp_path))),
+        (["--dry_run", "true"], f"would read 1 results below {tmp_path}"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["visual_benchmarks", "--results", str(tmp_path), *more])
+        visual_benchmarks.main()
+        assert capsys.readouterr().out == f"{printed}\n"

@@ -1,0 +1,111 @@
+"""lmms-eval's own runner scores the miniature task through our adapter, if `scripts/lmms_eval.sh` installed it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from reflectune.core.config import bound_problems
+from reflectune.core.types import Entry, Section
+from reflectune.inference.lmms.config import MODES, BenchmarkConfig
+from reflectune.inference.lmms.results import Outcome, read_outcomes
+from reflectune.retrieval.knowledge_base import write_knowledge_base
+
+ROOT = Path(__file__).parents[3]
+TASK = Path(__file__).parent / "task"
+OWN = ROOT / ".venv-lmms/bin/python"
+RUN_FILES = sorted((ROOT / "configs/lmms_eval").glob("*_runs.yaml"))
+DOCUMENTS = 6
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """An interpreter that has lmms-eval."""
+    if importlib.util.find_spec("lmms_eval"):
+        return sys.executable
+    path = os.environ.get("LMMS_EVAL_PYTHON") or str(OWN)
+    if not Path(path).is_file():
+        pytest.skip("lmms-eval has an environment of its own, which `bash scripts/lmms_eval.sh true` makes")
+    return path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two entries, found for the picture of every question of the task."""
+    folder = tmp_path_factory.mktemp("world")
+    sections = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
+    entries = [Entry(f"e{n}", f"Title {n}", summary="A drawing.", sections=sections) for n in range(2)]
+    write_knowledge_base(folder / "knowledge", entries, name="kb")
+    manifest = {"name": "test", "metric": "exact_match", "seed": 0, "fingerprint": "f" * 16, "counts": {}}
+    (folder / "dataset.json").write_text(json.dumps(manifest))
+    rankings = []
+    for number, row in enumerate(pq.read_table(TASK / "questions.parquet").to_pylist()):
+        (folder / f"{number}.jpg").write_bytes(row["image"]["bytes"])
+        rankings.append({"image": f"{number}.jpg", "entities": ["e1", "e0"]})
+    (folder / "ranked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rankings))
+    return folder
+
+
+def run(python: str, config: Path, runs: list[dict[str, Any]], folder: Path) -> str:
+    """What `lmms-eval --config` says of these runs."""
+    (folder / "runs.yaml").write_text(yaml.safe_dump(runs))
+    settings = {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [python, "-m", "lmms_eval", "--config", str(folder / "runs.yaml")]
+    ended = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, check=True
+    )
+    return ended.stdout
+
+
+@pytest.mark.slow
+def test_its_runner_scores_the_miniature_in_all_modes(
+    python: str, world: Path, checkpoints: SimpleNamespace, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.yaml"
+    keys = {"model": checkpoints.tuned, "base_model": checkpoints.base, "dataset": str(world), "device": "cpu"}
+    config.write_text(yaml.safe_dump({**keys, "ranked_entities": str(world / "ranked.jsonl"), "gamma": 0.0}))
+    common = {"model": "reflectune", "include_path": str(TASK), "tasks": "visual_miniature", "log_samples": True}
+    runs = [
+        {
+            **common,
+            "limit": DOCUMENTS,
+            "model_args": f"config={config},mode={mode}",
+            "output_path": str(tmp_path / "runs" / mode),
+        }
+        for mode in MODES
+    ]
+    told = run(python, config, runs, tmp_path)
+    assert told.count("|visual_miniature|") == len(MODES), told
+    outcomes: dict[str, Outcome] = {outcome.run: outcome for outcome in read_outcomes(tmp_path / "runs")}
+    assert outcomes.keys() == set(MODES)
+    assert all(outcome.scores.keys() == {"accuracy"} for outcome in outcomes.values())
+    assert all(len(outcome.documents) == DOCUMENTS for outcome in outcomes.values())
+    assert outcomes["base"].opened == ()
+    assert all(outcomes[mode].opened == (True,) * DOCUMENTS for mode in MODES[1:])
+    assert outcomes["gate"].unanswered == DOCUMENTS
+    samples = next((tmp_path / "runs/pipeline").glob("*_samples_*.jsonl")).read_text().splitlines()
+    assert all(json.loads(line)["token_counts"][0]["entries"] == ["e1", "e0"] for line in samples)
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_a_file_of_runs_has_every_mode_of_a_config_that_is_right(path: Path) -> None:
+    runs = yaml.safe_load(path.read_text())
+    arguments = [dict(part.split("=", 1) for part in each["model_args"].split(",")) for each in runs]
+    assert [each["mode"] for each in arguments] == list(MODES)
+    assert len({each["output_path"] for each in runs}) == len(runs)
+    assert all(each["log_samples"] for each in runs)
+    for each in arguments:
+        config = yaml.safe_load((ROOT / each["config"]).read_text())
+        assert bound_problems(BenchmarkConfig(**config)) == []
+        assert config["model"]
+        assert config["base_model"]
