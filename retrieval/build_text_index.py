@@ -12,7 +12,7 @@ from typing import Literal
 
 from reflectune.core import checks
 from reflectune.core.config import DTYPES, bound_problems, parse_config, setting
-from reflectune.core.errors import entry_point
+from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
 from reflectune.models.names import encoder_name
 from reflectune.retrieval.encoders.presets import in_words, text_settings
@@ -42,6 +42,9 @@ class TextIndexConfig:
     dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
     shard_entries: int = setting(1024, "entries put on the disk together; what a crash costs at most", low=1)
     store: str = store_setting()
+    questions: str = setting(
+        "", "file of questions, one a line, by which an approximate search is set; empty: sentences of the passages"
+    )
     device: str = setting("auto", "cpu, cuda, cuda:1, or auto", check=checks.device)
     dry_run: bool = setting(False, "count the passages, try the encoder, say what it takes and how long, and stop")
 
@@ -52,11 +55,30 @@ class TextIndexConfig:
             issues.append(f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder")
         if self.size and self.cut not in DEFAULT_SIZES:
             issues.append(f"`size` means nothing for `cut: {self.cut}`; drop it")
+        if self.questions and not Path(self.questions).is_file():
+            issues.append(f"`questions`: there is no file {self.questions}")
         return issues + bound_problems(self, TextIndexConfig)
 
     def settings(self) -> TextSettings:
         """How the encoder reads; what is unset is its model card's."""
         return text_settings(self.encoder, **{name: getattr(self, name) for name in TextSettings.__dataclass_fields__})
+
+
+def read_questions(path: str) -> list[str]:
+    """The lines of a file that aren't empty; none if no file is named.
+
+    Raises:
+        UserError: The file has no line, or is no text in UTF-8.
+    """
+    if not path:
+        return []
+    try:
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except UnicodeDecodeError as error:
+        raise UserError(f"`questions`: {path} is no text in UTF-8: {error}") from error
+    if not (found := [line for line in lines if line]):
+        raise UserError(f"`questions`: {path} is empty; give one question a line")
+    return found
 
 
 @entry_point
@@ -99,6 +121,7 @@ def main() -> None:
             cutting,
             store=config.store,
             shard_entries=config.shard_entries,
+            questions=read_questions(config.questions),
             progress=bar.update,
             processes=processes,
         )

@@ -33,7 +33,7 @@ from reflectune.retrieval.indexes.entry_index import (
 )
 from reflectune.retrieval.indexes.writing import write_array
 from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.passages import Cut, Lead, split_passages
+from reflectune.retrieval.passages import Cut, Lead, sentences, split_passages
 from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
 from reflectune.retrieval.stores.ivf import CODES, MADE_OF_ROWS, FaissStore
@@ -44,6 +44,7 @@ COUNTS: Final = "counts.npy"
 FIELD: Final = "text"
 _UNFINISHED: Final = "unfinished"
 _QUERIES: Final = 128
+"""That an approximate search is compared with an exact one for."""
 _KEPT: Final = 4096
 """Articles whose passages are kept in memory."""
 
@@ -97,6 +98,7 @@ def build_text_index(
     *,
     store: str = "auto",
     shard_entries: int = 1024,
+    questions: Sequence[str] = (),
     progress: Callable[[int], object] | None = None,
     processes: Processes = ALONE,
 ) -> TextIndex:
@@ -111,6 +113,8 @@ def build_text_index(
         cutting: How articles are cut.
         store: What the vectors are searched in: `auto`, `exact`, `faiss`, or a Milvus server's address.
         shard_entries: Articles whose vectors are put on the disk together: what a crash costs at most.
+        questions: Like those that will be asked: an approximate search looks into as many cells as it needs to find
+            what an exact one finds for them. Without any, sentences of the passages stand for them.
         progress: Is told of how many articles more the vectors are there, or left to the launch's other processes.
         processes: Of the launch.
 
@@ -132,7 +136,7 @@ def build_text_index(
             _claim(shards, {**origin, "shard_entries": shard_entries, "precision": choice.precision})
         _encode(kb, encoder, cutting, shards, choice, shard_entries, progress, processes)
         if processes.index == 0:
-            _assemble(folder, shards, origin, choice, rows, encoder.dimensions)
+            _assemble(folder, shards, origin, choice, rows, kb, encoder, questions)
             shutil.rmtree(shards)
     processes.wait()
     check_shareable(read_text_manifest(folder)["address"], processes)
@@ -254,9 +258,18 @@ def _encode(
     processes.wait()
 
 
-def _assemble(folder: Path, shards: Path, origin: dict[str, Any], choice: Choice, rows: int, dimensions: int) -> None:
+def _assemble(
+    folder: Path,
+    shards: Path,
+    origin: dict[str, Any],
+    choice: Choice,
+    rows: int,
+    kb: KnowledgeBase,
+    encoder: TextEncoder,
+    questions: Sequence[str],
+) -> None:
     """Put the shards into a store; the manifest comes last."""
-    fields = {FIELD: dimensions}
+    fields = {FIELD: encoder.dimensions}
     vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
     if len(vectors) != rows:
         for path in (vectors.path(FIELD), *(folder / name for name in MADE_OF_ROWS)):
@@ -264,16 +277,29 @@ def _assemble(folder: Path, shards: Path, origin: dict[str, Any], choice: Choice
         vectors = ExactStore(folder, fields, precision=choice.precision)
         for block in _blocks(shards, 0):
             vectors.add({FIELD: block})
-    write_array(folder / COUNTS, np.concatenate(list(_blocks(shards, 1))))
+    counts = np.concatenate(list(_blocks(shards, 1)))
+    write_array(folder / COUNTS, counts)
     manifest = {**origin, "store": choice.kind, "address": choice.address, "precision": choice.precision, "rows": rows}
     manifest["cut"] = int(sum(block.sum() for block in _blocks(shards, 2)))
     store = open_store(choice, folder, fields, collection=collection_of(manifest))
     store.finish()
     if isinstance(store, FaissStore):
-        sample = np.sort(np.random.default_rng(0).choice(rows, min(_QUERIES, rows), replace=False))
-        manifest["search"] = store.calibrate(store.get(sample))
+        texts = list(questions[:_QUERIES]) or _sample_queries(TextIndex(manifest, kb, counts, store))
+        manifest["search"] = store.calibrate({FIELD: encoder.encode_queries(texts)})
     manifest[CHECKSUMS] = checksums(folder / name for name in _files(choice))
     write_json(folder / MANIFEST, manifest)
+
+
+def _sample_queries(index: TextIndex) -> list[str]:
+    """A sentence of each of some passages.
+
+    A query is shorter than a passage, and no passage's vector is its own: whole passages would find themselves in the
+    first cell, and far too few cells would seem enough.
+    """
+    rows, generator = len(index.store), np.random.default_rng(0)
+    drawn = generator.choice(rows, min(_QUERIES, rows), replace=False)
+    spoken = (list(sentences(index.passage(int(row)).text)) for row in np.sort(drawn))
+    return [own[int(generator.integers(len(own)))] for own in spoken if own] or [""]
 
 
 def _blocks(shards: Path, part: int) -> Iterator[npt.NDArray[Any]]:

@@ -21,6 +21,7 @@ from reflectune.retrieval.indexes.text_index import Cutting, build_text_index, l
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.passages import split_passages
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
+from reflectune.retrieval.stores.ivf import FaissStore
 
 ANIMALS = ("owl", "bear", "fox", "whale", "wolf", "hawk", "seal")
 
@@ -194,3 +195,30 @@ def test_problems_are_told_together(kb) -> None:
     problems = " ".join(command.TextIndexConfig(str(kb.folder.parent), cut="sections", size=3).problems())
     for part in ("`output` is needed", "has no kb.json", "`size` means nothing for `cut: sections`"):
         assert part in problems
+
+
+@pytest.mark.parametrize("questions", [(), ("What does the owl eat?", "What does the fox eat?")], ids=["none", "given"])
+def test_an_approximate_search_is_set_by_questions_or_sentences(kb, encoder, tmp_path, monkeypatch, questions) -> None:
+    """Not by whole passages, each of which finds itself in the first cell."""
+    queries = []
+    calibrate = FaissStore.calibrate
+    monkeypatch.setattr(FaissStore, "calibrate", lambda store, query: queries.append(query) or calibrate(store, query))
+    build_text_index(kb, encoder, tmp_path / "index", Cutting(), store="faiss", questions=questions)
+    (query,) = queries
+    said = questions or [p.text for entry in kb for p in Cutting().passages(entry)]
+    expected = encoder.encode_queries(list(said))
+    np.testing.assert_array_equal(query["text"], expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [(b" \n\n", "is empty"), (b"\xff\xfe", "no text in UTF-8")], ids=["blank", "bytes"]
+)
+def test_a_file_without_questions_is_refused(tmp_path, content, told) -> None:
+    (tmp_path / "questions.txt").write_bytes(content)
+    with pytest.raises(UserError, match=told):
+        command.read_questions(str(tmp_path / "questions.txt"))
+
+
+def test_a_file_of_questions_has_one_a_line(tmp_path) -> None:
+    (tmp_path / "questions.txt").write_text("What does it eat?\n\n Where is it?\n", encoding="utf-8")
+    assert command.read_questions(str(tmp_path / "questions.txt")) == ["What does it eat?", "Where is it?"]
