@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command in lmms-eval's environment, .venv-lmms: .venv's packages, and beside them lmms-eval 0.7.3 with what it
 # imports to run MME, POPE, MMBench and LLaVA-W. Nothing in .venv changes.
-#   bash scripts/lmms_eval.sh lmms-eval --model reflectune --model_args config=configs/miniature/lmms_eval.yaml,mode=gate …
+#   bash scripts/lmms_eval.sh lmms-eval --model reflectune --model_args config=configs/lmms_eval/miniature.yaml,mode=gate …
 # lmms-eval's own requirements can't be met beside ours: it pins another wandb, and asks for torchvision, timm and av<16,
 # which these benchmarks don't import. A task that imports more says so: add it to scripts/lmms_eval.txt.
 set -euo pipefail
