@@ -18,6 +18,7 @@ vocab.txt is that of BERT base uncased. Two namings are known: those of TensorFl
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import zlib
@@ -34,12 +35,20 @@ from reflectune.core.errors import UserError
 from reflectune.core.rows import from_row
 from reflectune.core.weights import UNLOADABLE
 from reflectune.metrics.bem import RECORD, Bem, load_tokenizer
+from reflectune.metrics.evqa import BemLogits, evaluate_example
 
 Arrays = Mapping[str, np.ndarray]
 
 TOLERANCE = 1e-3
 """Largest difference of a logit that a right conversion may have, in full precision."""
 
+PUBLISHED = (("William and Mary Menger", 1.0), ("the Baker family", 0.0))
+"""Answers to one question in E-VQA's README (google-research/encyclopedic_vqa), with the official scores it states."""
+
+_MENGER: Mapping[str, Any] = {
+    "question": "Where does this hotel derive its name from?",
+    "references": ["the Menger family"],
+}
 _LAYER = r"(?:bert/encoder|transformer|encoder)/layer_(\d+)"
 _HF = r"bert.encoder.layer.\1"
 _RULES = (
@@ -101,6 +110,8 @@ class Check:
     activation: str
     mask_padding: bool
     largest_difference: float
+    published: int = 0
+    """Of E-VQA's published examples, how many get the score that is stated: all of `PUBLISHED` with the real BEM."""
 
 
 def convert(
@@ -138,6 +149,8 @@ def convert(
             f"the converted model's logits differ from the original's by {best.largest_difference:.4g} at best, more "
             f"than {TOLERANCE}: a variable is taken for another (see `names`), or the example rows are of another model"
         )
+    chosen = Bem(model, tokenizer, mask_padding=best.mask_padding)
+    best = dataclasses.replace(best, published=published_right(chosen))
     model.save_pretrained(output)
     write_atomically(output / "vocab.txt", vocabulary.read_bytes())
     write_json(
@@ -147,9 +160,23 @@ def convert(
             "mask_padding": best.mask_padding,
             "checked_on": len(examples),
             "largest_difference": best.largest_difference,
+            "published_right": best.published,
         },
     )
     return best
+
+
+def published_right(bem_logits: BemLogits) -> int:
+    """How many of E-VQA's published examples get the score that is stated (both do with the real BEM).
+
+    Args:
+        bem_logits: A `Bem`, or another function that gives its logits.
+    """
+    scores = [
+        evaluate_example(candidate=candidate, question_type="automatic", bem_logits=bem_logits, **_MENGER)
+        for candidate, _ in PUBLISHED
+    ]
+    return sum(score == stated for score, (_, stated) in zip(scores, PUBLISHED, strict=True))
 
 
 def read_triples(path: Path) -> list[LoggedTriple]:

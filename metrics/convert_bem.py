@@ -42,6 +42,7 @@ def main() -> None:
         print(f"would convert {config.variables} to {config.output}, checked on {config.examples}")
         return
     from reflectune.metrics.bem_conversion import (  # slow to import: after the config is right
+        PUBLISHED,
         convert,
         read_names,
         read_triples,
@@ -59,6 +60,9 @@ def main() -> None:
         f"wrote {config.output}: logits within {check.largest_difference:.2g} of the original's "
         f"(activation {check.activation}, padding {'masked' if check.mask_padding else 'read'})"
     )
+    print(f"{check.published} of E-VQA's {len(PUBLISHED)} published examples get the score that its README states")
+    if check.published < len(PUBLISHED):
+        print("warning: this is not the BEM that E-VQA scores with; make the two inputs again from its own module")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 Known by their fields, whichever file they come in (JSONL, JSON array, or a folder of `split_*.json`):
 
 - InfoSeek, EchoSight, ReflectiVA on InfoSeek: `data_id`, `prediction`
+- E-VQA as `submission_file` writes it: `data_id`, `candidate` and the other arguments of `evaluate_example`
+- VQA's challenge, OK-VQA: `question_id` (a number), `answer`
 - ReflectiVA on E-VQA: `question`, `reference`, `answers`, `question_type`, no id
 - PMSR: `record_id`, `question_id`, `trajectory` with `final_answer` and what was retrieved
 - EchoSight's retrieval results, one JSON object: id -> `retrieved_entries`; they hold no answers
@@ -51,7 +53,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PredictionFile:
-    """What was read: the layout's name (`data_id`, `reflectiva_evqa`, `pmsr`, `echosight_retrieval`, `traces`)."""
+    """What was read: the layout's name (`data_id`, `evqa`, `vqa`, `reflectiva_evqa`, `pmsr`, `echosight_retrieval`,
+    `traces`)."""
 
     path: Path
     layout: str
@@ -155,6 +158,18 @@ def _by_id(where: str, row: Row) -> Prediction:
     return Prediction(where, (key,), _text(where, row, "prediction", key), row=row)
 
 
+def _evqa(where: str, row: Row) -> Prediction:
+    key = _text(where, row, "data_id", "")
+    return Prediction(where, (key,), _text(where, row, "candidate", key), row=row)
+
+
+def _vqa(where: str, row: Row) -> Prediction:
+    number = row["question_id"]
+    if type(number) is not int:
+        raise UserError(f"{where}: field `question_id`: expected a whole number, found {number!r}; each row needs one")
+    return Prediction(where, (str(number),), _text(where, row, "answer", str(number)), row=row)
+
+
 def _reflectiva(where: str, row: Row) -> Prediction:
     references = row.get("reference")
     if not isinstance(references, list) or not all(isinstance(reference, str) for reference in references):
@@ -195,7 +210,7 @@ def _text(where: str, row: Row, key: str, row_id: str) -> str:
     if isinstance(value, str) and (value or key not in ("data_id", "question_id")):
         return value
     who = f" id {row_id}:" if row_id else ""
-    fix = "write answers as text" if key in ("prediction", "answer", "answers") else "each row needs one"
+    fix = "write answers as text" if key in ("prediction", "candidate", "answer", "answers") else "each row needs one"
     raise UserError(f"{where}:{who} field `{key}`: expected text, found {value!r}; {fix}")
 
 
@@ -203,6 +218,8 @@ _LAYOUTS: dict[str, tuple[tuple[str, ...], Callable[[str, Row], Prediction]]] = 
     "pmsr": (("trajectory",), _pmsr),
     "echosight_retrieval": (("data_id", "retrieved_entries"), _echosight_retrieval),
     "data_id": (("data_id", "prediction"), _by_id),
+    "evqa": (("data_id", "candidate"), _evqa),
     "reflectiva_evqa": (("question", "reference", "answers"), _reflectiva),
     "traces": (("question_id", "pipeline"), _trace),
+    "vqa": (("question_id", "answer"), _vqa),
 }

@@ -28,6 +28,10 @@ class ScoreConfig(RemoteConfig):
     predictions: str = setting("", "prediction file, or ReflectiVA's folder of split_*.json")
     dataset: str = setting("", "data set folder")
     against: str = setting("", "a second prediction file, compared by a paired test")
+    repairs: str = setting(
+        "", "repaired answers: JSONL, or ARA's _fixed.csv; a table sets them beside the original ones"
+    )
+    repaired_predictions: str = setting("", "predictions for the repaired questions, with `repairs`")
     metric: MetricChoice = setting(
         "", "the data set's own if unset; evqa needs `bem`, evqa_exact is what of it needs no model"
     )
@@ -48,8 +52,11 @@ class ScoreConfig(RemoteConfig):
         """What is wrong with the values."""
         needed = {"predictions": self.predictions, "dataset": self.dataset}
         issues = [f"`{key}` is needed" for key, value in needed.items() if not value]
-        paths = {key: path for key, path in {**needed, "against": self.against}.items() if path}
+        more = {key: getattr(self, key) for key in ("against", "repairs", "repaired_predictions")}
+        paths = {key: path for key, path in {**needed, **more}.items() if path}
         issues += [f"`{key}`: not found: {path}" for key, path in paths.items() if not Path(path).exists()]
+        if self.repaired_predictions and not self.repairs:
+            issues.append("`repairs` is needed by `repaired_predictions`: the file that says what was repaired")
         issues += self.dataset_issues()
         issues += self.metric_issues()
         issues += self.llm_problems() if self.judge else []
@@ -113,7 +120,9 @@ def main() -> None:
             model = stack.enter_context(RemoteModel(config.endpoint(), config.judge_cache))
             judging = Judging(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, what="judge"))
         settings = (config.scored_by(), config.mode, bem, judging)
-        report = score_files(files, questions, *settings, touched=not config.splits, seed=config.seed)
+        repairs, again = (Path(path) if path else None for path in (config.repairs, config.repaired_predictions))
+        limits = {"touched": not config.splits, "seed": config.seed}
+        report = score_files(files, questions, *settings, **limits, repairs=repairs, asked_again=again)
     report["dataset"] = {"folder": config.dataset, "fingerprint": dataset.Dataset(Path(config.dataset)).fingerprint}
     if config.output:
         write_json(config.output, report)

@@ -12,6 +12,8 @@ from reflectune.metrics.bem import Bem
 from reflectune.metrics.judges import Judging, answer_to
 from reflectune.metrics.predictions import PredictionFile, read_predictions
 from reflectune.metrics.registry import Metric, Mode, evqa_candidate
+from reflectune.metrics.repair_table import repair_lines, repair_table, setting_lines, setting_table
+from reflectune.metrics.repairs import read_repairs
 from reflectune.metrics.score_table import compare, retrieval_table, table
 from reflectune.metrics.scoring import Joined, Scored, join, score
 from reflectune.metrics.vqa import CANNOT_MATCH, can_match
@@ -27,6 +29,8 @@ def score_files(
     *,
     touched: bool = False,
     seed: int = 0,
+    repairs: Path | None = None,
+    asked_again: Path | None = None,
 ) -> dict[str, Any]:
     """Scores of one prediction file or two, and of two their difference.
 
@@ -39,6 +43,8 @@ def score_files(
         judging: Adds a judge's verdicts to each file's scores.
         touched: Leave out questions of splits that no prediction of the first file is of.
         seed: Seed of the intervals and the paired test.
+        repairs: A file of repaired answers (`read_repairs`): the first file is scored against them too.
+        asked_again: Predictions for the repaired questions, set beside those.
     """
     report: dict[str, Any] = {"metric": metric, "mode": mode, "seed": seed, "runs": []}
     if bem is not None:
@@ -48,12 +54,15 @@ def score_files(
         questions = _of_touched_splits(files[0], questions)
     report["splits"] = sorted({question.split for question in questions})
     scored: list[Scored] = []
+    joins: list[Joined] = []
     for path, file in zip(paths, files, strict=True):
         joined = join(file.rows, questions, mode)
+        joins.append(joined)
         run = {"predictions": str(path), "layout": file.layout, "counts": joined.counts, **_contents(file, joined)}
         if file.layout != "echosight_retrieval":
             scored.append(score(joined, metric, mode, bem))
             run["scores"] = table(scored[-1], seed)
+            run["settings"] = setting_table(scored[-1], seed)
             run["connected_lists"] = _connected_lists(joined, metric)
             run["unmatchable"] = _unmatchable(joined, metric)
             if judging is not None:
@@ -62,6 +71,10 @@ def score_files(
     if len(scored) == 2:
         first, second = scored
         report["difference"] = compare(first, second, seed=seed)
+    if repairs is not None:
+        again = join(read_predictions(asked_again).rows, questions, mode) if asked_again is not None else None
+        settings = (read_repairs(repairs, questions), metric, mode, bem, seed, again)
+        report["repairs"] = repair_table(joins[0], *settings)
     return report
 
 
@@ -77,12 +90,15 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
             "(they need no retrieval)"
         )
         yield from _score_lines(run.get("scores", {}))
+        yield from setting_lines(run.get("settings", []))
         if run.get("connected_lists"):
             yield f"  `&&` was read as a comma in {run['connected_lists']} answers: official code parts lists at commas"
         if run.get("unmatchable"):
             yield f"  {run['unmatchable']} questions have {CANNOT_MATCH}"
         yield from _judge_lines(run.get("judge"))
         yield from _retrieval_lines(run["retrieval"])
+    if "repairs" in report:
+        yield from repair_lines(report["repairs"])
     if "difference" in report:
         yield _difference_line(report["difference"])
 

@@ -95,7 +95,8 @@ def join(predictions: Sequence[Prediction], questions: Iterable[Question], mode:
     a data set has no such field, whose id ends in the number n.
 
     Raises:
-        UserError: Two questions share an id; in `strict` mode also an unknown or doubled prediction.
+        UserError: Two questions share an id, or EchoSight's row number is of several splits; in `strict` mode also an
+            unknown or doubled prediction.
     """
     questions_by_id = infoseek.by_id(questions)
     find = _finder(questions_by_id)
@@ -158,11 +159,12 @@ def _counts(question: Question) -> bool:
 
 def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Question | None]:
     by_row: dict[int, Question] = {}
+    in_several: dict[int, Question] = {}
     by_text: dict[tuple[str, tuple[str, ...]], deque[Question]] = defaultdict(deque)
     for question in questions_by_id.values():
         said = question.meta.get("row") or ((match := _LAST_NUMBER.search(question.id)) and match[1])
-        if said and said.isdigit():
-            by_row.setdefault(int(said), question)
+        if said and said.isdigit() and by_row.setdefault(int(said), question).split != question.split:
+            in_several[int(said)] = question
         by_text[question.text, question.answers].append(question)
 
     def find(prediction: Prediction) -> Question | None:
@@ -170,6 +172,9 @@ def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Ques
             if name in questions_by_id:
                 return questions_by_id[name]
             if (row := _ECHOSIGHT_ROW.fullmatch(name)) is not None:
+                if (other := in_several.get(int(row[1]))) is not None:
+                    splits = f"{by_row[int(row[1])].split} and {other.split}"
+                    raise UserError(f"{prediction.where}: {name} is a row of {splits}; set `splits` to one of them")
                 return by_row.get(int(row[1]))
         if prediction.ids:
             return None

@@ -42,6 +42,7 @@ WRITING = {
     "inference.tables": "--output OUT",
     "metrics.convert_bem": "--variables file --vocabulary file --examples file --output OUT",
     "metrics.score": f"--predictions file {DATASET} --output OUT",
+    "metrics.submission": f"--predictions file {DATASET} --output OUT",
     "models.miniature.pretrain": "--output OUT",
     "models.pocket.pack": "--checkpoint model --output OUT",
     "retrieval.build_index": "--knowledge knowledge --output OUT",

@@ -82,7 +82,7 @@ def questions(
     if images_per_question < 1:
         raise UserError(f"`images_per_question` is {images_per_question}; it must be 1 or more")
     files = _files(source)
-    names = _file_names(files, images_per_question) if images.root is not None else {}
+    names = file_names(files, images_per_question) if images.root is not None else {}
     make = partial(_questions, split=split, images=images, names=names, count=images_per_question)
     for row_questions, place in placed(_numbered(files["questions"], reject), make, reject):
         yield from ((question, place) for question in row_questions)
@@ -113,8 +113,16 @@ def _numbered(path: Path, reject: Reject) -> Iterator[tuple[int, Row]]:
         yield line, row
 
 
-def _file_names(files: Mapping[str, Path], count: int) -> dict[str, str]:
-    """The file name of each image of iNaturalist that the questions name; the others' would take 600 MB."""
+def file_names(files: Mapping[str, Path], count: int) -> dict[str, str]:
+    """The file name of each image of iNaturalist that the questions name; the others' would take 600 MB.
+
+    Args:
+        files: The roles `questions` and `inaturalist`, as `questions` takes them.
+        count: So many images of a row are wanted.
+
+    Raises:
+        UserError: The questions name such images, and `inaturalist` is not given.
+    """
     rows = (row for _, row in read_csv(files["questions"], lambda error: None))
     wanted = {
         image_id for row in rows if row.get("dataset_name") == "inaturalist" for image_id in _image_ids(row)[:count]
@@ -162,13 +170,24 @@ def _questions(row: Row, *, split: str, images: Images, names: Mapping[str, str]
     }
     return [
         Question(
-            id=row.id if number == 1 else f"{row.id}-{number}", image=_image(row, image_id, images, names), **common
+            id=row.id if number == 1 else f"{row.id}-{number}", image=picture(row, image_id, images, names), **common
         )
         for number, image_id in enumerate(image_ids, 1)
     ]
 
 
-def _image(row: Row, image_id: str, images: Images, names: Mapping[str, str]) -> str:
+def picture(row: Row, image_id: str, images: Images, names: Mapping[str, str]) -> str:
+    """Path of one of a row's images; "" if nobody wants images.
+
+    Args:
+        row: The row, with `dataset_name`.
+        image_id: One of its `dataset_image_ids`.
+        images: The folder with both sets of images.
+        names: Of `file_names`.
+
+    Raises:
+        BadRow: The data set of images is unknown, or there is no such image.
+    """
     if images.root is None:
         return ""
     if one_of(row, "dataset_name", _DATASETS) == "landmarks":

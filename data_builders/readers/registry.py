@@ -17,6 +17,7 @@ from reflectune.metrics.registry import Metric
 
 QUESTIONS: Mapping[str, str] = {
     "aokvqa": "aokvqa",
+    "ara": "ara",
     "evqa": "evqa",
     "fvqa": "fvqa",
     "hotpotqa": "hotpotqa",
@@ -51,8 +52,9 @@ METRIC_OF: Mapping[str, Metric] = {
 }
 """The metric that each set is scored by, unless a config says another.
 
-`m2kr` and `reflectiva` are layouts of several sets, and have none: `metric` says it. LiveVQA and MMSearch are published
-with a language model as the judge; cover match is what needs none. A-OKVQA's own program leaves no annotator out.
+`ara`, `m2kr` and `reflectiva` are layouts of several sets, and have none: `metric` says it. LiveVQA and MMSearch are
+published with a language model as the judge; cover match is what needs none. A-OKVQA's own program leaves no annotator
+out.
 """
 
 KNOWLEDGE: Mapping[str, str] = {

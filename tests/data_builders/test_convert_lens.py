@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from reflectune.core.types import Question
+from reflectune.core.images import load_image
+from reflectune.core.types import Entry, Question
 from reflectune.data_builders import convert_lens
 from reflectune.data_builders.dataset import write_questions
-from reflectune.retrieval.retrievers.ranked_retriever import Ranking, read_rankings
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.retrieval.retrievers.ranked_retriever import Ranking, open_ranked, read_rankings
 
 WIKI = "https://en.wikipedia.org/wiki/"
 TOWER, HALL = "0a1b2c3d4e5f6071", "ffee2c3d4e5f6071"
@@ -104,3 +107,22 @@ def test_problems_are_told_together(folder: Path) -> None:
     problems = " ".join(config.problems())
     for part in ("`output` is needed", "there is no file", "has no split train"):
         assert part in problems
+
+
+def test_what_lens_saw_is_found_in_the_knowledge_base_by_the_picture(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As evaluate searches: from the published file to the gold article, however either escapes its address."""
+    pictures = [Image.new("RGB", (32, 32), colour) for colour in ("red", "green", "blue")]
+    for image, picture in zip(IMAGES, pictures, strict=False):
+        (folder / "pictures" / image).parent.mkdir(parents=True)
+        picture.save(folder / "pictures" / image, format="PNG")
+    saw = f"['{WIKI}Ch\u00e2teau_(Ch\u00e2teau-Thierry)', '{WIKI}Elsewhere']"
+    write_lens(folder, [("landmarks", TOWER, saw), *ROWS[1:3]])
+    ids = [f"{WIKI}Ch%C3%A2teau_(Ch%C3%A2teau-Thierry)", f"{WIKI}Bird%27s_nest", f"{WIKI}Pisa"]
+    write_knowledge_base(folder / "knowledge", [Entry(entry_id, "Title") for entry_id in ids], name="kb")
+    run(folder, monkeypatch, "--inaturalist", str(folder / "val.json"))
+    retriever = open_ranked(folder / "ranked.jsonl", KnowledgeBase(folder / "knowledge"), folder)
+    assert "left out: 1 of 3 entities" in capsys.readouterr().err
+    hits = retriever.search([load_image(f"pictures/{image}", root=folder) for image in IMAGES[:3]], 5)
+    assert [[hit.entry_id for hit in row] for row in hits] == [[ids[0]], [], [ids[1]]]

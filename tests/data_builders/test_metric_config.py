@@ -57,7 +57,7 @@ def test_an_unknown_metric_is_refused() -> None:
 
 
 def test_every_reader_of_one_set_has_a_metric() -> None:
-    assert set(QUESTIONS) - set(METRIC_OF) == {"m2kr", "reflectiva"}
+    assert set(QUESTIONS) - set(METRIC_OF) == {"ara", "m2kr", "reflectiva"}
     assert set(METRIC_OF) <= set(QUESTIONS)
     assert set(METRIC_OF.values()) <= set(METRICS)
 

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from reflectune.core.errors import UserError
 from reflectune.metrics import bem_conversion, evqa
 from reflectune.metrics.bem import LONGEST, RECORD, Bem, TooLongError, load_bem, load_tokenizer
-from reflectune.metrics.bem_conversion import LoggedTriple
+from reflectune.metrics.bem_conversion import LoggedTriple, convert, published_right
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] sep [ ] the menger family william and mary where ? ##s cafe , y".split()
 TRIPLES = [
@@ -258,3 +258,18 @@ def test_a_vocabulary_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xcb[UNK]")
     with pytest.raises(UserError, match="is not UTF-8"):
         load_tokenizer(tmp_path / "vocab.txt")
+
+
+def test_the_published_examples_tell_bem_from_another_model(tmp_path: Path, vocabulary: Path) -> None:
+    def like_the_readme(candidate: str, reference: str, question: str) -> list[float]:
+        assert (reference, question) == ("the Menger family", "Where does this hotel derive its name from?")
+        return [0.0, 1.0] if "Menger" in candidate else [1.0, 0.0]
+
+    assert published_right(like_the_readme) == 2
+    assert published_right(lambda *triple: [0.0, 1.0]) == 1
+    assert published_right(lambda *triple: [0.0, 1.0] if "Baker" in triple[0] else [1.0, 0.0]) == 0
+    network = model()
+    check = convert(first_bert(network), vocabulary, examples(network, vocabulary, True), tmp_path / "out", {})
+    written = load_bem(str(tmp_path / "out"))
+    assert check.published == published_right(written)
+    assert json.loads((tmp_path / "out" / "bem.json").read_text())["published_right"] == check.published

@@ -1,0 +1,90 @@
+"""Write an official program's file: `python -m reflectune.metrics.submission --predictions P --dataset D --output O`.
+
+P is an evaluation's traces or a prediction file; `--check FILE` checks a file that is there. InfoSeek's, E-VQA's and
+VQA's programs are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from reflectune.core import checks
+from reflectune.core.config import bound_problems, parse_config, setting
+from reflectune.core.errors import UserError, entry_point
+from reflectune.core.outputs import hold
+
+
+@dataclass
+class SubmissionConfig:
+    """Whose answers are handed in, to which program."""
+
+    predictions: str = setting("", "traces of an evaluation, or a prediction file that `metrics.score` reads")
+    check: str = setting("", "a file to check, in place of writing one", check=checks.file)
+    dataset: str = setting("", "data set folder")
+    splits: list[str] = setting([], "splits to cover; if none, those with answers", check=checks.split_name)
+    layout: Literal["", "infoseek", "evqa", "vqa"] = setting(
+        "", "whose program reads it; by the data set's metric if unset"
+    )
+    official: str = setting(
+        "",
+        "the official file of questions, to cover rows that the data set lacks: InfoSeek's annotations, E-VQA's CSV, "
+        "or VQA's questions",
+        check=checks.file,
+    )
+    fill_missing: bool = setting(False, "give a question without an answer an empty one")
+    output: str = setting("", "file to write", check=checks.output_file)
+    dry_run: bool = setting(False, "say what would be written or checked, and stop")
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        from reflectune.data_builders.dataset import MANIFEST, split_issues  # slow to import, and above this floor
+
+        issues = [] if self.dataset else ["`dataset` is needed"]
+        if bool(self.predictions) == bool(self.check):
+            issues.append("give either `predictions`, to write a file, or `check`, to check one")
+        if self.predictions and not self.output:
+            issues.append("`output` is needed: the file to write")
+        if self.predictions and not Path(self.predictions).exists():
+            issues.append(f"`predictions`: not found: {self.predictions}")
+        if self.dataset and not Path(self.dataset, MANIFEST).is_file():
+            issues.append(f"`dataset`: {self.dataset} has no {MANIFEST}; build_world and convert write one")
+        return issues + bound_problems(self, SubmissionConfig) + split_issues("splits", self.dataset, self.splits)
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, write the file unless one is only to be checked, and check it."""
+    (config,) = parse_config(SubmissionConfig)
+    hold(config.output, unless=config.dry_run or bool(config.check))
+    from reflectune.core.durable import write_atomically  # slow to import, as those below: after the config is right
+    from reflectune.data_builders import dataset
+    from reflectune.metrics.submission_file import check, official_ids
+    from reflectune.metrics.submission_report import file_content, layout_for, lines
+
+    folder = dataset.Dataset(Path(config.dataset))
+    layout = config.layout or layout_for(folder.metric)
+    if config.dry_run:
+        print(f"would check {config.check} ({layout})" if config.check else f"would write {config.output} ({layout})")
+        return
+    splits = config.splits or [split for split in dataset.splits(config.dataset) if split != "train"]
+    questions = [question for split in splits for question in folder.stream(split)]
+    official = Path(config.official) if config.official else None
+    path = Path(config.check or config.output)
+    if config.predictions:
+        settings = (layout, Path(config.predictions), questions, official)
+        content, answers = file_content(*settings, touched=not config.splits, fill=config.fill_missing)
+        write_atomically(path, content)
+        questions = list(answers.questions)
+        told = f"{len(answers.by_id)} answers of {config.predictions} to {', '.join(answers.splits)}"
+        print(told + (f"; left out: {answers.unknown} to no question of these" if answers.unknown else ""))
+    expected = official_ids(layout, official) if official is not None else None
+    defects = check(path, layout, questions, expected, touched=not config.splits)
+    print("\n".join(lines(path, layout, questions, defects)))
+    if any(defect.is_unfit for defect in defects):
+        raise UserError(f"{path} is not fit to be handed in to {layout}'s program: see above")
+
+
+if __name__ == "__main__":
+    main()
