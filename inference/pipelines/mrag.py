@@ -133,6 +133,7 @@ def mrag_recipe(
     def build(name: str, parts: Parts) -> TrajectoryPipeline:
         config = parts.config
         weights = modality_weights(config.query_modality, config.entry_modality)
+        weights = weights.with_summaries(config.summary_share)
         reranker = needed(parts.reranker) if config.unit == "passage" else None
         entries = EntryDocuments(entry_retriever(name, parts), parts.knowledge, weights, reranker, config.lead)
         return TrajectoryPipeline(name, make(config), Tools(reading_models(parts), entries.search), parts.journal)

@@ -251,6 +251,7 @@ def _fingerprint(
             "dataset": dataset.fingerprint,
             "index": config.finder_fingerprint() if recipe.retrieves else None,
             **({"title_weight": config.title_weight} if recipe.retrieves else {}),
+            **({"summary_share": config.summary_share} if recipe.retrieves and config.summary_share else {}),
             **(
                 {"text_index": file_fingerprint(Path(config.text_index, "manifest.json"))}
                 if _reads_texts(name, config)
@@ -313,7 +314,7 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
         **({"text index": f"{config.text_index}, the best {config.passages} passages"} if config.text_index else {}),
         **named,
         "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",
-        "retriever": (f"title_weight {config.title_weight:g}, " if config.index else "") + f"top_n {config.top_n}",
+        "retriever": (_weights(config) if config.index else "") + f"top_n {config.top_n}",
         "settings": f"γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
         f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
         **({"MMKB-RAG": _reflection(config)} if any(find_recipe(n).base_answers for n in config.forms()) else {}),
@@ -321,6 +322,12 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
         "seed": str(config.seed),
         "output": config.output,
     }
+
+
+def _weights(config: EvaluateConfig) -> str:
+    """How an index of entries is searched, in words."""
+    summaries = f"summary_share {config.summary_share:g}, " if config.summary_share else ""
+    return f"title_weight {config.title_weight:g}, {summaries}"
 
 
 def _iterative(config: EvaluateConfig) -> str:

@@ -16,7 +16,7 @@ from reflectune.core.paths import Roots
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, Vectors
 from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.indexes.entry_index import Index, load_index, open_encoder
+from reflectune.retrieval.indexes.entry_index import Index, check_summaries, load_index, open_encoder
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retrievers.queries import PART_FIELDS, Query, Weights, equation_3, usual_weights
 from reflectune.retrieval.retrievers.ranked_retriever import open_ranked
@@ -28,6 +28,8 @@ _ROWS_AN_ENTRY = 2
 """Rows that are searched for at first for each entry that is wanted: some entries have several images."""
 _KEPT_BATCHES = 2**14
 """Encoded batches of pictures that a retriever keeps: 800 MB of 768 dimensions, if ever so many are searched for."""
+
+_TEXT_PARTS = ("text_image", "text_title", "text_summary")
 
 _Item = TypeVar("_Item")
 _Parts = Mapping[str, npt.NDArray[np.float32]]
@@ -70,6 +72,8 @@ class EntryRetriever:
         index: Of the knowledge base to search.
         encoder: The one that the index was built with.
         title_weight: w, from 0 (images alone) to 1 (titles alone); any can be searched with on one index.
+        summary_share: Of w, so much is on an entry's summary in place of its title; more than 0 needs an index with
+            summaries.
 
     Example:
         >>> retriever = EntryRetriever(load_index(folder, knowledge, encoder), encoder)
@@ -78,8 +82,12 @@ class EntryRetriever:
         >>> retriever.search_queries([Query(photo, "Which bird is this?")], top_n=5, weights=equation_7(0.3))
     """
 
-    def __init__(self, index: Index, encoder: ImageTextEncoder, *, title_weight: float = 0.5) -> None:
-        self._index, self._encoder, self._title_weight = index, encoder, _checked(title_weight)
+    def __init__(
+        self, index: Index, encoder: ImageTextEncoder, *, title_weight: float = 0.5, summary_share: float = 0.0
+    ) -> None:
+        self._index, self._encoder = index, encoder
+        self._title_weight = _checked("title_weight", title_weight)
+        self._summary_share = _checked("summary_share", summary_share)
         self._kept: dict[tuple[bytes, ...], Vectors] = {}
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -97,7 +105,8 @@ class EntryRetriever:
             title_weight: In place of the retriever's own.
         """
         weight = self._title_weight if title_weight is None else title_weight
-        return self.search_queries([Query(image) for image in images], top_n, weights=equation_3(weight))
+        weights = equation_3(weight).with_summaries(self._summary_share)
+        return self.search_queries([Query(image) for image in images], top_n, weights=weights)
 
     def search_queries(
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
@@ -108,20 +117,24 @@ class EntryRetriever:
             queries: Images, texts, or both; kinds may be mixed.
             top_n: How many entries of each, at least 1.
             weights: Of the parts of a score; what a query lacks doesn't count (`Weights.of`). None for the usual ones:
-                the retriever's `title_weight` for an image alone, else those of `usual_weights`.
+                the retriever's `title_weight` for an image alone, else those of `usual_weights`, both with the
+                retriever's `summary_share`.
 
         Raises:
             ValueError: `top_n` is less than 1, or a query has nothing of what the weights ask about.
-            UserError: The weights compare texts with images, and the encoder has no space for both.
+            UserError: The weights compare texts with images, and the encoder has no space for both; or they compare
+                with summaries, and the index has none.
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
         contents = [_Content(b"" if query.image is None else pixel_hash(query.image), query.text) for query in queries]
         different = dict(zip(contents, queries, strict=True))  # several questions are asked about one picture
         weights_of = {
-            content: (weights or usual_weights(query, self._title_weight)).of(query)
+            content: (weights or usual_weights(query, self._title_weight, self._summary_share)).of(query)
             for content, query in different.items()
         }
+        if any(PART_FIELDS[part] == "summary" for own in weights_of.values() for part in own):
+            check_summaries(self._index)
         if isinstance(self._encoder, TwoSpaceEncoder):
             weights_of = {content: self._within_spaces(own) for content, own in weights_of.items()}
         vectors = self._encode(different)
@@ -141,7 +154,8 @@ class EntryRetriever:
         if exact_store(self._index.store) is self._index.store:
             return self
         index = dataclasses.replace(self._index, store=exact_store(self._index.store))
-        twin = EntryRetriever(index, self._encoder, title_weight=self._title_weight)
+        weights = {"title_weight": self._title_weight, "summary_share": self._summary_share}
+        twin = EntryRetriever(index, self._encoder, **weights)
         twin._kept = self._kept
         return twin
 
@@ -161,11 +175,13 @@ class EntryRetriever:
         for batch in _batches(list(images)):
             encoded = self._encode_images({key: images[key] for key in batch})
             titles = self._encoder.to_title_space(encoded) if isinstance(self._encoder, TwoSpaceEncoder) else encoded
-            by_image.update((key, {"image": encoded[n], "title": titles[n]}) for n, key in enumerate(batch))
+            by_image.update(
+                (key, {"image": encoded[n], "title": titles[n], "summary": titles[n]}) for n, key in enumerate(batch)
+            )
         by_text: dict[str, _Parts] = {}
         for texts in _batches(list(dict.fromkeys(query.text for query in queries.values() if query.has_text))):
             encoded = self._encoder.encode_texts(texts)
-            by_text.update((text, {"text_image": encoded[n], "text_title": encoded[n]}) for n, text in enumerate(texts))
+            by_text.update((text, dict.fromkeys(_TEXT_PARTS, encoded[n])) for n, text in enumerate(texts))
         return {content: {**by_image.get(content.image, {}), **by_text.get(content.text, {})} for content in queries}
 
     def _encode_images(self, pictures: Mapping[bytes, Image.Image]) -> Vectors:
@@ -243,10 +259,10 @@ def _batches(items: list[_Item]) -> list[list[_Item]]:
     return [items[start : start + _BATCH] for start in range(0, len(items), _BATCH)]
 
 
-def _checked(title_weight: float) -> float:
-    if not 0 <= title_weight <= 1:
-        raise ValueError(f"title_weight must be from 0 to 1, found {title_weight}")
-    return title_weight
+def _checked(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be from 0 to 1, found {value}")
+    return value
 
 
 def _first_of_each(rows: npt.NDArray[np.int64], owner: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -265,9 +281,14 @@ def open_retriever(config: RetrieverConfig, knowledge: KnowledgeBase, *, image_r
         device: Where the encoder runs: `cpu`, `cuda`, `auto`, …
 
     Raises:
-        UserError: The index is of another knowledge base or encoder, or the ranked entities can't be used.
+        UserError: The index is of another knowledge base or encoder, or lacks the summaries that are to be weighed; or
+            the ranked entities can't be used.
     """
     if config.ranked_entities:
         return open_ranked(config.ranked_entities, knowledge, image_roots)
     encoder = open_encoder(config.encoder, config.index, device=device)
-    return EntryRetriever(load_index(config.index, knowledge, encoder), encoder, title_weight=config.title_weight)
+    index = load_index(config.index, knowledge, encoder)
+    if config.summary_share:
+        check_summaries(index)
+    weights = {"title_weight": config.title_weight, "summary_share": config.summary_share}
+    return EntryRetriever(index, encoder, **weights)

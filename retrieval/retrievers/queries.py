@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +20,12 @@ PART_FIELDS: Final[Mapping[str, str]] = {
     "title": "title",
     "text_image": "image",
     "text_title": "title",
+    "summary": "summary",
+    "text_summary": "summary",
 }
 """The index's field that each part of a score is a similarity to; parts in the order in which they are added up."""
+_BY_IMAGE: Final = frozenset(("image", "title", "summary"))
+"""The parts that a query's image is compared in; the others are its text's."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +63,17 @@ class Weights:
     """How much each similarity between a query and an entry weighs in the entry's score; they sum to 1.
 
     S = image · sim(I, I_k) + title · sim(I, T_k) + text_image · sim(q, I_k) + text_title · sim(q, T_k), with a query's
-    image I and text q, and an entry's image I_k and title T_k. The names are those of `Hit.parts`. All of it is on the
-    query's side: any weights can be searched with on one index.
+    image I and text q, and an entry's image I_k and title T_k; and summary · sim(I, S_k) + text_summary · sim(q, S_k)
+    of an index that has the entries' summaries S_k. The names are those of `Hit.parts`. All of it is on the query's
+    side: any weights can be searched with on one index.
 
     Attributes:
         image: Of the query's image and an entry's image.
         title: Of the query's image and an entry's title.
         text_image: Of the query's text and an entry's image; it needs an encoder with one space for both.
         text_title: Of the query's text and an entry's title.
+        summary: Of the query's image and an entry's summary.
+        text_summary: Of the query's text and an entry's summary.
 
     Raises:
         ValueError: One is negative or no number, or they don't sum to 1.
@@ -75,6 +83,8 @@ class Weights:
     title: float = 0.0
     text_image: float = 0.0
     text_title: float = 0.0
+    summary: float = 0.0
+    text_summary: float = 0.0
 
     def __post_init__(self) -> None:
         values = [getattr(self, part) for part in PART_FIELDS]
@@ -85,20 +95,43 @@ class Weights:
         """The weights of the parts that a query has, scaled so that they sum to what all of them do.
 
         A query without text has no part of a text, one without image none of an image: what it lacks doesn't lower its
-        scores. Parts of weight 0 are among them.
+        scores. Parts of weight 0 are among them, but for those of summaries, which not every index has.
 
         Raises:
             ValueError: All the weight is on what the query lacks.
         """
-        has = {"image": query.image is not None, "title": query.image is not None}
         values = {part: float(getattr(self, part)) for part in PART_FIELDS}
-        own = {part: value for part, value in values.items() if has.get(part, query.has_text)}
+        values = {part: value for part, value in values.items() if value or PART_FIELDS[part] != "summary"}
+        own = {
+            part: value
+            for part, value in values.items()
+            if (query.image is not None if part in _BY_IMAGE else query.has_text)
+        }
         if not any(own.values()):
             raise ValueError(f"a query that has only {query.kind} can't be searched for with {self}")
         if sum(own.values()) == sum(values.values()):
             return own
         scale = sum(values.values()) / sum(own.values())
         return {part: value * scale for part, value in own.items()}
+
+    def with_summaries(self, share: float) -> Weights:
+        """The same with so much of what weighs on an entry's title given to its summary.
+
+        Args:
+            share: From 0, which changes nothing, to 1, with which titles weigh nothing.
+
+        Raises:
+            ValueError: `share` is not from 0 to 1.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"summary_share must be from 0 to 1, found {share}")
+        return dataclasses.replace(
+            self,
+            title=self.title * (1 - share),
+            summary=self.summary + self.title * share,
+            text_title=self.text_title * (1 - share),
+            text_summary=self.text_summary + self.text_title * share,
+        )
 
 
 def equation_3(title_weight: float = 0.5) -> Weights:
@@ -136,8 +169,8 @@ def modality_weights(query: Modality, target: Target) -> Weights:
     Example:
         >>> modality_weights("I", "IT") == equation_3()
         True
-        >>> modality_weights("IQ", "I")
-        Weights(image=0.5, title=0.0, text_image=0.5, text_title=0.0)
+        >>> modality_weights("IQ", "I") == Weights(image=0.5, text_image=0.5)
+        True
     """
     by_image = {"I": "image", "T": "title"}
     by_text = {"I": "text_image", "T": "text_title"}
@@ -145,10 +178,12 @@ def modality_weights(query: Modality, target: Target) -> Weights:
     return Weights(**{part: 1 / len(parts) for part in parts})
 
 
-def usual_weights(query: Query, title_weight: float = 0.5) -> Weights:
+def usual_weights(query: Query, title_weight: float = 0.5, summary_share: float = 0.0) -> Weights:
     """What a query is searched with if nothing is said: equation 3 for an image, equation 7 for an image and a text,
-    a text against titles.
+    a text against titles; of what weighs on titles, the share of summaries goes to them.
     """
     if query.image is None:
-        return Weights(text_title=1.0)
-    return equation_7() if query.has_text else equation_3(title_weight)
+        weights = Weights(text_title=1.0)
+    else:
+        weights = equation_7() if query.has_text else equation_3(title_weight)
+    return weights.with_summaries(summary_share)
