@@ -98,8 +98,9 @@ def _fingerprint(
     config: SweepConfig, dataset: Dataset, points: list[Point], runner: GridRunner, measure: Measure
 ) -> str:
     settings = {name: str(value) for name, value in dataclasses.asdict(config).items() if name not in ELSEWHERE}
-    if not config.summary_share:
-        del settings["summary_share"]  # points that are older than the key go on
+    for name, usual in {"summary_share": "0.0", "fusion": "scores"}.items():
+        if settings[name] == usual:
+            del settings[name]  # points that are older than the key go on
     return fingerprint(
         {
             "settings": settings,

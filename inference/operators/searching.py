@@ -90,7 +90,10 @@ def knowledge_bases(
         by_picture: Whether pairs are searched by the picture alone: ranked by equation 3 of mR²AG, as for the pipelines
             that retrieve once.
     """
-    weights = None if by_picture else equation_7(config.text_weight).with_summaries(config.summary_share)
+    weights = None
+    if not by_picture:
+        weights = equation_7(config.text_weight).with_summaries(config.summary_share).fused(config.fusion)
+        entries.check(weights)
 
     def passages_of(entry_id: str) -> list[Passage]:
         return split_passages(knowledge.get(entry_id), lead=config.lead)

@@ -252,6 +252,7 @@ def _fingerprint(
             "index": config.finder_fingerprint() if recipe.retrieves else None,
             **({"title_weight": config.title_weight} if recipe.retrieves else {}),
             **({"summary_share": config.summary_share} if recipe.retrieves and config.summary_share else {}),
+            **({"fusion": config.fusion} if recipe.is_iterative and config.fusion != "scores" else {}),
             **(
                 {"text_index": file_fingerprint(Path(config.text_index, "manifest.json"))}
                 if _reads_texts(name, config)
@@ -333,11 +334,12 @@ def _weights(config: EvaluateConfig) -> str:
 def _iterative(config: EvaluateConfig) -> str:
     """The settings of iterative pipelines in words."""
     server = f"; server {config.endpoint().shown_url}, {config.llm_model}" if config.llm_url else ""
+    fusion = f", fusion {config.fusion}" if config.fusion != "scores" else ""
     answerer = config.answerer or config.reader
     return (
         f"at most {config.iterations} iterations after the first, {config.text_passages} passages and "
-        f"{config.pair_passages} pairs each, λ {config.text_weight:g}, τ {config.saturation:g}, records of at most "
-        f"{config.max_record_tokens} tokens; reader {config.reader}, answerer {answerer}{server}"
+        f"{config.pair_passages} pairs each, λ {config.text_weight:g}{fusion}, τ {config.saturation:g}, records of "
+        f"at most {config.max_record_tokens} tokens; reader {config.reader}, answerer {answerer}{server}"
     )
 
 

@@ -83,7 +83,10 @@ def _ways(config: RecallConfig, dataset: Dataset) -> Iterator[_Way]:
         twin = _exact_twin(config, config.index, retriever)
         share = config.summary_share
         of_titles = {f"{weight:g}": equation_3(weight).with_summaries(share) for weight in config.title_weights}
-        of_texts = {f"{weight:g}": equation_7(weight).with_summaries(share) for weight in config.text_weights}
+        of_texts = {
+            f"{weight:g}": equation_7(weight).with_summaries(share).fused(config.fusion)
+            for weight in config.text_weights
+        }
         yield _Way("weights", "title_weight", _weighted(retriever, of_titles), _weighted(twin, of_titles))
         if of_texts:
             searches, exact = _weighted(retriever, of_texts), _weighted(twin, of_texts)

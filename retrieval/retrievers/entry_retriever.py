@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -18,7 +19,21 @@ from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder
 from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.indexes.entry_index import Index, check_summaries, load_index, open_encoder
 from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.retrievers.queries import PART_FIELDS, Query, Weights, equation_3, usual_weights
+from reflectune.retrieval.retrievers.fusion import (
+    FUSED_FIELDS,
+    check_fusion,
+    encode_pairs,
+    fused_weights,
+    weighted_sum,
+)
+from reflectune.retrieval.retrievers.queries import (
+    PART_FIELDS,
+    Fusion,
+    Query,
+    Weights,
+    equation_3,
+    usual_weights,
+)
 from reflectune.retrieval.retrievers.ranked_retriever import open_ranked
 from reflectune.retrieval.stores.base import inner
 from reflectune.retrieval.stores.opening import exact_store
@@ -29,11 +44,12 @@ _ROWS_AN_ENTRY = 2
 _KEPT_BATCHES = 2**14
 """Encoded batches of pictures that a retriever keeps: 800 MB of 768 dimensions, if ever so many are searched for."""
 
+_FIELDS = {**PART_FIELDS, **FUSED_FIELDS}
 _TEXT_PARTS = ("text_image", "text_title", "text_summary")
 
 _Item = TypeVar("_Item")
 _Parts = Mapping[str, npt.NDArray[np.float32]]
-"""What each part of a score compares an entry's vectors with; see `PART_FIELDS`."""
+"""What each part of a score compares an entry's vectors with; see `PART_FIELDS` and `FUSED_FIELDS`."""
 
 
 class Retriever(Protocol):
@@ -122,22 +138,26 @@ class EntryRetriever:
 
         Raises:
             ValueError: `top_n` is less than 1, or a query has nothing of what the weights ask about.
-            UserError: The weights compare texts with images, and the encoder has no space for both; or they compare
-                with summaries, and the index has none.
+            UserError: The weights compare texts with images or make them one vector, and the encoder has no space for
+                both; or they compare with summaries, and the index has none; or the encoder is to read both together,
+                and can't.
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
         contents = [_Content(b"" if query.image is None else pixel_hash(query.image), query.text) for query in queries]
         different = dict(zip(contents, queries, strict=True))  # several questions are asked about one picture
-        weights_of = {
-            content: (weights or usual_weights(query, self._title_weight, self._summary_share)).of(query)
-            for content, query in different.items()
-        }
-        if any(PART_FIELDS[part] == "summary" for own in weights_of.values() for part in own):
-            check_summaries(self._index)
-        if isinstance(self._encoder, TwoSpaceEncoder):
-            weights_of = {content: self._within_spaces(own) for content, own in weights_of.items()}
-        vectors = self._encode(different)
+        weights_of: dict[_Content, Mapping[str, float]] = {}
+        for content, query in different.items():
+            asked = weights or usual_weights(query, self._title_weight, self._summary_share)
+            self.check(asked)
+            weights_of[content] = self._parts(asked, query)
+        rule: Fusion = "scores" if weights is None else weights.fusion
+        fused = {} if rule == "scores" else {content: q for content, q in different.items() if q.is_both}
+        apart = different if rule != "features" else {c: query for c, query in different.items() if c not in fused}
+        vectors = self._encode(apart)
+        for content, vector in self._one_vector_each(fused, rule, weights_of, vectors).items():
+            weights_of[content] = fused_weights(weights_of[content])
+            vectors[content] = dict.fromkeys(weights_of[content], vector)
         hits: dict[_Content, list[Hit]] = {}
         for batch in _alike(weights_of):
             own = weights_of[batch[0]]
@@ -145,6 +165,21 @@ class EntryRetriever:
             for content, chosen in zip(batch, rows, strict=True):
                 hits[content] = self._hits(different[content].kind, vectors[content], own, chosen)
         return [hits[content] for content in contents]
+
+    def check(self, weights: Weights) -> None:
+        """Refuse weights that this index or its encoder can't be searched with.
+
+        Raises:
+            UserError: See `search_queries`.
+        """
+        if weights.summary or weights.text_summary:
+            check_summaries(self._index)
+        if isinstance(self._encoder, TwoSpaceEncoder) and weights.text_image:
+            raise UserError(
+                f"the encoder {self._encoder.name} has a space of its own for texts, which images of the index are not "
+                "in; give `text_image` the weight 0"
+            )
+        check_fusion(self._encoder, weights.fusion)
 
     def exactly(self) -> EntryRetriever:
         """The same with an exact search for what an approximate store searches, or itself if its store is exact.
@@ -159,14 +194,28 @@ class EntryRetriever:
         twin._kept = self._kept
         return twin
 
-    def _within_spaces(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """The weights without the part that an encoder of two spaces doesn't have."""
-        if weights.get("text_image"):
-            raise UserError(
-                f"the encoder {self._encoder.name} has a space of its own for texts, which images of the index are not "
-                "in; give `text_image` the weight 0"
-            )
-        return {part: weight for part, weight in weights.items() if part != "text_image"}
+    def _parts(self, weights: Weights, query: Query) -> Mapping[str, float]:
+        """The weights of a query's parts, without the one that an encoder of two spaces doesn't have."""
+        parts = weights.of(query)
+        if isinstance(self._encoder, TwoSpaceEncoder):
+            parts.pop("text_image", None)
+        return parts
+
+    def _one_vector_each(
+        self,
+        queries: Mapping[_Content, Query],
+        rule: Fusion,
+        weights_of: Mapping[_Content, Mapping[str, float]],
+        vectors: Mapping[_Content, _Parts],
+    ) -> dict[_Content, Vectors]:
+        """The one vector of each query that has an image and a text, by a rule other than that of scores."""
+        if rule == "vectors":
+            return {
+                content: weighted_sum(weights_of[content], vectors[content]["image"], vectors[content]["text_image"])
+                for content in queries
+            }
+        encoded = [encode_pairs(self._encoder, [queries[each] for each in batch]) for batch in _batches(list(queries))]
+        return dict(zip(queries, itertools.chain.from_iterable(encoded), strict=True))
 
     def _encode(self, queries: Mapping[_Content, Query]) -> dict[_Content, _Parts]:
         """What each part of a query's score compares with."""
@@ -212,7 +261,7 @@ class EntryRetriever:
         By titles alone all rows of an entry are alike, so that the part of its image is its first one's.
         """
         vectors = self._index.store.get(rows)
-        parts = {part: inner(vectors[PART_FIELDS[part]], query[part]) for part in weights}
+        parts = {part: inner(vectors[_FIELDS[part]], query[part]) for part in weights}
         scores = sum((weights[part] * parts[part] for part in parts), start=np.zeros(len(rows)))
         return [
             Hit(
@@ -250,7 +299,7 @@ def _weighted(
     for part, weight in weights.items():
         if weight:
             term = np.stack([vectors[content][part] for content in batch]) * np.float32(weight)
-            field = PART_FIELDS[part]
+            field = _FIELDS[part]
             query[field] = query[field] + term if field in query else term
     return query
 

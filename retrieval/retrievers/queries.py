@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from PIL import Image
 
@@ -14,6 +14,10 @@ Modality = Literal["I", "IQ", "IC", "Q", "C"]
 """A query's side in mRAG (arXiv 2505.24073): an image, with the question or a caption, or a text alone."""
 Target = Literal["I", "IT", "T"]
 """A knowledge base's side: an entry's image, its image and its title, or its title."""
+
+Fusion = Literal["scores", "vectors", "features"]
+"""How a query's image and text are put together: see `Weights`."""
+FUSIONS: Final[tuple[Fusion, ...]] = ("scores", "vectors", "features")
 
 PART_FIELDS: Final[Mapping[str, str]] = {
     "image": "image",
@@ -24,7 +28,7 @@ PART_FIELDS: Final[Mapping[str, str]] = {
     "text_summary": "summary",
 }
 """The index's field that each part of a score is a similarity to; parts in the order in which they are added up."""
-_BY_IMAGE: Final = frozenset(("image", "title", "summary"))
+BY_IMAGE: Final = frozenset(("image", "title", "summary"))
 """The parts that a query's image is compared in; the others are its text's."""
 
 
@@ -53,6 +57,11 @@ class Query:
         return bool(self.text.strip())
 
     @property
+    def is_both(self) -> bool:
+        """Whether there are an image and a text."""
+        return self.image is not None and self.has_text
+
+    @property
     def kind(self) -> str:
         """`image`, `text` or `image and text`."""
         return " and ".join(name for name, is_there in (("image", self.image), ("text", self.has_text)) if is_there)
@@ -67,6 +76,9 @@ class Weights:
     of an index that has the entries' summaries S_k. The names are those of `Hit.parts`. All of it is on the query's
     side: any weights can be searched with on one index.
 
+    A query that has both may be made one vector v instead, with S = Σ_f w_f · sim(v, f) over an entry's fields f, each
+    of which weighs as much as its two parts together. A query that has one of them alone is searched for as ever.
+
     Attributes:
         image: Of the query's image and an entry's image.
         title: Of the query's image and an entry's title.
@@ -74,6 +86,10 @@ class Weights:
         text_title: Of the query's text and an entry's title.
         summary: Of the query's image and an entry's summary.
         text_summary: Of the query's text and an entry's summary.
+        fusion: `scores`: similarities are added up, as above. `vectors`: v is the sum of the image's vector and the
+            text's, each weighing what its parts do, scaled to length 1; it needs one space for both. Where weights are
+            products of a side's and a field's, as all of `modality_weights` are, entries come in the order of `scores`.
+            `features`: v is what the encoder makes of both, read together; weights decide on fields alone.
 
     Raises:
         ValueError: One is negative or no number, or they don't sum to 1.
@@ -85,11 +101,14 @@ class Weights:
     text_title: float = 0.0
     summary: float = 0.0
     text_summary: float = 0.0
+    fusion: Fusion = "scores"
 
     def __post_init__(self) -> None:
         values = [getattr(self, part) for part in PART_FIELDS]
         if not all(0 <= value <= 1 for value in values) or not math.isclose(sum(values), 1, abs_tol=1e-6):
             raise ValueError(f"weights must be from 0 to 1 and sum to 1, found {self}")
+        if self.fusion not in FUSIONS:
+            raise ValueError(f"fusion is one of {', '.join(FUSIONS)}, found {self.fusion}")
 
     def of(self, query: Query) -> dict[str, float]:
         """The weights of the parts that a query has, scaled so that they sum to what all of them do.
@@ -105,7 +124,7 @@ class Weights:
         own = {
             part: value
             for part, value in values.items()
-            if (query.image is not None if part in _BY_IMAGE else query.has_text)
+            if (query.image is not None if part in BY_IMAGE else query.has_text)
         }
         if not any(own.values()):
             raise ValueError(f"a query that has only {query.kind} can't be searched for with {self}")
@@ -113,6 +132,10 @@ class Weights:
             return own
         scale = sum(values.values()) / sum(own.values())
         return {part: value * scale for part, value in own.items()}
+
+    def fused(self, fusion: Fusion) -> Weights:
+        """The same with another rule for queries of an image and a text."""
+        return dataclasses.replace(self, fusion=fusion)
 
     def with_summaries(self, share: float) -> Weights:
         """The same with so much of what weighs on an entry's title given to its summary.
@@ -175,7 +198,8 @@ def modality_weights(query: Modality, target: Target) -> Weights:
     by_image = {"I": "image", "T": "title"}
     by_text = {"I": "text_image", "T": "text_title"}
     parts = [(by_image if side == "I" else by_text)[field] for side in query for field in target]
-    return Weights(**{part: 1 / len(parts) for part in parts})
+    weights: dict[str, Any] = {part: 1 / len(parts) for part in parts}
+    return Weights(**weights)
 
 
 def usual_weights(query: Query, title_weight: float = 0.5, summary_share: float = 0.0) -> Weights:

@@ -82,7 +82,7 @@ def test_the_papers_settings_are_weights() -> None:
     assert modality_weights("I", "I") == Weights(image=1)
     assert modality_weights("IQ", "I") == modality_weights("IC", "I") == Weights(image=0.5, text_image=0.5)
     assert modality_weights("C", "IT") == Weights(text_image=0.5, text_title=0.5)
-    assert dataclasses.astuple(modality_weights("IQ", "IT")) == (0.25, 0.25, 0.25, 0.25, 0.0, 0.0)
+    assert dataclasses.astuple(modality_weights("IQ", "IT")) == (0.25, 0.25, 0.25, 0.25, 0.0, 0.0, "scores")
 
 
 def test_every_kind_of_query_has_usual_weights() -> None:
