@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from PIL import Image
+
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
@@ -133,6 +135,7 @@ class PlainBuilder:
         """By example id: the passages of each context, in the order of `evidence`."""
         texts = [example.question for example in examples]
         hits: list[list[Hit]] = []
+        images: list[Image.Image] = []
         if self._retriever is not None and examples:
             images = [load_image(example.image, root=self._image_roots, needed_by=example.id) for example in examples]
             hits = self._retriever.search(images, self._config.top_n)
@@ -142,7 +145,7 @@ class PlainBuilder:
                 columns.append([()] * len(examples))
             else:
                 form: ContextForm = name  # type: ignore[assignment]  # the config was checked
-                columns.append([self._shorten(row) for row in self._contexts.build(form, texts, hits)])
+                columns.append([self._shorten(row) for row in self._contexts.build(form, texts, hits, images)])
         return {example.id: list(row) for example, row in zip(examples, zip(*columns, strict=True), strict=True)}
 
     def _shorten(self, passages: Sequence[Passage]) -> Sequence[Passage]:
