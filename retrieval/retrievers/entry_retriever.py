@@ -188,8 +188,24 @@ class EntryRetriever:
         """
         if exact_store(self._index.store) is self._index.store:
             return self
-        index = dataclasses.replace(self._index, store=exact_store(self._index.store))
-        weights = {"title_weight": self._title_weight, "summary_share": self._summary_share}
+        return self._twin(
+            dataclasses.replace(self._index, store=exact_store(self._index.store)),
+            title_weight=self._title_weight,
+            summary_share=self._summary_share,
+        )
+
+    def weighted(self, *, title_weight: float, summary_share: float = 0.0) -> EntryRetriever:
+        """The same with other weights of its own. The two share encoded pictures.
+
+        Raises:
+            UserError: Summaries are to be weighed, and the index has none.
+        """
+        if summary_share:
+            check_summaries(self._index)
+        return self._twin(self._index, title_weight=title_weight, summary_share=summary_share)
+
+    def _twin(self, index: Index, **weights: float) -> EntryRetriever:
+        """A retriever with the same encoder, and the pictures that it encoded."""
         twin = EntryRetriever(index, self._encoder, **weights)
         twin._kept = self._kept
         return twin
