@@ -197,24 +197,32 @@ def run_to_file(
 
 
 def run_chunks(
-    items: Sequence[Item], size: int, make: Callable[[Sequence[Item]], Row], path: Path, fingerprint: str
+    items: Sequence[Item],
+    size: int,
+    make: Callable[[Sequence[Item]], Row],
+    logs: Logs,
+    *,
+    processes: Processes = ALONE,
+    desc: str = "questions",
 ) -> Iterator[Row]:
-    """Make one row of every `size` items, in one process; yield the rows in order when all are made.
+    """Make one row of every `size` items, each in one of the processes; yield the rows in order when all are made.
 
     Args:
-        items: In the same order whenever the run is gone on with.
+        items: In the same order whenever the run is gone on with, and in all processes.
         size: Items that a row stands for.
         make: Makes a row.
-        path: The log; the caller deletes it when it has kept the rows.
-        fingerprint: Hash of everything that determines a row.
+        logs: Where to; the caller deletes them when it has kept the rows.
+        processes: Of the launch.
+        desc: What the progress bar is called.
     """
-    starts, logs = range(0, len(items), size), Logs(path.parent, path.name, fingerprint)
+    starts = range(0, len(items), size)
 
     def work(batch: Sequence[int]) -> Iterator[tuple[str, Row]]:
         return ((str(start), make(items[start : start + size])) for start in batch)
 
     batches = [[start] for start in starts]
-    run_batches(batches, work, logs, logs.places(), key=str, desc="questions", unit=f"×{size}")
+    done = logs.places()
+    run_batches(batches, work, logs, done, processes=processes, key=str, desc=desc, unit=f"×{size}")
     return logs.rows(map(str, starts))
 
 

@@ -15,7 +15,7 @@ from reflectune.models.schemes.registry import reflecting_schemes
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
-from reflectune.retrieval.retrievers.queries import Target
+from reflectune.retrieval.retrievers.queries import Fusion, Target
 
 Fallback = Literal["best_product", "random", "closed_book", "abstain"]
 Scope = Literal["both", "record", "trajectory"]
@@ -145,6 +145,9 @@ class TrajectoryConfig:
         "MI-RAG, PMSR, WikiSeeker: λ, a pair's score: so much of the query's text, the rest the picture's",
         low=0,
         high=1,
+    )
+    fusion: Fusion = setting(
+        "scores", "query of image and text: add up scores, or one vector: their sum, or the encoder's own (features)"
     )
     saturation: float = setting(
         0.9, "PMSR: stop when a query is so similar to an earlier one (τ)", low=-1, high=2, says="is from -1 to 2"

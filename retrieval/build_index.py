@@ -1,9 +1,9 @@
 """Index a knowledge base: `python -m reflectune.retrieval.build_index --knowledge DIR --output DIR [--dry_run]`.
 
-Encodes every entry's images and title. A run that was cut off goes on where it stopped when the same command is given
-again; with `--verify` a finished one is compared whole with its checksums. Under `accelerate launch` the processes
-share the work, with the same result. Exit status: 0 if every image was good, 3 if some were left out (`on_error:
-skip`).
+Encodes every entry's images and title, and its summary with `--summaries`. A run that was cut off goes on where it
+stopped when the same command is given again; with `--verify` a finished one is compared whole with its checksums. Under
+`accelerate launch` the processes share the work, with the same result. Exit status: 0 if every image was good, 3 if
+some were left out (`on_error: skip`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ class IndexConfig:
         check=encoder_name,
     )
     dtype: str = setting("float32", "of the encoder: float32, bfloat16 or float16", choices=DTYPES)
+    summaries: bool = setting(
+        False, "encode entries' summaries too (else first passages), so that `summary_share` can weigh them"
+    )
     leave_out: str = setting(
         "", "pictures to leave out: near_duplicates.jsonl of data_builders.find_duplicates", check=checks.file
     )
@@ -89,12 +92,13 @@ def run(config: IndexConfig) -> int:
             if config.on_error == "stop":
                 raise UserError(f"{told}; mend them, or leave them out with `on_error: skip`")
             print(f"{told}; they would be left out")
-        plan = plan_index(kb, encoder, config.store)
+        plan = plan_index(kb, encoder, config.store, summaries=config.summaries)
         if leave_out.pictures:
             print(f"without {len(leave_out.pictures):,} near-duplicates of test pictures, listed in {config.leave_out}")
         print(*describe_plan(kb, encoder, plan), f"into {config.output}; nothing was written", sep="\n")
         check_room(Path(config.output), plan)
-        parts = try_entries(kb, encoder, batch_size=config.batch_size, workers=config.workers)
+        how = {"batch_size": config.batch_size, "workers": config.workers}
+        parts = try_entries(kb, encoder, **how, summaries=config.summaries)
         if time := describe_time(parts, processes):
             print(f"  {time}")
         return len(missing)
@@ -103,6 +107,7 @@ def run(config: IndexConfig) -> int:
         encoder,
         config.output,
         store=config.store,
+        summaries=config.summaries,
         leave_out=leave_out,
         batch_size=config.batch_size,
         shard_rows=config.shard_rows,
@@ -115,7 +120,8 @@ def run(config: IndexConfig) -> int:
     if processes.index:
         return 0
     counts = index.manifest
-    print(f"{config.output}: {counts['entries']:,} titles and {counts['images']:,} images of {kb.name}")
+    texts = "titles, as many summaries" if config.summaries else "titles"
+    print(f"{config.output}: {counts['entries']:,} {texts} and {counts['images']:,} images of {kb.name}")
     print(f"  searched by {counts['store']}{recall_of(counts)}")
     if config.leave_out:
         print(f"  left out: {counts[NEAR_DUPLICATES]:,} near-duplicates of test pictures, listed in {config.leave_out}")

@@ -21,6 +21,13 @@ class IndexKeys:
         "", "in place of `index`: JSONL of entries ranked for each picture, e.g. by Google Lens", check=checks.file
     )
 
+    summary_share: float = setting(
+        0.0,
+        "of what weighs on an entry's title so much goes to its summary; needs `build_index --summaries`",
+        low=0,
+        high=1,
+    )
+
     @property
     def finds_entries(self) -> bool:
         """Whether the keys name an index or ranked entities."""
@@ -33,6 +40,8 @@ class IndexKeys:
         issues = bound_problems(self, IndexKeys) + ([told] if is_missing else [])
         if self.index and self.ranked_entities:
             issues.append("`index` and `ranked_entities` are both given; entries are found by one of them")
+        if self.ranked_entities and self.summary_share:
+            issues.append("`summary_share` needs an `index`; ranked entities have no summaries to weigh")
         return issues
 
     def finder_fingerprint(self) -> str:

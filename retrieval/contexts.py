@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from PIL import Image
+
 from reflectune.core.types import Passage
 from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, sentences, split_passages
-from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.rerankers.base import PictureReranker, Reranker
 from reflectune.retrieval.rerankers.words import best_by_words
 
 ContextForm = Literal["article", "articles", "passages"]
@@ -36,7 +38,13 @@ class ContextBuilder:
     passages: int = 5
     lead: Lead = "first_sentence"
 
-    def build(self, form: ContextForm, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[list[Passage]]:
+    def build(
+        self,
+        form: ContextForm,
+        questions: Sequence[str],
+        hits: Sequence[Sequence[Hit]],
+        images: Sequence[Image.Image] = (),
+    ) -> list[list[Passage]]:
         """The passages that each question is answered from, in the order of reading.
 
         Args:
@@ -45,6 +53,7 @@ class ContextBuilder:
                 (LLaVA-SFR of its Table 1).
             questions: The questions' texts.
             hits: The retrieved entries of each, best first.
+            images: The questions' pictures, for a reranker that reads them.
         """
         depth = 1 if form == "article" else self.top_n
         articles = [
@@ -55,7 +64,11 @@ class ContextBuilder:
             return articles
         if self.reranker is None:
             raise ValueError("the best passages are asked for without a reranker")
-        ranked = self.reranker.rank(questions, articles, self.passages)
+        if isinstance(self.reranker, PictureReranker) and images:
+            scores = [{hit.entry_id: hit.score for hit in row} for row in hits]
+            ranked = self.reranker.rank_pictured(questions, images, articles, scores, self.passages)
+        else:
+            ranked = self.reranker.rank(questions, articles, self.passages)
         return [[scored.passage for scored in row] for row in ranked]
 
 

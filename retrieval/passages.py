@@ -77,6 +77,17 @@ def split_passages(
     return passages
 
 
+def summary_text(entry: Entry) -> str:
+    """An entry's summary; its first passage where it has none, and its title where it has no text at all.
+
+    White space is made single.
+    """
+    if text := " ".join(entry.summary.split()):
+        return text
+    passages = split_passages(entry)
+    return passages[0].text if passages else " ".join(entry.title.split())
+
+
 def first_sentence(text: str) -> str:
     """The first sentence of a text, or all of it where none ends.
 

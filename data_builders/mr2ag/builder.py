@@ -7,7 +7,7 @@ import functools
 import itertools
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,16 +99,42 @@ class ExampleBuilder:
         self._dataset, self._retriever, self._annotate, self._config = dataset, retriever, annotate, config
         self._recipe = config.recipe()
         self._roots = image_roots(dataset, config)
-        self._ranked: dict[str, list[str]] = {}
+        self._ranked: dict[str, Sequence[str]] = {}
         self._passages = functools.lru_cache(maxsize=8192)(self._split)
+
+    def pictured(self, questions: Sequence[Question]) -> list[Question]:
+        """The first sound question about each picture that is searched for; for the black one there is nothing to find.
+
+        None without a retriever.
+        """
+        if self._retriever is None:
+            return []
+        first: dict[str, Question] = {}
+        for question in map(self._with_image, questions):
+            if not self._is_blank(question.image) and not question_problem(question):
+                first.setdefault(question.image, question)
+        return list(first.values())
+
+    def search(self, questions: Sequence[Question]) -> dict[str, list[str]]:
+        """The best entries of each question's picture, by its path; a bad picture is an error, or has none.
+
+        They are as many as remain deep enough when the question's own are taken out.
+        """
+        images = {q.image: image for q in questions if (image := self._try(q, self._open, Batch())) is not None}
+        if self._retriever is None or not images:
+            return {}
+        hits_by_image = self._retriever.search(list(images.values()), top_n=self._config.retrieval_depth + 2)
+        return {path: [hit.entry_id for hit in hits] for path, hits in zip(images, hits_by_image, strict=True)}
+
+    def expect(self, ranked: Mapping[str, Sequence[str]]) -> None:
+        """Take what was found for pictures; `knowledge` draws its hard negatives from it."""
+        self._ranked.update(ranked)
 
     def knowledge(self, questions: Sequence[Question]) -> Batch:
         """Examples of knowledge-based questions; the annotator is asked once about them all."""
         batch = Batch()
         questions = [self._with_image(question) for question in questions]
-        images = {q.id: image for q in questions if (image := self._try(q, self._open, batch)) is not None}
-        answerable = [question for question in questions if question.id in images]
-        self._rank([(question.image, images[question.id]) for question in answerable])
+        answerable = [question for question in questions if self._try(question, self._open, batch) is not None]
         articles = [(q, article) for q in answerable if (article := self._try(q, self._article, batch)) is not None]
         cases_by_question = [
             [(question, p) for p in candidates(question, article, self._recipe)] for question, article in articles
@@ -160,16 +186,6 @@ class ExampleBuilder:
 
     def _is_blank(self, path: str) -> bool:
         return self._config.without_image == "blank" and path == blank_image(self._dataset, Path(self._config.output))
-
-    def _rank(self, images: Sequence[tuple[str, Image.Image]]) -> None:
-        """Retrieve for the images that have not been searched for yet; for the black one there is nothing to find."""
-        new = {path: image for path, image in images if path not in self._ranked and not self._is_blank(path)}
-        if self._retriever is None or not new:
-            return
-        # Deep enough that entries remain when the question's own are taken out.
-        hits_by_image = self._retriever.search(list(new.values()), top_n=self._config.retrieval_depth + 2)
-        for path, hits in zip(new, hits_by_image, strict=True):
-            self._ranked[path] = [hit.entry_id for hit in hits]
 
     def _article(self, question: Question) -> list[Passage]:
         return [passage for entry_id in question.entity_ids for passage in self._passages(entry_id)]

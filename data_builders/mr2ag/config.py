@@ -134,5 +134,6 @@ _LATER: Final[Mapping[str, Any]] = {
     "visual_split": "",
     "without_image": "refuse",
     "title_weight": 0.5,
+    "summary_share": 0.0,
 }
 """Settings that came when there was data already: with these values they change nothing, so that it stays valid."""

@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.resumable import run_chunks
+from reflectune.core.resumable import ALONE, Logs, Processes, Row, join_launch, run_chunks
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.choice import opened
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator
@@ -38,21 +38,29 @@ from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
 
 CHUNK = 64
-"""Questions that are retrieved for, annotated and written to the log together."""
+"""Pictures that are searched for, and questions that are annotated, and written to the log together."""
 
 
 def run(config: BuildConfig) -> None:
-    """Build as the config says; a dry run shows one example, asks no server and writes nothing."""
+    """Build as the config says; a dry run shows one example, asks no server and writes nothing.
+
+    The processes of a launch share the pictures that are searched for, and the questions that are annotated; the first
+    one alone asks a server.
+    """
+    processes, device = join_launch(config.device)
     dataset = Dataset(Path(config.dataset), config.part)
     retriever = None
     if config.negatives_retrieved:
-        roots = dataset.image_roots
-        retriever = open_retriever(config, dataset.knowledge, image_roots=roots, device=config.device)
+        retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=device)
     if config.dry_run:
-        print(preview(dataset, retriever, config))
+        if processes.index == 0:
+            print(preview(dataset, retriever, config))
+        return
+    if processes.index and config.annotator == "llm":
+        build_split(dataset, retriever, None, config, processes)
         return
     with opened(config.annotator, config, replies_file(config)) as annotate:
-        build_split(dataset, retriever, annotate, config)
+        build_split(dataset, retriever, annotate, config, processes)
         if isinstance(annotate, LlmAnnotator) and not config.llm_batch:
             print(annotate.model.summary())
 
@@ -62,14 +70,23 @@ def replies_file(config: BuildConfig) -> Path:
     return Path(config.llm_cache or Path(config.output, "llm_replies.jsonl"))
 
 
-def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotator, config: BuildConfig) -> None:
+def build_split(
+    dataset: Dataset,
+    retriever: Retriever | None,
+    annotate: Annotator | None,
+    config: BuildConfig,
+    processes: Processes = ALONE,
+) -> None:
     """Write `{split}.parquet`, its page for proof-reading, and its part of the manifest and of `statistics.json`.
+
+    However many processes there are, a picture is searched for once, and the files have the same bytes.
 
     Args:
         dataset: Questions, images and knowledge base.
         retriever: For hard negatives; None if the config asks for none.
-        annotate: Tells evidence.
+        annotate: Tells evidence; None in a process that only helps with the search.
         config: What to build.
+        processes: Of the launch.
 
     Raises:
         UserError: A row is bad and `on_error` is stop, or no question gave an example.
@@ -80,13 +97,18 @@ def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotat
     elsewhere = [Dataset(Path(config.visual_dataset)).fingerprint] if config.visual_dataset else []
     prompt_hashes = [PROMPT_HASH] if config.annotator == "llm" else []
     key = fingerprint([config.what_decides(), dataset.fingerprint, index, *elsewhere, *prompt_hashes])
+    is_first = processes.index == 0
     if is_built(output, dataset, config.split, key):
-        print(f"nothing to do: {target} is built")
+        if is_first:
+            print(f"nothing to do: {target} is built")
         return
     knowledge, visual = select_questions(dataset, config)
-    builder = ExampleBuilder(dataset, retriever, annotate, config)
-    if config.without_image == "blank":
+    builder = ExampleBuilder(dataset, retriever, annotate or by_string, config)
+    if config.without_image == "blank" and is_first:
         _write_blank(output)
+    _search_logged(builder, knowledge, Logs(output, f".{config.split}.{key}.hits.*.jsonl", key), processes)
+    if annotate is None:
+        return
     if isinstance(annotate, LlmAnnotator):
         if config.llm_batch:
             if not ask_by_batch(dataset, knowledge, config, annotate.model):
@@ -94,7 +116,10 @@ def build_split(dataset: Dataset, retriever: Retriever | None, annotate: Annotat
         else:
             asked = estimate(builder, knowledge, config, replies_file(config))
             print(asked.told(config.endpoint()) if asked.requests else "every reply is kept: nothing is asked")
-    whole = _build_logged(builder, knowledge, output / f".{config.split}.{key}.jsonl", key)
+    sharing = ALONE if config.annotator == "llm" else processes
+    whole = _build_logged(builder, knowledge, Logs(output, f".{config.split}.{key}.examples.*.jsonl", key), sharing)
+    if not is_first:
+        return
     visual_wanted = len(visual) if config.visual_ratio == 1 else visual_beside(len(whole.examples), config)
     seen = builder.visual(visual, visual_wanted)
     whole.examples += seen.examples
@@ -129,6 +154,7 @@ def preview(dataset: Dataset, retriever: Retriever | None, config: BuildConfig) 
         return "\n".join([*lines, asked.told(config.endpoint()), *shown])
     with opened(config.annotator, config, Path()) as annotate:
         builder = ExampleBuilder(dataset, retriever, annotate, config)
+        builder.expect(builder.search(builder.pictured(knowledge[:8])))
         for example in builder.knowledge(knowledge[:8]).examples[:1]:
             lines.append(f"{example.id}: {example.question} ({example.image})")
             lines += [
@@ -153,10 +179,28 @@ def is_built(output: Path, dataset: Dataset, split: str, key: str) -> bool:
     return manifest.fingerprints.get(split) == key and (output / f"{split}.parquet").is_file()
 
 
-def _build_logged(builder: ExampleBuilder, questions: Sequence[Question], log_path: Path, key: str) -> Batch:
-    """Build in chunks, each one row of a log: what is in the log is not built again."""
+def _search_logged(builder: ExampleBuilder, questions: Sequence[Question], logs: Logs, processes: Processes) -> None:
+    """Search for each picture once, in chunks that the processes share; all of them get to know what was found."""
+    if not (pictured := builder.pictured(questions)):
+        return
+
+    def search(chunk: Sequence[Question]) -> Row:
+        return {"entries": builder.search(chunk)}
+
+    for row in run_chunks(pictured, CHUNK, search, logs, processes=processes, desc="searching"):
+        builder.expect(row["entries"])
+    processes.wait()  # all have read what was found before one of them is done, and deletes it
+
+
+def _build_logged(builder: ExampleBuilder, questions: Sequence[Question], logs: Logs, processes: Processes) -> Batch:
+    """Build in chunks, each one row of a log: what is in a log is not built again. The first process has them all."""
+
+    def build(chunk: Sequence[Question]) -> Row:
+        return dataclasses.asdict(builder.knowledge(chunk))
+
     whole = Batch()
-    for row in run_chunks(questions, CHUNK, lambda chunk: dataclasses.asdict(builder.knowledge(chunk)), log_path, key):
+    rows = run_chunks(questions, CHUNK, build, logs, processes=processes)
+    for row in rows if processes.index == 0 else ():
         whole.add(row)
     return whole
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from PIL import Image
+
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.core.resumable import Row, run_chunks
+from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, to_row
 from reflectune.core.types import Passage
 from reflectune.data_builders.dataset import Dataset
@@ -62,17 +64,17 @@ def run(config: PlainConfig) -> None:
     if before.get(config.split) == key and target.is_file():
         print(f"nothing to do: {target} is built")
         return
-    log_path = output / f".{config.split}.{key}.jsonl"
+    logs = Logs(output, f".{config.split}.{key}.jsonl", key)
 
     def make(chunk: Sequence[ReflectionExample]) -> Row:
         return {"examples": [to_row(example) for example in builder.examples(chunk)]}
 
-    chunks = run_chunks(examples, _CHUNK, make, log_path, key)
+    chunks = run_chunks(examples, _CHUNK, make, logs)
     plain = [from_row(PromptedExample, row) for chunk in chunks for row in chunk["examples"]]
     write_examples(target, plain, PromptedExample)
     folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # a black image may be in the latter
     write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))
-    log_path.unlink()
+    logs.remove()
     print(f"{target}: {len(plain):,} questions, {sum(len(example.branches) for example in plain):,} prompts")
 
 
@@ -133,6 +135,7 @@ class PlainBuilder:
         """By example id: the passages of each context, in the order of `evidence`."""
         texts = [example.question for example in examples]
         hits: list[list[Hit]] = []
+        images: list[Image.Image] = []
         if self._retriever is not None and examples:
             images = [load_image(example.image, root=self._image_roots, needed_by=example.id) for example in examples]
             hits = self._retriever.search(images, self._config.top_n)
@@ -142,7 +145,7 @@ class PlainBuilder:
                 columns.append([()] * len(examples))
             else:
                 form: ContextForm = name  # type: ignore[assignment]  # the config was checked
-                columns.append([self._shorten(row) for row in self._contexts.build(form, texts, hits)])
+                columns.append([self._shorten(row) for row in self._contexts.build(form, texts, hits, images)])
         return {example.id: list(row) for example, row in zip(examples, zip(*columns, strict=True), strict=True)}
 
     def _shorten(self, passages: Sequence[Passage]) -> Sequence[Passage]:

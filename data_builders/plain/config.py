@@ -64,8 +64,12 @@ class PlainConfig(RerankerConfig, RetrieverConfig):
         return any(name != "none" for name in self.evidence)
 
     def what_decides(self) -> dict[str, Any]:
-        """The settings that decide what is built; data sets, index and reranker are hashed apart."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _ELSEWHERE}
+        """The settings that decide what is built; data sets, index and reranker are hashed apart.
+
+        Data from before there was a `summary_share` stays valid.
+        """
+        settings = {name: value for name, value in dataclasses.asdict(self).items() if name not in _ELSEWHERE}
+        return {name: value for name, value in settings.items() if (name, value) != ("summary_share", 0.0)}
 
 
 _ELSEWHERE: Final = frozenset(

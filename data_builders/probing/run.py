@@ -98,6 +98,7 @@ def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded, bem: Bem | N
         **{name: getattr(config, name) for name in _DECIDES},
         "part": config.part or None,  # probes that are older than a key have none
         "title_weight": None if config.title_weight == 0.5 else config.title_weight,
+        "summary_share": config.summary_share or None,
         **({"metric": f"{config.metric} (BEM {bem.fingerprint})"} if bem else {}),
     }
 

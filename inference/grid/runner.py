@@ -21,6 +21,7 @@ from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.reading.collaborators import open_model, open_reranker, open_retriever
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 
 class GridRunner:
@@ -41,7 +42,8 @@ class GridRunner:
         self._config, self._dataset, self._pipeline, self._seed = config, dataset, pipeline, seed
         self._engines: dict[str, CachingEngine] = {}
         self._hashes: dict[str, str] = {}
-        self._retriever = CachingRetriever(open_retriever(config, dataset.knowledge))
+        self._entries = open_retriever(config, dataset.knowledge)
+        self._retrievers = {(config.title_weight, config.summary_share): CachingRetriever(self._entries)}
         self._gold = GoldRetriever()
         self._pipelines: dict[Any, Pipeline] = {}
 
@@ -77,7 +79,8 @@ class GridRunner:
 
     def forget(self) -> None:
         """Drop what was read, said and found."""
-        self._retriever.forget()
+        for retriever in self._retrievers.values():
+            retriever.forget()
         for engine in self._engines.values():
             engine.forget()
 
@@ -105,11 +108,21 @@ class GridRunner:
             ),
             engine=self.engine(recipe.model) if recipe.model else None,
             base=self.engine("base_model") if recipe.answered_by_base(config) else None,
-            retriever=self._gold if point.settings.get("entries") == "gold" else self._retriever,
+            retriever=self._gold if point.settings.get("entries") == "gold" else self._weighted(config),
             reranker=self._reranker if recipe.reranks else None,
             judging=bool(point.settings.get("relevance", True)),
         )
         return build_pipeline(self._name(point), parts)
+
+    def _weighted(self, config: ReadingConfig) -> CachingRetriever:
+        """The retriever with a point's weights of titles and summaries; a list of ranked entities has none."""
+        weights = config.title_weight, config.summary_share
+        if weights not in self._retrievers:
+            entries = self._entries
+            if isinstance(entries, EntryRetriever):
+                entries = entries.weighted(title_weight=weights[0], summary_share=weights[1])
+            self._retrievers[weights] = CachingRetriever(entries)
+        return self._retrievers[weights]
 
     @functools.cached_property
     def _reranker(self) -> Reranker:

@@ -17,9 +17,12 @@ from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.grid.points import ELSEWHERE, Point, expand, problems
 from reflectune.inference.pipelines.registry import find_recipe
 
+WEIGHTS: Final = ("title_weight", "summary_share")
+"""Settings of the retriever: any can be searched with on one index."""
 VARIED: Final[Mapping[str, tuple[str, ...]]] = {
-    "mr2ag": ("top_n", "gamma", "fallback", "lead", "relevance", "entries", "ranking"),
+    "mr2ag": (*WEIGHTS, "top_n", "gamma", "fallback", "lead", "relevance", "entries", "ranking"),
     "mmkb_rag": (
+        *WEIGHTS,
         *("top_n", "documents", "lead", "entries", "max_reply_tokens", "answer_model"),
         *("ret", "gamma", "srt", "k", "threshold", "mct"),
     ),

@@ -97,10 +97,13 @@ def _record(results: Results, point: Point, seed: int) -> dict[str, Any]:
 def _fingerprint(
     config: SweepConfig, dataset: Dataset, points: list[Point], runner: GridRunner, measure: Measure
 ) -> str:
-    settings = dataclasses.asdict(config)
+    settings = {name: str(value) for name, value in dataclasses.asdict(config).items() if name not in ELSEWHERE}
+    for name, usual in {"summary_share": "0.0", "fusion": "scores"}.items():
+        if settings[name] == usual:
+            del settings[name]  # points that are older than the key go on
     return fingerprint(
         {
-            "settings": {name: str(value) for name, value in settings.items() if name not in ELSEWHERE},
+            "settings": settings,
             "points": [(point.name, repr(point.run_key), point.ranking) for point in points],
             "dataset": dataset.fingerprint,
             **({"bem": measure.bem.fingerprint} if measure.bem is not None else {}),

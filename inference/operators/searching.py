@@ -78,7 +78,8 @@ def knowledge_bases(
     """The bases that a config names an index of.
 
     A pair is ranked by λ · sim(query, title) + (1 - λ) · sim(image, image), equation 7 of PMSR, and MI-RAG's mean at
-    λ = 1/2. The titles stand for the pairs' texts, since they are what an index of entries holds.
+    λ = 1/2. The titles stand for the pairs' texts, since every index of entries holds them; with `summary_share: 1` it
+    is the summaries, as in PMSR.
 
     Args:
         entries: Finds entries for a picture and a text.
@@ -89,7 +90,10 @@ def knowledge_bases(
         by_picture: Whether pairs are searched by the picture alone: ranked by equation 3 of mR²AG, as for the pipelines
             that retrieve once.
     """
-    weights = None if by_picture else equation_7(config.text_weight)
+    weights = None
+    if not by_picture:
+        weights = equation_7(config.text_weight).with_summaries(config.summary_share).fused(config.fusion)
+        entries.check(weights)
 
     def passages_of(entry_id: str) -> list[Passage]:
         return split_passages(knowledge.get(entry_id), lead=config.lead)

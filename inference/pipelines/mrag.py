@@ -133,8 +133,11 @@ def mrag_recipe(
     def build(name: str, parts: Parts) -> TrajectoryPipeline:
         config = parts.config
         weights = modality_weights(config.query_modality, config.entry_modality)
+        weights = weights.with_summaries(config.summary_share).fused(config.fusion)
         reranker = needed(parts.reranker) if config.unit == "passage" else None
-        entries = EntryDocuments(entry_retriever(name, parts), parts.knowledge, weights, reranker, config.lead)
+        retriever = entry_retriever(name, parts)
+        retriever.check(weights)
+        entries = EntryDocuments(retriever, parts.knowledge, weights, reranker, config.lead)
         return TrajectoryPipeline(name, make(config), Tools(reading_models(parts), entries.search), parts.journal)
 
     shared = ("top_n", "query_modality", "entry_modality", "unit", "pairs")

@@ -39,7 +39,7 @@ class NaiveRAG:
         with clock.step("retrieve"):
             hits = self._retriever.search(images, self._contexts.top_n)
         with clock.step("rank"):
-            passages = self._contexts.build(self._form, [question.text for question in questions], hits)
+            passages = self._contexts.build(self._form, [question.text for question in questions], hits, images)
         return answer_with_context(self.name, self._reader, questions, images, hits, passages, clock)
 
 

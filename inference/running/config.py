@@ -16,6 +16,7 @@ from reflectune.inference.pipelines.recipe import Recipe
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import IndexKeys
+from reflectune.retrieval.retrievers.queries import Fusion
 
 
 @dataclass
@@ -144,6 +145,9 @@ class RecallConfig(IndexKeys):
         "also search with the question's text, weighted so against titles, the rest image against image",
         low=0,
         high=1,
+    )
+    fusion: Fusion = setting(
+        "scores", "text_weights: add up scores, or search one vector: their sum, or the encoder's own (features)"
     )
     text_index: str = setting("", "index of passages to search by the questions' words; see build_text_index")
     text_knowledge: str = setting("", "the knowledge base of that index; default: the data set's")

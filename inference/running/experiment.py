@@ -251,6 +251,8 @@ def _fingerprint(
             "dataset": dataset.fingerprint,
             "index": config.finder_fingerprint() if recipe.retrieves else None,
             **({"title_weight": config.title_weight} if recipe.retrieves else {}),
+            **({"summary_share": config.summary_share} if recipe.retrieves and config.summary_share else {}),
+            **({"fusion": config.fusion} if recipe.is_iterative and config.fusion != "scores" else {}),
             **(
                 {"text_index": file_fingerprint(Path(config.text_index, "manifest.json"))}
                 if _reads_texts(name, config)
@@ -313,7 +315,7 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
         **({"text index": f"{config.text_index}, the best {config.passages} passages"} if config.text_index else {}),
         **named,
         "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",
-        "retriever": (f"title_weight {config.title_weight:g}, " if config.index else "") + f"top_n {config.top_n}",
+        "retriever": (_weights(config) if config.index else "") + f"top_n {config.top_n}",
         "settings": f"γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
         f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
         **({"MMKB-RAG": _reflection(config)} if any(find_recipe(n).base_answers for n in config.forms()) else {}),
@@ -323,14 +325,21 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
     }
 
 
+def _weights(config: EvaluateConfig) -> str:
+    """How an index of entries is searched, in words."""
+    summaries = f"summary_share {config.summary_share:g}, " if config.summary_share else ""
+    return f"title_weight {config.title_weight:g}, {summaries}"
+
+
 def _iterative(config: EvaluateConfig) -> str:
     """The settings of iterative pipelines in words."""
     server = f"; server {config.endpoint().shown_url}, {config.llm_model}" if config.llm_url else ""
+    fusion = f", fusion {config.fusion}" if config.fusion != "scores" else ""
     answerer = config.answerer or config.reader
     return (
         f"at most {config.iterations} iterations after the first, {config.text_passages} passages and "
-        f"{config.pair_passages} pairs each, λ {config.text_weight:g}, τ {config.saturation:g}, records of at most "
-        f"{config.max_record_tokens} tokens; reader {config.reader}, answerer {answerer}{server}"
+        f"{config.pair_passages} pairs each, λ {config.text_weight:g}{fusion}, τ {config.saturation:g}, records of "
+        f"at most {config.max_record_tokens} tokens; reader {config.reader}, answerer {answerer}{server}"
     )
 
 

@@ -81,8 +81,12 @@ def _ways(config: RecallConfig, dataset: Dataset) -> Iterator[_Way]:
         encoder = open_encoder(config.encoder, config.index, device=config.device)
         retriever = EntryRetriever(load_index(config.index, dataset.knowledge, encoder), encoder)
         twin = _exact_twin(config, config.index, retriever)
-        of_titles = {f"{weight:g}": equation_3(weight) for weight in config.title_weights}
-        of_texts = {f"{weight:g}": equation_7(weight) for weight in config.text_weights}
+        share = config.summary_share
+        of_titles = {f"{weight:g}": equation_3(weight).with_summaries(share) for weight in config.title_weights}
+        of_texts = {
+            f"{weight:g}": equation_7(weight).with_summaries(share).fused(config.fusion)
+            for weight in config.text_weights
+        }
         yield _Way("weights", "title_weight", _weighted(retriever, of_titles), _weighted(twin, of_titles))
         if of_texts:
             searches, exact = _weighted(retriever, of_texts), _weighted(twin, of_texts)

@@ -67,6 +67,15 @@ class TwoSpaceEncoder(ImageTextEncoder, Protocol):
 
 
 @runtime_checkable
+class PairEncoder(ImageTextEncoder, Protocol):
+    """An encoder that reads an image and a text together, and makes one vector of them."""
+
+    def encode_pairs(self, images: Sequence[Image.Image], texts: Sequence[str]) -> Vectors:
+        """Vectors of images with a text each, of length 1, shape (n, dimensions)."""
+        ...
+
+
+@runtime_checkable
 class PreparingEncoder(ImageTextEncoder, Protocol):
     """An encoder that makes pictures ready apart from its model, so that several threads can.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -38,6 +38,7 @@ from reflectune.retrieval.indexes.entry_index import (
     Index,
     check_origin,
     choice_of,
+    has_summaries,
     left_out,
     load_index,
     origin_of,
@@ -46,15 +47,17 @@ from reflectune.retrieval.indexes.entry_index import (
 from reflectune.retrieval.indexes.growing import reopen_index, starts_with
 from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
 from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_title, places_of
-from reflectune.retrieval.indexes.planning import check_room, fields_of, plan_index
+from reflectune.retrieval.indexes.planning import Plan, check_room, fields_of, plan_index
 from reflectune.retrieval.indexes.writing import Block, convert_index, write_array, write_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.passages import summary_text
 from reflectune.retrieval.stores.names import check_shareable
 from reflectune.retrieval.stores.opening import Choice
 
 _UNFINISHED = "unfinished"
 _SETTINGS = "settings.json"
-_PARTS = ("image", "title", "owner", "titled", "rejected")
+_BESIDE = ("owner", "titled", "rejected")
+"""Parts of a shard beside the vectors of each field."""
 _ADVICE = "; `on_error: skip` leaves it out"
 
 OnError = Literal["stop", "skip"]
@@ -66,6 +69,7 @@ def build_index(
     folder: str | Path,
     *,
     store: str = "auto",
+    summaries: bool = False,
     leave_out: Omission = NOTHING,
     batch_size: int = 64,
     shard_rows: int = 4096,
@@ -87,6 +91,7 @@ def build_index(
         encoder: What to encode images and titles with.
         folder: Where to.
         store: What the vectors are searched in: `auto`, `exact`, `faiss`, or a Milvus server's address.
+        summaries: Encode each entry's summary too (`summary_text`), as a field of its own.
         leave_out: Pictures that are not indexed; how many there are, and which list it was, stands in the manifest.
         batch_size: Entries that are encoded together.
         shard_rows: Entries whose vectors are put on the disk together: what a crash costs at most.
@@ -99,35 +104,36 @@ def build_index(
         processes: Of the launch; all call this.
 
     Raises:
-        UserError: The folder holds an index of something else, or without other pictures; or `on_error` is `stop` and
-            an image is missing or bad, an entry has no title, or the folder's index was built with `skip` and lacks
-            some; or several processes would open a file of Milvus Lite.
+        UserError: The folder holds an index of something else, of other fields, or without other pictures; or
+            `on_error` is `stop` and an image is missing or bad, an entry has no title, or the folder's index was built
+            with `skip` and lacks some; or several processes would open a file of Milvus Lite.
     """
     folder = Path(folder)
     check_shareable(store, processes)
     is_first = processes.index == 0
     if (folder / MANIFEST).is_file():
         _check_omission(folder, read_manifest(folder), leave_out)
+        _check_summaries(folder, read_manifest(folder), summaries)
     if (folder / MANIFEST).is_file() and starts_with(kb, encoder, manifest := read_manifest(folder)):
         processes.wait()  # all know it before the first one takes the index apart
         shards = folder / _UNFINISHED
         if is_first:
-            settings = _shard_settings(choice_of(manifest), batch_size, shard_rows, leave_out)
+            settings = _shard_settings(choice_of(manifest), batch_size, shard_rows, leave_out, summaries)
             _claim(shards, origin_of(kb, encoder), settings)
-            reopen_index(folder, manifest, kb, lambda number: _shard_paths(shards, number), shard_rows)
+            fields = fields_of(encoder, summaries=summaries)
+            reopen_index(folder, manifest, kb, lambda number: _shard_paths(shards, number, fields), shard_rows)
         store = choice_of(manifest).address or choice_of(manifest).kind
     processes.wait()
     if not (folder / MANIFEST).is_file():
         if not len(kb):
             raise UserError(f"the knowledge base {kb.folder} has no entries: there is nothing to index")
-        plan = plan_index(kb, encoder, store)
+        plan = plan_index(kb, encoder, store, summaries=summaries)
         if is_first:
             check_room(folder, plan)
-        choice = plan.choice
-        work = _Shards(kb, encoder, folder / _UNFINISHED, choice, leave_out, batch_size, shard_rows, on_error, workers)
+        work = _Shards(kb, encoder, folder / _UNFINISHED, plan, leave_out, batch_size, shard_rows, on_error, workers)
         work.encode(processes, progress=progress and is_first)
         if is_first:
-            _assemble(kb, encoder, folder, choice, leave_out, progress)
+            _assemble(kb, encoder, folder, plan, leave_out, progress)
     elif is_first and "vectors" in (manifest := read_manifest(folder)):
         check_origin(folder, manifest, origin_of(kb, encoder))
         convert_index(folder, manifest, kb, encoder)
@@ -157,12 +163,17 @@ class _Shards:
     kb: KnowledgeBase
     encoder: ImageTextEncoder
     folder: Path
-    choice: Choice
+    plan: Plan
     leave_out: Omission
     batch_size: int
     shard_rows: int
     on_error: OnError
     workers: int
+
+    @property
+    def has_summaries(self) -> bool:
+        """Whether summaries are encoded."""
+        return "summary" in self.plan.fields
 
     def encode(self, processes: Processes, *, progress: bool) -> None:
         """Encode every shard that is not on the disk yet, each in one process; all go on when all are there.
@@ -171,13 +182,14 @@ class _Shards:
         goes on with it; `stop` refuses to go on with one that has.
         """
         if processes.index == 0:
-            settings = _shard_settings(self.choice, self.batch_size, self.shard_rows, self.leave_out)
+            choice = self.plan.choice
+            settings = _shard_settings(choice, self.batch_size, self.shard_rows, self.leave_out, self.has_summaries)
             _claim(self.folder, origin_of(self.kb, self.encoder), settings)
         if self.on_error == "stop":
             for error in _rejected_rows(self.folder):
                 stop(error)
         count, rows = len(self.kb), self.shard_rows
-        paths = {first: _shard_paths(self.folder, first // rows) for first in range(0, count, rows)}
+        paths = {first: _shard_paths(self.folder, first // rows, self.plan.fields) for first in range(0, count, rows)}
         left = [first for first, files in paths.items() if not all(path.is_file() for path in files.values())]
         before = sum(min(rows, count - first) for first in paths.keys() - set(left))
         processes.wait()  # all know what is left before one of them writes
@@ -197,12 +209,12 @@ class _Shards:
         rejected: list[BadRow] = []
         reject = stop if self.on_error == "stop" else rejected.append
         for part, array in self._arrays(shard, first, reject, bar).items():
-            write_array(paths[part], array.astype(self.choice.precision) if part in ("image", "title") else array)
+            write_array(paths[part], array.astype(self.plan.choice.precision) if part in self.plan.fields else array)
         write_json(paths["rejected"], [as_json(error) for error in rejected])
 
     def _arrays(self, entries: Sequence[Entry], first: int, reject: Reject, bar: Any) -> dict[str, npt.NDArray[Any]]:
-        """Vectors of a shard's images and titles, and which entries they are of, as positions in the knowledge base."""
-        titles, images = [], [no_vectors(self.encoder.dimensions)]
+        """Vectors of a shard's images and texts, and which entries they are of, as positions in the knowledge base."""
+        titles, summaries, images = [], [], [no_vectors(self.encoder.dimensions)]
         owner: list[int] = []
         titled: list[int] = []
         whole = list(enumerate(entries, start=first))
@@ -212,6 +224,8 @@ class _Shards:
             for batch, chunks in zip(batches, places, strict=True):
                 named = [(at, entry) for at, entry in batch if _has_title(self.kb, at, entry, reject)]
                 titles.append(self.encoder.encode_texts([entry.title for _, entry in named]))
+                if self.has_summaries:
+                    summaries.append(self.encoder.encode_texts([summary_text(entry) for _, entry in named]))
                 titled += [position for position, _ in named]
                 for pictures in islice(encoded, len(chunks)):
                     for place, error in pictures.bad:
@@ -222,17 +236,21 @@ class _Shards:
         return {
             "image": np.concatenate(images),
             "title": np.concatenate(titles),
+            **({"summary": np.concatenate(summaries)} if summaries else {}),
             "owner": np.array(owner, dtype=np.int64),
             "titled": np.array(titled, dtype=np.int64),
         }
 
 
-def _shard_settings(choice: Choice, batch_size: int, shard_rows: int, leave_out: Omission) -> dict[str, Any]:
+def _shard_settings(
+    choice: Choice, batch_size: int, shard_rows: int, leave_out: Omission, summaries: bool
+) -> dict[str, Any]:
     return {
         "batch_size": batch_size,
         "shard_rows": shard_rows,
         "store": choice.address or choice.kind,
         "leave_out": leave_out.fingerprint or None,  # shards that are older than the key have none
+        "summaries": summaries or None,
     }
 
 
@@ -246,8 +264,19 @@ def _check_omission(folder: Path, manifest: dict[str, Any], leave_out: Omission)
         )
 
 
-def _shard_paths(folder: Path, number: int) -> dict[str, Path]:
-    return {part: folder / f"{part}-{number:05d}.{'json' if part == 'rejected' else 'npy'}" for part in _PARTS}
+def _check_summaries(folder: Path, manifest: dict[str, Any], summaries: bool) -> None:
+    """Refuse a finished index of other fields."""
+    if has_summaries(manifest) != summaries:
+        built, now = ("without", "with") if summaries else ("with", "without")
+        raise UserError(
+            f"the index {folder} was built {built} `summaries`, now it is {now}; go on as it was built, or build the "
+            "index in another folder"
+        )
+
+
+def _shard_paths(folder: Path, number: int, fields: Iterable[str]) -> dict[str, Path]:
+    parts = (*fields, *_BESIDE)
+    return {part: folder / f"{part}-{number:05d}.{'json' if part == 'rejected' else 'npy'}" for part in parts}
 
 
 def _rejected_rows(folder: Path) -> list[BadRow]:
@@ -286,7 +315,7 @@ def _has_title(kb: KnowledgeBase, position: int, entry: Entry, reject: Reject) -
 
 
 def _assemble(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path, choice: Choice, leave_out: Omission, progress: bool
+    kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path, plan: Plan, leave_out: Omission, progress: bool
 ) -> None:
     """Put the shards into a store; the manifest comes last."""
     shards = folder / _UNFINISHED
@@ -297,10 +326,12 @@ def _assemble(
 
     def blocks() -> Iterator[Block]:
         for number in numbers:
-            paths = _shard_paths(shards, number)
-            yield Block(*(np.load(paths[part], mmap_mode="r") for part in ("image", "title", "owner", "titled")))
+            paths = _shard_paths(shards, number, plan.fields)
+            parts = {part: np.load(path, mmap_mode="r") for part, path in paths.items() if part != "rejected"}
+            texts = {field: parts[field] for field in plan.fields if field != "image"}
+            yield Block(parts["image"], texts, parts["owner"], parts["titled"])
 
     record = {**origin_of(kb, encoder), "kb_entries": len(kb), "left_out": dict(rejected.reasons.most_common())}
     if leave_out.fingerprint:
         record |= {LEFT_OUT_LIST: leave_out.fingerprint, NEAR_DUPLICATES: len(leave_out.pictures)}
-    write_index(folder, record, fields_of(encoder), choice, blocks, encoder=encoder, progress=progress)
+    write_index(folder, record, plan.fields, plan.choice, blocks, encoder=encoder, progress=progress)

@@ -1,13 +1,14 @@
 """An index of a knowledge base: vectors of every image and title in a store, tied to what they are of.
 
-A row of the store is an image of an entry beside the entry's title: the fields `image` and `title`. What is searched
-for, and how much each field weighs, is a matter of the query. An entry without images has one row; in place of an image
-it has the mean of all images, whose similarity to a query is the average one.
+A row of the store is an image of an entry beside the entry's title: the fields `image` and `title`, and `summary` if
+the index was built with summaries. What is searched for, and how much each field weighs, is a matter of the query. An
+entry without images has one row; in place of an image it has the mean of all images, whose similarity to a query is the
+average one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, overload
@@ -40,6 +41,7 @@ LEFT_OUT_LIST: Final = "near_duplicates_fingerprint"
 """In the manifest of an index without near-duplicates of test pictures: how many were left out, and by which list."""
 AGAIN: Final = "delete the folder and build the index again"
 
+_FIELDS: Final = ({"image", "title"}, {"image", "title", "summary"})
 _COUNTS = ("kb_entries", "rows", "entries", "images")
 
 
@@ -51,7 +53,7 @@ class Index:
         manifest: What it was built from, and how many images were left out of it.
         entry_ids: Every entry that has a title, in the knowledge base's order.
         owner: For each row of the store, the position of its entry in `entry_ids`; never decreasing, shape (rows,).
-        store: The vectors, of the fields `image` and `title`.
+        store: The vectors, of the fields `image` and `title`, and `summary` if it was built with summaries.
     """
 
     manifest: dict[str, Any]
@@ -142,10 +144,25 @@ def files_of(choice: Choice, fields: Sequence[str]) -> list[str]:
     return [OWNERS, ENTRIES, PICTURELESS, *names, *([CODES] if choice.kind == "faiss" else [])]
 
 
+def has_summaries(manifest: Mapping[str, Any]) -> bool:
+    """Whether an index has entries' summaries as a field; one of an earlier version hasn't."""
+    return "summary" in manifest.get("fields", {})
+
+
+def check_summaries(index: Index) -> None:
+    """Refuse an index without summaries where they are to be weighed."""
+    if "summary" not in index.store.fields:
+        raise UserError(
+            f"the index of the knowledge base `{index.manifest['kb']}` has no summaries to weigh; build one with "
+            "`build_index --summaries` in another folder, or set `summary_share: 0`"
+        )
+
+
 def collection_of(manifest: dict[str, Any]) -> str:
     """The name that a server keeps an index under: of what its vectors depend on."""
     origins = [manifest[f"{side}_fingerprint"] for side in ("kb", "encoder")]
     origins += [manifest[LEFT_OUT_LIST]] if LEFT_OUT_LIST in manifest else []
+    origins += ["summary"] if has_summaries(manifest) else []
     return f"reflectune_{fingerprint(origins)[:16]}"
 
 
@@ -164,7 +181,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     is_known = is_old or (
         known.get("store") in ("exact", "faiss", "milvus")
         and known.get("precision") in SUFFIXES
-        and set(known.get("fields") or ()) == {"image", "title"}
+        and set(known.get("fields") or ()) in _FIELDS
         and all(known["fields"].values())
     )
     texts = [known.get("kb"), known.get("address", ""), known.get(PRECISION, "")]

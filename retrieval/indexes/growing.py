@@ -72,7 +72,7 @@ def reopen_index(
         titled = np.searchsorted(owners[rows], np.arange(begin, end))  # the first row of each entry
         arrays = {
             "image": vectors["image"][pictured].astype(choice.precision),
-            "title": vectors["title"][titled].astype(choice.precision),
+            **{name: vectors[name][titled].astype(choice.precision) for name in store.fields if name != "image"},
             "owner": entries[owners[rows[pictured]]].astype(np.int64),
             "titled": entries[begin:end].astype(np.int64),
         }

@@ -44,20 +44,22 @@ class Plan:
         return self.choice.memory(self.rows, self.fields)
 
 
-def fields_of(encoder: ImageTextEncoder) -> dict[str, int]:
+def fields_of(encoder: ImageTextEncoder, *, summaries: bool = False) -> dict[str, int]:
     """The fields of an index, and their dimensions."""
-    return {"image": encoder.dimensions, "title": title_dimensions(encoder)}
+    texts = ("title", "summary") if summaries else ("title",)
+    return {"image": encoder.dimensions, **dict.fromkeys(texts, title_dimensions(encoder))}
 
 
-def plan_index(kb: KnowledgeBase, encoder: ImageTextEncoder, store: str) -> Plan:
+def plan_index(kb: KnowledgeBase, encoder: ImageTextEncoder, store: str, *, summaries: bool = False) -> Plan:
     """What an index of a knowledge base will be.
 
     Args:
         kb: What to index.
         encoder: What to encode it with.
         store: `auto`, `exact`, `faiss`, or a Milvus server's address.
+        summaries: Whether entries' summaries are a field.
     """
-    rows, fields = sum(max(count, 1) for count in kb.image_counts()), fields_of(encoder)
+    rows, fields = sum(max(count, 1) for count in kb.image_counts()), fields_of(encoder, summaries=summaries)
     return Plan(rows, fields, choose(store, rows, fields))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -17,6 +18,7 @@ from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.text_index import Cutting
 from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.passages import summary_text
 
 _BATCHES = 3
 """Of pictures; the first one warms up and isn't counted."""
@@ -28,7 +30,7 @@ class Part:
     """A part of the work.
 
     Attributes:
-        what: Is encoded: `pictures`, `titles` or `passages`.
+        what: Is encoded: `pictures`, `titles`, `summaries` or `passages`.
         count: How many there are.
         rate: How many a second one process encodes; 0 if there was none to try.
     """
@@ -54,8 +56,10 @@ def describe_time(parts: Sequence[Part], processes: Processes = ALONE) -> str:
     return f"encoding takes about {duration(seconds)} on {told} of this kind: {rates}{each}, by a trial here"
 
 
-def try_entries(kb: KnowledgeBase, encoder: ImageTextEncoder, *, batch_size: int, workers: int) -> list[Part]:
-    """How fast a knowledge base's pictures and titles are encoded, as `build_index` does it.
+def try_entries(
+    kb: KnowledgeBase, encoder: ImageTextEncoder, *, batch_size: int, workers: int, summaries: bool = False
+) -> list[Part]:
+    """How fast a knowledge base's pictures, titles and summaries are encoded, as `build_index` does it.
 
     Pictures that can't be read are left out. The first batch warms up: pictures of the next ones are read meanwhile.
 
@@ -64,15 +68,19 @@ def try_entries(kb: KnowledgeBase, encoder: ImageTextEncoder, *, batch_size: int
         encoder: What with.
         batch_size: Entries, and pictures, that are encoded together.
         workers: Threads that read pictures.
+        summaries: Whether summaries are encoded.
     """
     images = sum(kb.image_counts())
-    titles = [entry.title for entry in islice(kb, batch_size) if has_title(entry)]
+    entries = [entry for entry in islice(kb, batch_size) if has_title(entry)]
+    texts = {"titles": [entry.title for entry in entries]}
+    if summaries:
+        texts["summaries"] = [summary_text(entry) for entry in entries]
     parts = []
     if images:
         batches = list(islice(_batches(kb, batch_size), _BATCHES))
         parts.append(Part("pictures", images, _picture_rate(kb, encoder, batches, workers)))
-    if titles:
-        parts.append(Part("titles", len(kb), _rate(lambda: encoder.encode_texts(titles), len(titles))))
+    for what, some in texts.items() if entries else ():
+        parts.append(Part(what, len(kb), _rate(functools.partial(encoder.encode_texts, some), len(some))))
     return parts
 
 

@@ -44,13 +44,13 @@ class Block(NamedTuple):
 
     Attributes:
         image: Vectors of images, shape (images, dimensions), those of one entry side by side.
-        title: Vectors of titles, shape (entries, dimensions).
+        texts: Vectors of titles, and of summaries if they are a field, by field; shape (entries, dimensions) each.
         owner: For each image the position of its entry in the knowledge base, shape (images,).
         titled: For each title the position of its entry, shape (entries,).
     """
 
     image: npt.NDArray[np.floating]
-    title: npt.NDArray[np.floating]
+    texts: Mapping[str, npt.NDArray[np.floating]]
     owner: Positions
     titled: Positions
 
@@ -70,7 +70,7 @@ def write_index(
     Args:
         folder: Where to.
         record: What the manifest says of its origin, and of what was left out.
-        fields: Dimensions of `image` and `title`.
+        fields: Dimensions of `image` and `title`, and of `summary` if it is a field.
         choice: The store.
         blocks: Reads the encoded entries from the first to the last; it is called twice.
         encoder: Maps images to the titles' space, if that is another: an approximate store is tried with such queries.
@@ -95,7 +95,8 @@ def write_index(
         image, owner, has_image = _rows(block, neutral)
         pictured.append(has_image)
         if not is_there:
-            vectors.add({"image": image, "title": np.asarray(block.title, dtype=np.float32)[owner]})
+            texts = {name: np.asarray(array, dtype=np.float32)[owner] for name, array in block.texts.items()}
+            vectors.add({"image": image, **texts})
         owners.append(owner + first)
         entries.append(block.titled)
         first += len(block.titled)
@@ -146,7 +147,8 @@ def convert_index(folder: Path, manifest: dict[str, Any], kb: KnowledgeBase, enc
     record["left_out"] = manifest.get("left_out", {})
     fields = {"image": image.shape[1], "title": title.shape[1]}
     choice = Choice("exact", "float32", "as it was")
-    write_index(folder, record, fields, choice, lambda: iter([Block(image, title, owner, titled)]), encoder=encoder)
+    block = Block(image, {"title": title}, owner, titled)
+    write_index(folder, record, fields, choice, lambda: iter([block]), encoder=encoder)
     for name in _OLD_FILES:
         (folder / name).unlink()
 
@@ -190,10 +192,17 @@ def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions, npt.NDArr
 
 
 def _queries(store: FaissStore, pictured: npt.NDArray[np.bool_], encoder: ImageTextEncoder) -> dict[str, Vectors]:
-    """Queries like those that will come: images of the knowledge base, with weights of the fields from 0 to 1."""
+    """Queries like those that will come: images of the knowledge base, with weights of the fields from 0 to 1.
+
+    Where summaries are a field, one query in three gives them half of its title's weight, and one all of it.
+    """
     rows = np.flatnonzero(pictured if pictured.any() else ~pictured)
     sample = np.sort(np.random.default_rng(0).choice(rows, min(_QUERIES, len(rows)), replace=False))
     images = store.get(sample)["image"]
     titles = encoder.to_title_space(images) if isinstance(encoder, TwoSpaceEncoder) else images
     weights = np.linspace(0, 1, len(images), dtype=np.float32)[:, None]
-    return {"image": images * (1 - weights), "title": titles * weights}
+    query = {"image": images * (1 - weights), "title": titles * weights}
+    if "summary" in store.fields:
+        share = (np.arange(len(images), dtype=np.float32) % 3 / 2)[:, None]
+        query |= {"title": titles * weights * (1 - share), "summary": titles * weights * share}
+    return query

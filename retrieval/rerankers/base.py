@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from PIL import Image
 
 from reflectune.core.types import Passage
 
@@ -41,6 +43,22 @@ class Reranker(Protocol):
         Raises:
             ValueError: There are not as many lists as questions, or `top_k` is less than 1.
         """
+        ...
+
+
+@runtime_checkable
+class PictureReranker(Reranker, Protocol):
+    """Ranks each question's passages by the question and its picture."""
+
+    def rank_pictured(
+        self,
+        questions: Sequence[str],
+        images: Sequence[Image.Image],
+        passages: Sequence[Sequence[Passage]],
+        entry_scores: Sequence[Mapping[str, float]],
+        top_k: int | None = None,
+    ) -> list[list[ScoredPassage]]:
+        """As `rank`, with a picture of each question, and the scores that its entries were found with, by entry id."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from reflectune.core.config import DTYPES, bound_problems, setting
@@ -10,7 +11,7 @@ from reflectune.models.names import encoder_name
 from reflectune.retrieval.encoders.presets import text_settings
 from reflectune.retrieval.encoders.settings import Pooling, Similarity, TextSettings
 
-Kind = Literal["words", "embedding", "cross_encoder"]
+Kind = Literal["words", "embedding", "cross_encoder", "q_former"]
 
 
 @dataclass
@@ -18,10 +19,13 @@ class RerankerConfig:
     """Keys of a config that choose a reranker; a command's own config class may inherit them."""
 
     reranker: Kind = setting(
-        "words", "what picks passages: words (BM25), embedding (a text retriever), or cross_encoder"
+        "words",
+        "what picks passages: words (BM25), embedding (a text retriever), cross_encoder, or q_former (EchoSight)",
     )
     reranker_model: str = setting(
-        "", "embedding, cross_encoder: miniature/text, a folder, or a hub id, owner/name[@COMMIT]", check=encoder_name
+        "",
+        "embedding, cross_encoder: miniature/text, a folder, or a hub id, owner/name[@COMMIT]; q_former: a folder",
+        check=encoder_name,
     )
     reranker_pooling: Pooling = setting("auto", "embedding: mean, last or cls; auto: as its model card says")
     reranker_similarity: Similarity = setting("cosine", "embedding: cosine or dot")
@@ -52,4 +56,8 @@ class RerankerConfig:
                 issues.append(f"`reranker: words` uses no model, `reranker_model` is {self.reranker_model}; drop one")
         elif not self.reranker_model:
             issues.append(f"`reranker: {self.reranker}` needs `reranker_model`")
+        elif self.reranker == "q_former" and not Path(self.reranker_model).is_dir():
+            issues.append(
+                f"`reranker_model`: {self.reranker_model} is no folder; `q_former` needs one with its weights"
+            )
         return issues

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from reflectune.core.devices import find_device
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.rerankers.base import Reranker
@@ -15,8 +17,9 @@ def load_reranker(
     """Load a reranker.
 
     Args:
-        kind: `words`, `embedding` or `cross_encoder`.
-        model: Of the latter two: `miniature/text`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`.
+        kind: `words`, `embedding`, `cross_encoder` or `q_former`.
+        model: Of the latter: `miniature/text`, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`; of
+            `q_former` a folder.
         settings: How the model reads; the defaults if None.
         device: `cpu`, `cuda`, …; `auto` takes an accelerator if there is one.
 
@@ -30,6 +33,10 @@ def load_reranker(
     """
     if kind == "words":
         return WordReranker()
+    if kind == "q_former":
+        from reflectune.retrieval.rerankers.q_former import QFormerReranker  # slow to import
+
+        return QFormerReranker(Path(model), settings or TextSettings(), find_device(device))
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint  # slow to import, and BM25 needs none of it
     from reflectune.retrieval.rerankers.neural import CrossEncoderReranker, EmbeddingReranker
 

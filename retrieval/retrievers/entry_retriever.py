@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -16,9 +17,23 @@ from reflectune.core.paths import Roots
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, Vectors
 from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.indexes.entry_index import Index, load_index, open_encoder
+from reflectune.retrieval.indexes.entry_index import Index, check_summaries, load_index, open_encoder
 from reflectune.retrieval.knowledge_base import KnowledgeBase
-from reflectune.retrieval.retrievers.queries import PART_FIELDS, Query, Weights, equation_3, usual_weights
+from reflectune.retrieval.retrievers.fusion import (
+    FUSED_FIELDS,
+    check_fusion,
+    encode_pairs,
+    fused_weights,
+    weighted_sum,
+)
+from reflectune.retrieval.retrievers.queries import (
+    PART_FIELDS,
+    Fusion,
+    Query,
+    Weights,
+    equation_3,
+    usual_weights,
+)
 from reflectune.retrieval.retrievers.ranked_retriever import open_ranked
 from reflectune.retrieval.stores.base import inner
 from reflectune.retrieval.stores.opening import exact_store
@@ -29,9 +44,12 @@ _ROWS_AN_ENTRY = 2
 _KEPT_BATCHES = 2**14
 """Encoded batches of pictures that a retriever keeps: 800 MB of 768 dimensions, if ever so many are searched for."""
 
+_FIELDS = {**PART_FIELDS, **FUSED_FIELDS}
+_TEXT_PARTS = ("text_image", "text_title", "text_summary")
+
 _Item = TypeVar("_Item")
 _Parts = Mapping[str, npt.NDArray[np.float32]]
-"""What each part of a score compares an entry's vectors with; see `PART_FIELDS`."""
+"""What each part of a score compares an entry's vectors with; see `PART_FIELDS` and `FUSED_FIELDS`."""
 
 
 class Retriever(Protocol):
@@ -70,6 +88,8 @@ class EntryRetriever:
         index: Of the knowledge base to search.
         encoder: The one that the index was built with.
         title_weight: w, from 0 (images alone) to 1 (titles alone); any can be searched with on one index.
+        summary_share: Of w, so much is on an entry's summary in place of its title; more than 0 needs an index with
+            summaries.
 
     Example:
         >>> retriever = EntryRetriever(load_index(folder, knowledge, encoder), encoder)
@@ -78,8 +98,12 @@ class EntryRetriever:
         >>> retriever.search_queries([Query(photo, "Which bird is this?")], top_n=5, weights=equation_7(0.3))
     """
 
-    def __init__(self, index: Index, encoder: ImageTextEncoder, *, title_weight: float = 0.5) -> None:
-        self._index, self._encoder, self._title_weight = index, encoder, _checked(title_weight)
+    def __init__(
+        self, index: Index, encoder: ImageTextEncoder, *, title_weight: float = 0.5, summary_share: float = 0.0
+    ) -> None:
+        self._index, self._encoder = index, encoder
+        self._title_weight = _checked("title_weight", title_weight)
+        self._summary_share = _checked("summary_share", summary_share)
         self._kept: dict[tuple[bytes, ...], Vectors] = {}
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -97,7 +121,8 @@ class EntryRetriever:
             title_weight: In place of the retriever's own.
         """
         weight = self._title_weight if title_weight is None else title_weight
-        return self.search_queries([Query(image) for image in images], top_n, weights=equation_3(weight))
+        weights = equation_3(weight).with_summaries(self._summary_share)
+        return self.search_queries([Query(image) for image in images], top_n, weights=weights)
 
     def search_queries(
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
@@ -108,23 +133,31 @@ class EntryRetriever:
             queries: Images, texts, or both; kinds may be mixed.
             top_n: How many entries of each, at least 1.
             weights: Of the parts of a score; what a query lacks doesn't count (`Weights.of`). None for the usual ones:
-                the retriever's `title_weight` for an image alone, else those of `usual_weights`.
+                the retriever's `title_weight` for an image alone, else those of `usual_weights`, both with the
+                retriever's `summary_share`.
 
         Raises:
             ValueError: `top_n` is less than 1, or a query has nothing of what the weights ask about.
-            UserError: The weights compare texts with images, and the encoder has no space for both.
+            UserError: The weights compare texts with images or make them one vector, and the encoder has no space for
+                both; or they compare with summaries, and the index has none; or the encoder is to read both together,
+                and can't.
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
         contents = [_Content(b"" if query.image is None else pixel_hash(query.image), query.text) for query in queries]
         different = dict(zip(contents, queries, strict=True))  # several questions are asked about one picture
-        weights_of = {
-            content: (weights or usual_weights(query, self._title_weight)).of(query)
-            for content, query in different.items()
-        }
-        if isinstance(self._encoder, TwoSpaceEncoder):
-            weights_of = {content: self._within_spaces(own) for content, own in weights_of.items()}
-        vectors = self._encode(different)
+        weights_of: dict[_Content, Mapping[str, float]] = {}
+        for content, query in different.items():
+            asked = weights or usual_weights(query, self._title_weight, self._summary_share)
+            self.check(asked)
+            weights_of[content] = self._parts(asked, query)
+        rule: Fusion = "scores" if weights is None else weights.fusion
+        fused = {} if rule == "scores" else {content: q for content, q in different.items() if q.is_both}
+        apart = different if rule != "features" else {c: query for c, query in different.items() if c not in fused}
+        vectors = self._encode(apart)
+        for content, vector in self._one_vector_each(fused, rule, weights_of, vectors).items():
+            weights_of[content] = fused_weights(weights_of[content])
+            vectors[content] = dict.fromkeys(weights_of[content], vector)
         hits: dict[_Content, list[Hit]] = {}
         for batch in _alike(weights_of):
             own = weights_of[batch[0]]
@@ -133,6 +166,21 @@ class EntryRetriever:
                 hits[content] = self._hits(different[content].kind, vectors[content], own, chosen)
         return [hits[content] for content in contents]
 
+    def check(self, weights: Weights) -> None:
+        """Refuse weights that this index or its encoder can't be searched with.
+
+        Raises:
+            UserError: See `search_queries`.
+        """
+        if weights.summary or weights.text_summary:
+            check_summaries(self._index)
+        if isinstance(self._encoder, TwoSpaceEncoder) and weights.text_image:
+            raise UserError(
+                f"the encoder {self._encoder.name} has a space of its own for texts, which images of the index are not "
+                "in; give `text_image` the weight 0"
+            )
+        check_fusion(self._encoder, weights.fusion)
+
     def exactly(self) -> EntryRetriever:
         """The same with an exact search for what an approximate store searches, or itself if its store is exact.
 
@@ -140,19 +188,50 @@ class EntryRetriever:
         """
         if exact_store(self._index.store) is self._index.store:
             return self
-        index = dataclasses.replace(self._index, store=exact_store(self._index.store))
-        twin = EntryRetriever(index, self._encoder, title_weight=self._title_weight)
+        return self._twin(
+            dataclasses.replace(self._index, store=exact_store(self._index.store)),
+            title_weight=self._title_weight,
+            summary_share=self._summary_share,
+        )
+
+    def weighted(self, *, title_weight: float, summary_share: float = 0.0) -> EntryRetriever:
+        """The same with other weights of its own. The two share encoded pictures.
+
+        Raises:
+            UserError: Summaries are to be weighed, and the index has none.
+        """
+        if summary_share:
+            check_summaries(self._index)
+        return self._twin(self._index, title_weight=title_weight, summary_share=summary_share)
+
+    def _twin(self, index: Index, **weights: float) -> EntryRetriever:
+        """A retriever with the same encoder, and the pictures that it encoded."""
+        twin = EntryRetriever(index, self._encoder, **weights)
         twin._kept = self._kept
         return twin
 
-    def _within_spaces(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """The weights without the part that an encoder of two spaces doesn't have."""
-        if weights.get("text_image"):
-            raise UserError(
-                f"the encoder {self._encoder.name} has a space of its own for texts, which images of the index are not "
-                "in; give `text_image` the weight 0"
-            )
-        return {part: weight for part, weight in weights.items() if part != "text_image"}
+    def _parts(self, weights: Weights, query: Query) -> Mapping[str, float]:
+        """The weights of a query's parts, without the one that an encoder of two spaces doesn't have."""
+        parts = weights.of(query)
+        if isinstance(self._encoder, TwoSpaceEncoder):
+            parts.pop("text_image", None)
+        return parts
+
+    def _one_vector_each(
+        self,
+        queries: Mapping[_Content, Query],
+        rule: Fusion,
+        weights_of: Mapping[_Content, Mapping[str, float]],
+        vectors: Mapping[_Content, _Parts],
+    ) -> dict[_Content, Vectors]:
+        """The one vector of each query that has an image and a text, by a rule other than that of scores."""
+        if rule == "vectors":
+            return {
+                content: weighted_sum(weights_of[content], vectors[content]["image"], vectors[content]["text_image"])
+                for content in queries
+            }
+        encoded = [encode_pairs(self._encoder, [queries[each] for each in batch]) for batch in _batches(list(queries))]
+        return dict(zip(queries, itertools.chain.from_iterable(encoded), strict=True))
 
     def _encode(self, queries: Mapping[_Content, Query]) -> dict[_Content, _Parts]:
         """What each part of a query's score compares with."""
@@ -161,11 +240,13 @@ class EntryRetriever:
         for batch in _batches(list(images)):
             encoded = self._encode_images({key: images[key] for key in batch})
             titles = self._encoder.to_title_space(encoded) if isinstance(self._encoder, TwoSpaceEncoder) else encoded
-            by_image.update((key, {"image": encoded[n], "title": titles[n]}) for n, key in enumerate(batch))
+            by_image.update(
+                (key, {"image": encoded[n], "title": titles[n], "summary": titles[n]}) for n, key in enumerate(batch)
+            )
         by_text: dict[str, _Parts] = {}
         for texts in _batches(list(dict.fromkeys(query.text for query in queries.values() if query.has_text))):
             encoded = self._encoder.encode_texts(texts)
-            by_text.update((text, {"text_image": encoded[n], "text_title": encoded[n]}) for n, text in enumerate(texts))
+            by_text.update((text, dict.fromkeys(_TEXT_PARTS, encoded[n])) for n, text in enumerate(texts))
         return {content: {**by_image.get(content.image, {}), **by_text.get(content.text, {})} for content in queries}
 
     def _encode_images(self, pictures: Mapping[bytes, Image.Image]) -> Vectors:
@@ -196,7 +277,7 @@ class EntryRetriever:
         By titles alone all rows of an entry are alike, so that the part of its image is its first one's.
         """
         vectors = self._index.store.get(rows)
-        parts = {part: inner(vectors[PART_FIELDS[part]], query[part]) for part in weights}
+        parts = {part: inner(vectors[_FIELDS[part]], query[part]) for part in weights}
         scores = sum((weights[part] * parts[part] for part in parts), start=np.zeros(len(rows)))
         return [
             Hit(
@@ -234,7 +315,7 @@ def _weighted(
     for part, weight in weights.items():
         if weight:
             term = np.stack([vectors[content][part] for content in batch]) * np.float32(weight)
-            field = PART_FIELDS[part]
+            field = _FIELDS[part]
             query[field] = query[field] + term if field in query else term
     return query
 
@@ -243,10 +324,10 @@ def _batches(items: list[_Item]) -> list[list[_Item]]:
     return [items[start : start + _BATCH] for start in range(0, len(items), _BATCH)]
 
 
-def _checked(title_weight: float) -> float:
-    if not 0 <= title_weight <= 1:
-        raise ValueError(f"title_weight must be from 0 to 1, found {title_weight}")
-    return title_weight
+def _checked(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be from 0 to 1, found {value}")
+    return value
 
 
 def _first_of_each(rows: npt.NDArray[np.int64], owner: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -265,9 +346,14 @@ def open_retriever(config: RetrieverConfig, knowledge: KnowledgeBase, *, image_r
         device: Where the encoder runs: `cpu`, `cuda`, `auto`, …
 
     Raises:
-        UserError: The index is of another knowledge base or encoder, or the ranked entities can't be used.
+        UserError: The index is of another knowledge base or encoder, or lacks the summaries that are to be weighed; or
+            the ranked entities can't be used.
     """
     if config.ranked_entities:
         return open_ranked(config.ranked_entities, knowledge, image_roots)
     encoder = open_encoder(config.encoder, config.index, device=device)
-    return EntryRetriever(load_index(config.index, knowledge, encoder), encoder, title_weight=config.title_weight)
+    index = load_index(config.index, knowledge, encoder)
+    if config.summary_share:
+        check_summaries(index)
+    weights = {"title_weight": config.title_weight, "summary_share": config.summary_share}
+    return EntryRetriever(index, encoder, **weights)

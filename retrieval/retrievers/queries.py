@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from PIL import Image
 
@@ -14,13 +15,21 @@ Modality = Literal["I", "IQ", "IC", "Q", "C"]
 Target = Literal["I", "IT", "T"]
 """A knowledge base's side: an entry's image, its image and its title, or its title."""
 
+Fusion = Literal["scores", "vectors", "features"]
+"""How a query's image and text are put together: see `Weights`."""
+FUSIONS: Final[tuple[Fusion, ...]] = ("scores", "vectors", "features")
+
 PART_FIELDS: Final[Mapping[str, str]] = {
     "image": "image",
     "title": "title",
     "text_image": "image",
     "text_title": "title",
+    "summary": "summary",
+    "text_summary": "summary",
 }
 """The index's field that each part of a score is a similarity to; parts in the order in which they are added up."""
+BY_IMAGE: Final = frozenset(("image", "title", "summary"))
+"""The parts that a query's image is compared in; the others are its text's."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,11 @@ class Query:
         return bool(self.text.strip())
 
     @property
+    def is_both(self) -> bool:
+        """Whether there are an image and a text."""
+        return self.image is not None and self.has_text
+
+    @property
     def kind(self) -> str:
         """`image`, `text` or `image and text`."""
         return " and ".join(name for name, is_there in (("image", self.image), ("text", self.has_text)) if is_there)
@@ -58,14 +72,24 @@ class Weights:
     """How much each similarity between a query and an entry weighs in the entry's score; they sum to 1.
 
     S = image · sim(I, I_k) + title · sim(I, T_k) + text_image · sim(q, I_k) + text_title · sim(q, T_k), with a query's
-    image I and text q, and an entry's image I_k and title T_k. The names are those of `Hit.parts`. All of it is on the
-    query's side: any weights can be searched with on one index.
+    image I and text q, and an entry's image I_k and title T_k; and summary · sim(I, S_k) + text_summary · sim(q, S_k)
+    of an index that has the entries' summaries S_k. The names are those of `Hit.parts`. All of it is on the query's
+    side: any weights can be searched with on one index.
+
+    A query that has both may be made one vector v instead, with S = Σ_f w_f · sim(v, f) over an entry's fields f, each
+    of which weighs as much as its two parts together. A query that has one of them alone is searched for as ever.
 
     Attributes:
         image: Of the query's image and an entry's image.
         title: Of the query's image and an entry's title.
         text_image: Of the query's text and an entry's image; it needs an encoder with one space for both.
         text_title: Of the query's text and an entry's title.
+        summary: Of the query's image and an entry's summary.
+        text_summary: Of the query's text and an entry's summary.
+        fusion: `scores`: similarities are added up, as above. `vectors`: v is the sum of the image's vector and the
+            text's, each weighing what its parts do, scaled to length 1; it needs one space for both. Where weights are
+            products of a side's and a field's, as all of `modality_weights` are, entries come in the order of `scores`.
+            `features`: v is what the encoder makes of both, read together; weights decide on fields alone.
 
     Raises:
         ValueError: One is negative or no number, or they don't sum to 1.
@@ -75,30 +99,62 @@ class Weights:
     title: float = 0.0
     text_image: float = 0.0
     text_title: float = 0.0
+    summary: float = 0.0
+    text_summary: float = 0.0
+    fusion: Fusion = "scores"
 
     def __post_init__(self) -> None:
         values = [getattr(self, part) for part in PART_FIELDS]
         if not all(0 <= value <= 1 for value in values) or not math.isclose(sum(values), 1, abs_tol=1e-6):
             raise ValueError(f"weights must be from 0 to 1 and sum to 1, found {self}")
+        if self.fusion not in FUSIONS:
+            raise ValueError(f"fusion is one of {', '.join(FUSIONS)}, found {self.fusion}")
 
     def of(self, query: Query) -> dict[str, float]:
         """The weights of the parts that a query has, scaled so that they sum to what all of them do.
 
         A query without text has no part of a text, one without image none of an image: what it lacks doesn't lower its
-        scores. Parts of weight 0 are among them.
+        scores. Parts of weight 0 are among them, but for those of summaries, which not every index has.
 
         Raises:
             ValueError: All the weight is on what the query lacks.
         """
-        has = {"image": query.image is not None, "title": query.image is not None}
         values = {part: float(getattr(self, part)) for part in PART_FIELDS}
-        own = {part: value for part, value in values.items() if has.get(part, query.has_text)}
+        values = {part: value for part, value in values.items() if value or PART_FIELDS[part] != "summary"}
+        own = {
+            part: value
+            for part, value in values.items()
+            if (query.image is not None if part in BY_IMAGE else query.has_text)
+        }
         if not any(own.values()):
             raise ValueError(f"a query that has only {query.kind} can't be searched for with {self}")
         if sum(own.values()) == sum(values.values()):
             return own
         scale = sum(values.values()) / sum(own.values())
         return {part: value * scale for part, value in own.items()}
+
+    def fused(self, fusion: Fusion) -> Weights:
+        """The same with another rule for queries of an image and a text."""
+        return dataclasses.replace(self, fusion=fusion)
+
+    def with_summaries(self, share: float) -> Weights:
+        """The same with so much of what weighs on an entry's title given to its summary.
+
+        Args:
+            share: From 0, which changes nothing, to 1, with which titles weigh nothing.
+
+        Raises:
+            ValueError: `share` is not from 0 to 1.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"summary_share must be from 0 to 1, found {share}")
+        return dataclasses.replace(
+            self,
+            title=self.title * (1 - share),
+            summary=self.summary + self.title * share,
+            text_title=self.text_title * (1 - share),
+            text_summary=self.text_summary + self.text_title * share,
+        )
 
 
 def equation_3(title_weight: float = 0.5) -> Weights:
@@ -136,19 +192,22 @@ def modality_weights(query: Modality, target: Target) -> Weights:
     Example:
         >>> modality_weights("I", "IT") == equation_3()
         True
-        >>> modality_weights("IQ", "I")
-        Weights(image=0.5, title=0.0, text_image=0.5, text_title=0.0)
+        >>> modality_weights("IQ", "I") == Weights(image=0.5, text_image=0.5)
+        True
     """
     by_image = {"I": "image", "T": "title"}
     by_text = {"I": "text_image", "T": "text_title"}
     parts = [(by_image if side == "I" else by_text)[field] for side in query for field in target]
-    return Weights(**{part: 1 / len(parts) for part in parts})
+    weights: dict[str, Any] = {part: 1 / len(parts) for part in parts}
+    return Weights(**weights)
 
 
-def usual_weights(query: Query, title_weight: float = 0.5) -> Weights:
+def usual_weights(query: Query, title_weight: float = 0.5, summary_share: float = 0.0) -> Weights:
     """What a query is searched with if nothing is said: equation 3 for an image, equation 7 for an image and a text,
-    a text against titles.
+    a text against titles; of what weighs on titles, the share of summaries goes to them.
     """
     if query.image is None:
-        return Weights(text_title=1.0)
-    return equation_7() if query.has_text else equation_3(title_weight)
+        weights = Weights(text_title=1.0)
+    else:
+        weights = equation_7() if query.has_text else equation_3(title_weight)
+    return weights.with_summaries(summary_share)

@@ -135,6 +135,7 @@ def test_logs_that_another_run_writes_are_neither_merged_nor_deleted(tmp_path: P
 
 def test_chunks_come_in_the_order_of_their_items_and_are_made_once(tmp_path: Path) -> None:
     path, made = tmp_path / "rows.jsonl", []
+    logs = Logs(tmp_path, path.name, "f")
 
     def make(chunk: Sequence[int]) -> Row:
         if len(made) == 11:
@@ -143,11 +144,11 @@ def test_chunks_come_in_the_order_of_their_items_and_are_made_once(tmp_path: Pat
         return {"chunk": list(chunk)}
 
     with pytest.raises(KeyboardInterrupt):
-        run_chunks(range(23), 2, make, path, "f")
+        run_chunks(range(23), 2, make, logs)
     path.write_bytes(path.read_bytes()[:-4])
     made.clear()
-    rows = list(run_chunks(range(23), 2, make, path, "f"))
+    rows = list(run_chunks(range(23), 2, make, logs))
 
     assert made == [20, 22]
     assert [number for row in rows for number in row["chunk"]] == list(range(23))
-    assert list(run_chunks([], 2, make, tmp_path / "none.jsonl", "f")) == []
+    assert list(run_chunks([], 2, make, Logs(tmp_path, "none.jsonl", "f"))) == []

@@ -179,3 +179,27 @@ def test_weights_of_texts_need_an_index(folder: Path) -> None:
     config = RecallConfig(dataset=str(folder), ranked_entities=str(folder / "lens.jsonl"), text_weights=[0.5])
     (problem,) = config.problems()
     assert problem.startswith("`index` is needed by `text_weights`")
+
+
+def test_the_rule_of_fusion_is_the_searches_own(
+    folder: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = folder / "recall.json"
+    flags = ["--text_weights", "0.5", "--depths", "1", "3", "--fusion", "vectors", "--output", str(output)]
+    run(folder, encoder, monkeypatch, *flags)
+    loaded = load_encoder(encoder)
+    retriever = EntryRetriever(load_index(folder / "index", Dataset(folder).knowledge, loaded), loaded)
+    for split, record in json.loads(output.read_text()).items():
+        known = set(Dataset(folder).knowledge.ids)
+        asked = [question for question in Dataset(folder).questions(split) if known & {*question.entity_ids}]
+        queries = [Query(load_image(folder / question.image), question.text) for question in asked]
+        found = retriever.search_queries(queries, 6, weights=equation_7(0.5).fused("vectors"))
+        ranks = [
+            [hit.entry_id for hit in hits].index(question.entity_ids[0]) + 1
+            for question, hits in zip(asked, found, strict=True)
+        ]
+        mrr = record["text_weights"]["0.5"]["mrr"]["value"]
+        assert mrr == pytest.approx(sum(1 / rank for rank in ranks if rank <= 3) / len(asked))
+    with pytest.raises(SystemExit):
+        run(folder, encoder, monkeypatch, "--text_weights", "0.5", "--fusion", "features")
+    assert "doesn't read an image and a text together" in capsys.readouterr().err

@@ -111,6 +111,7 @@ GRPO: dict[str, Any] = {
     "dataset": "",
     "documents": 10,
     "ranked_entities": "",
+    "summary_share": 0.0,
     "title_weight": 0.5,
     "encoder": "miniature/clip",
     "fallback": "best_product",

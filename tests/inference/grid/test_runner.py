@@ -13,7 +13,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import ReadingConfig
-from reflectune.inference.grid.points import Point
+from reflectune.inference.grid.points import START, Point
 from reflectune.inference.grid.runner import GridRunner
 from reflectune.inference.pipelines.recipe import Parts
 from reflectune.inference.pipelines.registry import build_pipeline
@@ -216,3 +216,22 @@ def test_the_reranker_is_part_of_what_decides(setting, checkpoints) -> None:
     assert set(runner.fingerprints(["model"], [Point("start")])) == {"model"}
     points = [Point("naive", {"pipeline": "naive_rag_passages"})]
     assert set(runner.fingerprints(["model", "plain_model"], points)) == {"model", "plain_model", "reranker"}
+
+
+@pytest.mark.parametrize("title_weight", [0.0, 1.0], ids=["images", "titles"])
+def test_a_point_retrieves_by_its_own_weights(setting, checkpoints, title_weight) -> None:
+    case = setting("mr2ag", checkpoints)
+    runner = GridRunner(case.config, case.dataset, "mr2ag")
+    points = [Point(START), Point("other", {"title_weight": title_weight}), Point("again", {})]
+    start, other, again = (runner.run(point, case.questions, case.images) for point in points)
+    expected = open_retriever(points[1].config(case.config), case.dataset.knowledge).search(case.images, 5)
+    for question, hits in zip(case.questions, expected, strict=True):
+        if other[question.id].hits:
+            assert [hit.entry_id for hit in other[question.id].hits] == [hit.entry_id for hit in hits]
+            assert [hit.score for hit in other[question.id].hits] == pytest.approx(
+                [hit.score for hit in hits], abs=1e-5
+            )
+    assert any(start[q.id].hits and start[q.id].hits != other[q.id].hits for q in case.questions)
+    assert {key: comparable(trace) for key, trace in again.items()} == {
+        key: comparable(trace) for key, trace in start.items()
+    }

@@ -100,7 +100,7 @@ def test_problems_are_told_before_anything_is_loaded(small_world) -> None:
 
 @pytest.mark.parametrize("pipeline", ["mr2ag", "mmkb_rag"])
 def test_every_setting_that_decides_an_answer_can_be_varied_and_no_other(pipeline) -> None:
-    decide = {*find_recipe(pipeline).settings, "lead", "entries"}
+    decide = {*find_recipe(pipeline).settings, "lead", "entries", "title_weight", "summary_share"}
     assert set(VARIED[pipeline]) - {"relevance", "ranking"} == decide
 
 

@@ -24,7 +24,7 @@ QUERIES = {"image": Query(IMAGE), "text": Query(text="an owl"), "both": Query(IM
 
 
 def shares() -> st.SearchStrategy[list[int]]:
-    return st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any)
+    return st.lists(st.integers(0, 9), min_size=len(PART_FIELDS), max_size=len(PART_FIELDS)).filter(any)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t"], ids=["empty", "space", "lines"])
@@ -55,7 +55,7 @@ def test_what_a_query_lacks_takes_no_weight_and_the_rest_keeps_its_proportions(c
         return
     found = weights.of(QUERIES[name])
     expected = {p: count / own_total for p, count in zip(PART_FIELDS, counts, strict=True) if p in has}
-    assert found == pytest.approx(expected)
+    assert found == pytest.approx({p: weight for p, weight in expected.items() if weight or "summary" not in p})
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_papers_settings_are_weights() -> None:
     assert modality_weights("I", "I") == Weights(image=1)
     assert modality_weights("IQ", "I") == modality_weights("IC", "I") == Weights(image=0.5, text_image=0.5)
     assert modality_weights("C", "IT") == Weights(text_image=0.5, text_title=0.5)
-    assert dataclasses.astuple(modality_weights("IQ", "IT")) == (0.25, 0.25, 0.25, 0.25)
+    assert dataclasses.astuple(modality_weights("IQ", "IT")) == (0.25, 0.25, 0.25, 0.25, 0.0, 0.0, "scores")
 
 
 def test_every_kind_of_query_has_usual_weights() -> None:

@@ -1,0 +1,206 @@
+"""mR²AG-IT built by several processes: each picture searched for once, each question built once, the bytes of one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.config import parse_config
+from reflectune.core.durable import write_json
+from reflectune.core.resumable import ALONE, Processes
+from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.data_builders.annotators.string import by_string
+from reflectune.data_builders.dataset import Dataset, write_questions
+from reflectune.data_builders.mr2ag import run as reflection_run
+from reflectune.data_builders.mr2ag.config import BuildConfig
+from reflectune.data_builders.mr2ag.run import build_split, run
+from reflectune.retrieval.encoders.encoder import load_encoder
+from reflectune.retrieval.hits import Hit
+from reflectune.retrieval.indexes.building import build_index
+from reflectune.retrieval.indexes.entry_index import load_index
+from reflectune.retrieval.knowledge_base import write_knowledge_base
+
+ENTITIES, QUESTIONS = 12, 40
+
+
+class Shades:
+    """Ranks entries by how near their numbers are to a picture's shade, and remembers which shades it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
+        shades = [image.getpixel((0, 0))[0] for image in images]
+        self.asked += shades
+        orders = [sorted(range(ENTITIES), key=lambda n, shade=shade: (abs(n - shade), n)) for shade in shades]
+        return [[Hit(f"e{n}", 1 - n / 100, rank, "", "kb", {}) for rank, n in enumerate(o[:top_n])] for o in orders]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "world"
+    write_json(root / "dataset.json", {"name": "towers", "fingerprint": "f1"})
+    (root / "images").mkdir()
+    entries = []
+    for n in range(ENTITIES):
+        Image.new("RGB", (8, 8), (n, n, n)).save(root / "images" / f"{n}.png")
+        sections = (Section("History", f"It was founded in {1500 + n}."), Section("Size", f"It is {20 + n} m tall."))
+        entries.append(Entry(f"e{n}", f"Tower {n}", "", f"Tower {n}.", (f"images/{n}.png",), sections))
+    write_knowledge_base(root / "knowledge", entries, name="towers", image_root="..")
+    questions = [
+        Question(
+            *(
+                f"k{place:02d}",
+                f"images/{place % ENTITIES}.png",
+                "When was it founded?",
+                (str(1500 + place % ENTITIES),),
+            ),
+            answer_type="time",
+            split="train",
+            requires_retrieval=True,
+            entity_ids=(f"e{place % ENTITIES}",),
+            evidence=(Evidence(f"e{place % ENTITIES}", 0),),
+        )
+        for place in range(QUESTIONS)
+    ]
+    seen = [Question(f"v{n}", f"images/{n}.png", "Which shade?", ("dark",), requires_retrieval=False) for n in range(9)]
+    write_questions(root, "train", [*questions, *seen])
+    return root
+
+
+@pytest.fixture
+def config(folder: Path, tmp_path: Path) -> Callable[..., BuildConfig]:
+    def make(output: str, **changes: Any) -> BuildConfig:
+        (tmp_path / "index").mkdir(exist_ok=True)
+        (tmp_path / "index" / "manifest.json").write_text("{}")
+        values = {"dataset": str(folder), "output": str(tmp_path / output), "index": str(tmp_path / "index")}
+        return BuildConfig(**{**values, "retrieval_depth": 4, **changes})
+
+    return make
+
+
+def files(config: BuildConfig) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(config.output).iterdir()}
+
+
+def build_together(config: BuildConfig, searchers: Sequence[Shades], annotators: Sequence[Any]) -> None:
+    """Build in as many threads as there are searchers, which meet as processes do."""
+    meeting = threading.Barrier(len(searchers))
+
+    def work(number: int) -> None:
+        processes = Processes(number, len(searchers), lambda: meeting.wait(30) and None)
+        build_split(Dataset(Path(config.dataset)), searchers[number], annotators[number], config, processes)
+
+    with ThreadPoolExecutor(len(searchers)) as pool:
+        list(pool.map(work, range(len(searchers))))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("chunk", [2, 5, 64])
+def test_processes_search_for_each_picture_once_and_write_the_bytes_of_one(
+    config: Callable[..., BuildConfig], monkeypatch: pytest.MonkeyPatch, count: int, chunk: int
+) -> None:
+    monkeypatch.setattr(reflection_run, "CHUNK", chunk)
+    alone, shared, searcher = config("alone"), config("shared"), Shades()
+    build_split(Dataset(Path(alone.dataset)), searcher, by_string, alone)
+    searchers, judged = [Shades() for _ in range(count)], [0] * count
+
+    def counting(number: int) -> Any:
+        def annotate(cases: Sequence[Any]) -> Any:
+            judged[number] += len({question.id for question, _ in cases})
+            return by_string(cases)
+
+        return annotate
+
+    build_together(shared, searchers, [counting(number) for number in range(count)])
+    assert searcher.asked == list(range(ENTITIES))
+    assert sorted(shade for each in searchers for shade in each.asked) == list(range(ENTITIES))
+    assert sum(judged) == QUESTIONS
+    if chunk < 5:
+        assert all(each.asked for each in searchers)
+        assert all(judged)
+    assert files(shared) == files(alone)
+
+
+def test_a_launch_goes_on_with_what_one_process_had_searched_for(
+    config: Callable[..., BuildConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflection_run, "CHUNK", 4)
+    alone, shared, cut_off = config("alone"), config("shared"), Shades()
+    build_split(Dataset(Path(alone.dataset)), Shades(), by_string, alone)
+
+    def ends(cases: Sequence[Any]) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_split(Dataset(Path(shared.dataset)), cut_off, ends, shared, ALONE)
+    assert len(cut_off.asked) == ENTITIES
+    searchers = [Shades(), Shades()]
+    build_together(shared, searchers, [by_string, by_string])
+    assert not any(each.asked for each in searchers)
+    assert files(shared) == files(alone)
+
+
+def test_the_others_only_search_where_a_server_is_asked(
+    config: Callable[..., BuildConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflection_run, "CHUNK", 3)
+    alone, shared = config("alone"), config("shared")
+    build_split(Dataset(Path(alone.dataset)), Shades(), by_string, alone)
+    shared = dataclasses.replace(shared, annotator="llm")
+    searchers = [Shades(), Shades()]
+    build_together(shared, searchers, [by_string, None])
+    assert [len(each.asked) for each in searchers] == [6, 6]
+    assert files(shared)["train.parquet"] == files(alone)["train.parquet"]
+
+
+def test_a_picture_whose_first_question_is_bad_is_searched_for_by_the_next(
+    config: Callable[..., BuildConfig], folder: Path
+) -> None:
+    questions = Dataset(folder).questions("train")
+    write_questions(folder, "train", [dataclasses.replace(questions[0], text=""), *questions[1:]])
+    (folder / "images/3.png").unlink()
+    skipping, searcher = config("skipping", on_error="skip"), Shades()
+    build_split(Dataset(folder), searcher, by_string, skipping)
+    assert searcher.asked == [1, 2, *range(4, ENTITIES), 0]
+    numbers = json.loads(Path(skipping.output, "statistics.json").read_text())["train"]
+    assert [row["id"] for row in numbers["bad_rows"]] == ["k00", "k03", "k15", "k27", "k39", "v3"]
+
+
+def test_a_process_maps_an_index_and_shares_its_pages(folder: Path, encoder: str, tmp_path: Path) -> None:
+    """Files that are mapped for reading, and shared: however many processes search, memory has their pages once."""
+    knowledge, loaded = Dataset(folder).knowledge, load_encoder(encoder)
+    build_index(knowledge, loaded, tmp_path / "cells", store="faiss")
+    index = load_index(tmp_path / "cells", knowledge, loaded)
+    index.store.search({"image": loaded.encode_texts(["a tower"])}, 3)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    modes = {Path(line[-1]).name: line[1] for line in maps if str(tmp_path / "cells") in line[-1]}
+    shared = ("codes.faiss", "image.f16", "title.f16", "owners.npy", "entries.npy")
+    assert {name: modes.get(name, "")[-1:] for name in shared} == dict.fromkeys(shared, "s")
+
+
+@pytest.mark.slow
+def test_a_launch_of_two_builds_the_bytes_of_one_process(
+    folder: Path, encoder: str, tmp_path: Path, start_launch: Callable[..., Any]
+) -> None:
+    build_index(Dataset(folder).knowledge, load_encoder(encoder), tmp_path / "index")
+
+    def flags(output: str) -> list[str]:
+        where = ["--dataset", str(folder), "--index", str(tmp_path / "index"), "--output", str(tmp_path / output)]
+        return [*where, "--encoder", encoder, "--split", "train", "--device", "cpu"]
+
+    launch = start_launch("data_builders/build_mr2ag.py", flags("shared"))
+    alone = parse_config(BuildConfig, argv=flags("alone"))[0]
+    run(alone)
+    assert launch.wait() == 0, launch.stderr
+    assert launch.stdout.count("train.parquet") == 1
+    shared = dataclasses.replace(alone, output=str(tmp_path / "shared"))
+    assert files(shared) == files(alone)

@@ -1,0 +1,211 @@
+"""Entries' summaries as a field of an index: built, grown, gone on with, searched, and refused where there are none."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Section
+from reflectune.retrieval.build_index import IndexConfig, run
+from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.indexes.building import build_index
+from reflectune.retrieval.indexes.entry_index import collection_of, load_index
+from reflectune.retrieval.indexes.planning import plan_index
+from reflectune.retrieval.indexes.trial import try_entries
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.retrieval.passages import summary_text
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, open_retriever
+from reflectune.retrieval.retrievers.queries import Query, Weights, equation_3, equation_7
+from reflectune.retrieval.stores.base import inner
+
+HOW = {"batch_size": 2, "shard_rows": 4}
+
+
+class Counting:
+    """An encoder that is cut off before its batch of texts numbered `until`."""
+
+    def __init__(self, encoder, until: int) -> None:
+        self._encoder, self._left = encoder, until
+        self.name, self.revision, self.fingerprint = encoder.name, encoder.revision, encoder.fingerprint
+        self.dimensions = encoder.dimensions
+
+    def encode_images(self, images):
+        return self._encoder.encode_images(images)
+
+    def encode_texts(self, texts):
+        if not self._left:
+            raise KeyboardInterrupt
+        self._left -= 1
+        return self._encoder.encode_texts(texts)
+
+
+@pytest.fixture
+def told(tmp_path: Path, entries: list[Entry]) -> list[Entry]:
+    """Entries with a summary each, but for three: two have a section only, and one has no text at all."""
+    made = [dataclasses.replace(entry, summary=f"Owl {n} hunts  by night.") for n, entry in enumerate(entries)]
+    made[1] = dataclasses.replace(made[1], summary="", sections=(Section("Diet", "It eats mice.\n\nAnd voles."),))
+    made[4] = dataclasses.replace(made[4], summary=" \n", sections=(Section("References", "x"), Section("", "Grey.")))
+    made[7] = dataclasses.replace(made[7], summary="", sections=())
+    return made
+
+
+@pytest.fixture
+def told_kb(tmp_path: Path, told: list[Entry]) -> KnowledgeBase:
+    return write_knowledge_base(tmp_path / "told", told, name="owls", image_root="..", shard_size=4)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def field(index, name: str) -> np.ndarray:
+    return index.store.get(np.arange(len(index.store)))[name]
+
+
+def test_a_summary_is_the_first_text_that_an_entry_has(told) -> None:
+    texts = [summary_text(entry) for entry in told]
+    assert texts[0] == "Owl 0 hunts by night."
+    assert (texts[1], texts[4], texts[7]) == ("It eats mice.", "Grey.", "Owl nº 7")
+
+
+def test_summaries_stand_beside_images_and_titles_that_stay_as_they_were(told_kb, told, encoder, tmp_path) -> None:
+    index = build_index(told_kb, encoder, tmp_path / "index", summaries=True, **HOW)
+    assert list(index.store.fields) == ["image", "title", "summary"]
+    expected = encoder.encode_texts([summary_text(entry) for entry in told])
+    np.testing.assert_allclose(field(index, "summary"), expected[np.asarray(index.owner)], atol=1e-6)
+    build_index(told_kb, encoder, tmp_path / "plain", **HOW)
+    built, plain = files(tmp_path / "index"), files(tmp_path / "plain")
+    assert built.keys() - plain.keys() == {"summary.f32"}
+    assert all(built[name] == plain[name] for name in plain.keys() - {"manifest.json"})
+    assert b"summary" not in plain["manifest.json"]
+
+
+def test_what_it_takes_is_told_before(told_kb, encoder) -> None:
+    plan, plain = (plan_index(told_kb, encoder, "auto", summaries=on) for on in (True, False))
+    assert plan.disk * 2 == plain.disk * 3
+    parts = try_entries(told_kb, encoder, batch_size=4, workers=0, summaries=True)
+    assert [(part.what, part.count) for part in parts] == [("pictures", 10), ("titles", 10), ("summaries", 10)]
+
+
+@pytest.mark.parametrize("until", [1, 2, 5, 9])
+def test_a_build_that_was_cut_off_ends_in_the_same_bytes(told_kb, encoder, tmp_path, until) -> None:
+    build_index(told_kb, encoder, tmp_path / "whole", summaries=True, **HOW)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(told_kb, Counting(encoder, until), tmp_path / "index", summaries=True, **HOW)
+    if until > 4:  # a shard is there, of these settings
+        with pytest.raises(UserError, match="was begun with summaries True, now it is None"):
+            build_index(told_kb, encoder, tmp_path / "index", **HOW)
+    build_index(told_kb, encoder, tmp_path / "index", summaries=True, **HOW)
+    assert files(tmp_path / "index") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("store", ["exact", "faiss"])
+def test_entries_that_are_added_later_get_theirs(told_kb, told, encoder, tmp_path, store) -> None:
+    first = write_knowledge_base(tmp_path / "first", told[:7], name="owls", image_root="..", shard_size=3)
+    build_index(told_kb, encoder, tmp_path / "whole", summaries=True, store=store, **HOW)
+    build_index(first, encoder, tmp_path / "index", summaries=True, store=store, **HOW)
+    build_index(told_kb, encoder, tmp_path / "index", summaries=True, **HOW)
+    assert files(tmp_path / "index") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("built", [True, False], ids=["with", "without"])
+def test_an_index_of_other_fields_is_refused(told_kb, encoder, tmp_path, built) -> None:
+    build_index(told_kb, encoder, tmp_path / "index", summaries=built, **HOW)
+    with pytest.raises(UserError, match=rf"was built {'with' if built else 'without'} `summaries`, now it is"):
+        build_index(told_kb, encoder, tmp_path / "index", summaries=not built, **HOW)
+    load_index(tmp_path / "index", told_kb, encoder)
+
+
+def test_a_server_keeps_an_index_with_summaries_under_another_name(told_kb, encoder, tmp_path) -> None:
+    built, plain = (
+        build_index(told_kb, encoder, tmp_path / str(summaries), summaries=summaries) for summaries in (True, False)
+    )
+    assert collection_of(built.manifest) != collection_of(plain.manifest)
+
+
+@pytest.mark.parametrize("store", ["exact", "faiss"])
+def test_scores_are_those_of_comparing_everything(told_kb, told, encoder, tmp_path, picture, store) -> None:
+    index = build_index(told_kb, encoder, tmp_path / "index", summaries=True, store=store)
+    retriever = EntryRetriever(index, encoder, title_weight=0.5, summary_share=0.5)
+    image, text = encoder.encode_images([picture(3)])[0], encoder.encode_texts(["a white owl"])[0]
+    by_image = 0.5 * inner(field(index, "image"), image) + 0.25 * inner(field(index, "title"), image)
+    by_image += 0.25 * inner(field(index, "summary"), image)
+    by_text = 0.5 * inner(field(index, "title"), text) + 0.5 * inner(field(index, "summary"), text)
+    both = 0.7 * inner(field(index, "image"), image) + 0.3 * inner(field(index, "summary"), text)
+    queries = [Query(picture(3)), Query(text="a white owl"), Query(picture(3), "a white owl")]
+    found = [retriever.search_queries([query], 10)[0] for query in queries[:2]]
+    found += retriever.search_queries(queries[2:], 10, weights=equation_7(0.3).with_summaries(1))
+    for hits, rows in zip(found, (by_image, by_text, both), strict=True):
+        best = {entry.id: rows[np.asarray(index.owner) == n].max() for n, entry in enumerate(told)}
+        assert {hit.entry_id: hit.score for hit in hits} == pytest.approx(best, abs=1e-5)
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    assert found[0] == retriever.search([picture(3)], 10)[0] == retriever.exactly().search([picture(3)], 10)[0]
+    assert [set(hits[0].parts) for hits in found] == [
+        {"image", "title", "summary"},
+        {"text_image", "text_title", "text_summary"},
+        {"image", "title", "text_image", "text_title", "text_summary"},
+    ]
+
+
+def test_a_share_of_nothing_is_searched_for_as_ever(told_kb, encoder, tmp_path, picture) -> None:
+    """The bits of scores and parts, on an index that has summaries and on one that hasn't."""
+    pictures = [picture(number) for number in range(4)]
+    indexes = [build_index(told_kb, encoder, tmp_path / str(on), summaries=on) for on in (True, False)]
+    plain = [EntryRetriever(index, encoder).search(pictures, 6) for index in indexes]
+    none = EntryRetriever(indexes[0], encoder, summary_share=0.0).search(pictures, 6)
+    assert plain[0] == plain[1] == none
+    assert set(none[0][0].parts) == {"image", "title"}
+
+
+def test_an_index_without_summaries_is_refused_where_they_weigh(
+    told_kb, encoder, clip_folder, tmp_path, picture
+) -> None:
+    index = build_index(told_kb, encoder, tmp_path / "index")
+    told = "has no summaries to weigh; build one with `build_index --summaries`"
+    with pytest.raises(UserError, match=told):
+        EntryRetriever(index, encoder, summary_share=0.1).search([picture(0)], 2)
+    with pytest.raises(UserError, match=told):
+        EntryRetriever(index, encoder).search_queries([Query(text="owl")], 2, weights=Weights(text_summary=1))
+    config = RetrieverConfig(index=str(tmp_path / "index"), encoder=clip_folder, summary_share=0.1)
+    with pytest.raises(UserError, match=told):
+        open_retriever(config, told_kb, image_roots=tmp_path, device="cpu")
+    ranked = RetrieverConfig(ranked_entities=str(tmp_path / "index/manifest.json"), summary_share=0.1)
+    assert "`summary_share` needs an `index`" in " ".join(ranked.retriever_problems())
+
+
+def test_the_command_builds_what_a_config_searches(told_kb, clip_folder, encoder, tmp_path, picture, capsys) -> None:
+    settings = {"encoder": clip_folder, "device": "cpu", "summaries": True}
+    run(IndexConfig(str(told_kb.folder), str(tmp_path / "index"), **settings, dry_run=True))
+    assert "summaries/s" in capsys.readouterr().out
+    run(IndexConfig(str(told_kb.folder), str(tmp_path / "index"), **settings))
+    assert "10 titles, as many summaries and 10 images of owls" in capsys.readouterr().out
+    config = RetrieverConfig(index=str(tmp_path / "index"), encoder=clip_folder, title_weight=0.6, summary_share=1.0)
+    retriever = open_retriever(config, told_kb, image_roots=tmp_path, device="cpu")
+    index = load_index(tmp_path / "index", told_kb, encoder)
+    weights = Weights(image=0.4, summary=0.6)
+    expected = EntryRetriever(index, encoder).search_queries([Query(picture(2))], 5, weights=weights)
+    assert [[(hit.entry_id, hit.score) for hit in hits] for hits in retriever.search([picture(2)], 5)] == [
+        [(hit.entry_id, pytest.approx(hit.score)) for hit in hits] for hits in expected
+    ]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_is_from_0_to_1(told_kb, encoder, tmp_path, share) -> None:
+    with pytest.raises(ValueError, match="summary_share"):
+        equation_3().with_summaries(share)
+    with pytest.raises(ValueError, match="summary_share"):
+        EntryRetriever(build_index(told_kb, encoder, tmp_path / "index"), encoder, summary_share=share)
+
+
+def test_shares_move_weight_from_titles_to_summaries() -> None:
+    assert equation_3(0.5).with_summaries(0) == equation_3(0.5)
+    assert equation_3(0.5).with_summaries(0.5) == Weights(image=0.5, title=0.25, summary=0.25)
+    assert equation_7(0.5).with_summaries(1) == Weights(image=0.5, text_summary=0.5)
+    assert Weights(summary=1).with_summaries(1) == Weights(summary=1)
+    with pytest.raises(ValueError, match="can't be searched for"):
+        Weights(text_summary=1).of(Query(Image.new("RGB", (1, 1))))
