@@ -39,6 +39,7 @@ NOT_THERE_YET = re.compile(
     r"|has no [\w.]+\.json"
     r"|there is no reflection\.json"
     r"|is not a folder"
+    r"|there is no file runs/"
     r"|not found: "
     r"|pip install"  # an extra that this machine lacks
 )
