@@ -17,6 +17,7 @@ from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.inference.reproduction.changes import Changes, replaced
 
 CONVERT: Final = "data_builders.convert"
+PICTURES: Final = "data_builders.fetch_pictures"
 DOWNLOAD: Final = "data_builders.download"
 """The step without an output: it is done when no file is missing that other steps read and no step writes."""
 
@@ -26,6 +27,7 @@ FINISHED: Final[Mapping[str, str]] = {
     "data_builders.build_plain": "reflection.json",
     "data_builders.convert_lens": "",
     "data_builders.derive_labels": "reflection.json",
+    PICTURES: "pictures.parquet",
     "data_builders.probe": "probes.json",
     "inference.evaluate": "metrics.json",
     "inference.recall": "",
@@ -189,7 +191,7 @@ def _filed(config: Path | None, module: str) -> dict[str, Any]:
 
 def _reads(module: str, settings: Mapping[str, Any], data: Path) -> list[str]:
     """The files and folders that a command reads."""
-    if module == CONVERT:
+    if module in (CONVERT, PICTURES):
         return _converted(settings)
     paths = []
     for key in (*_LOCAL, *_MODELS):
@@ -200,6 +202,7 @@ def _reads(module: str, settings: Mapping[str, Any], data: Path) -> list[str]:
 
 
 def _converted(settings: Mapping[str, Any]) -> list[str]:
+    """What the keys of a conversion name, with its `root` before it."""
     known = ConvertConfig.__dataclass_fields__
     config = ConvertConfig(**{key: value for key, value in settings.items() if key in known})
     named = [config.knowledge_source, config.knowledge_images, config.images]
