@@ -118,4 +118,4 @@ def _check_done(step: Step, every: Sequence[Step], data: Path) -> None:
     (status,) = statuses([step], data, every)
     if status.state != "done":
         raise UserError(f"{step.name} ended well, and is {status.state}: {status.why}")
-    print(f"== {step.name}: {status.line(0).split('  ', 2)[-1]}", flush=True)
+    print(f"== {step.name}: done, {status.why}", flush=True)
