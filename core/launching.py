@@ -1,4 +1,4 @@
-"""Ends a process whose launcher is gone: nobody would see it, stop it or start its peers again."""
+"""What a launcher leaves its processes: they end when it is gone, and start others without what it told them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Final
 
 _POLL: Final = 1.0
@@ -31,3 +32,21 @@ def _watch(launcher: int) -> None:
         flush=True,
     )
     os._exit(1)
+
+
+def alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what a launcher told this process of the others, which a command of its own is not one of.
+
+    A training that were started with it would wait for processes that run something else.
+    """
+    return {
+        name: value for name, value in environment.items() if name not in _LAUNCHED and not name.startswith(_LAUNCHERS)
+    }
+
+
+_LAUNCHED = frozenset(
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE "
+    "MASTER_ADDR MASTER_PORT".split()
+)
+_LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "OMPI_", "PMI_", "MV2_")
+"""What accelerate, torchrun and MPI call the variables that say which process this is, and of how many."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from reflectune.core.errors import UserError
+from reflectune.core.launching import alone
 from reflectune.core.rejected import ROWS_LEFT_OUT
-from reflectune.inference.grid.stages import alone
 from reflectune.inference.reproduction import records
 from reflectune.inference.reproduction.status import READY, Status, statuses
 from reflectune.inference.reproduction.steps import DOWNLOAD, Step

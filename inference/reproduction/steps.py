@@ -37,7 +37,7 @@ FINISHED: Final[Mapping[str, str]] = {
     "retrieval.build_text_index": "manifest.json",
     "train.assemble_llava": "assembled.json",
     "train.merge": "reflectune.json",
-    "train.sft": "reflectune.json",
+    "train.sft": "run.json",
 }
 """By module, the file that a command writes last into its output; "" if the output is a file itself."""
 
