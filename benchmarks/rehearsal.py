@@ -51,13 +51,14 @@ LIMITED = ("data_builders.probe", "inference.evaluate", "inference.sweep", "infe
 
 TEXT = """# Both papers from their downloads to their tables
 
-{command}, {cores} CPU thread(s), {widths}: generated files in the public
-layouts, {rows}. Nothing was downloaded. Other programs ran
-beside it (load average {load:.1f} at the end).
+{command}, {cores} CPU thread(s), {widths}.
+Nothing was downloaded. Other programs ran beside it (load average {load:.1f} at the end).
 
+- Generated files in the public layouts. Rows: {rows}.
 - Every step of `configs/reproduce/*/steps.yaml` was run by `python -m reflectune.inference.reproduce`, with the
-  settings that stand below. The steps that a model bounds ({limited}) take {limit} questions or 2 optimiser steps:
-  their minutes say nothing of 7 B, that their processes end on such data in this memory is what is shown.
+  settings that stand below. Those that a model bounds ({limited})
+  take {limit} questions of each split, or 2 optimiser steps: their minutes say nothing of 7 B; what is shown is that
+  their processes end on such data in this memory. What both lists write is made once.
 - Articles, questions and pictures are those of the tiny drawn world, questions repeated until there are so many,
   articles among others of drawn words. Pictures are few, and each is found anew for each question.
 - *Of its own*: the most anonymous memory of a step's processes together. *Resident*: the most of one of them, pages of
@@ -209,9 +210,10 @@ def main() -> None:
         write_bem(bem)
     common = changes(work / "models", rows, options)
     taken: dict[str, Took] = {}
+    outputs: set[str] = set()
     for paper in options.papers:
         write_atomically(work / f"{paper}.yaml", yaml.safe_dump(of_paper(paper, common, rows), allow_unicode=True))
-        taken |= measured(paper, work, options.limit)
+        taken |= measured(paper, work, options.limit, outputs)
     page = TEXT.format(
         command=command_line(__file__),
         cores=os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0))),
@@ -228,16 +230,25 @@ def main() -> None:
         write_atomically(options.output, page)
 
 
-def measured(paper: str, work: Path, limit: int) -> dict[str, Took]:
-    """What each step of a paper takes, by its name."""
+def measured(paper: str, work: Path, limit: int, outputs: set[str]) -> dict[str, Took]:
+    """What each step of a paper takes, by its name; those whose output is there by another list are left out.
+
+    Args:
+        paper: The list.
+        work: The rehearsal's folder.
+        limit: Questions of each split.
+        outputs: What earlier lists wrote; this one's are added.
+    """
     (work / paper).mkdir(exist_ok=True)
     path = ROOT / f"configs/reproduce/{paper}/steps.yaml"
     config = read_config(ReproduceConfig, path, data=str(work / "lab"), changes=str(work / f"{paper}.yaml"))
     taken = {}
     for number, (step, one) in enumerate(zip(steps_of(paper, work), config.all_steps(), strict=True)):
-        took = dataclasses.replace(run(step, number, work / paper), rows=0)
-        taken[step.name] = dataclasses.replace(took, rows=rows_of(one, work / "lab", limit))
-        print(taken[step.name].row(step.name), flush=True)
+        if one.output not in outputs:
+            took = run(step, number, work / paper)
+            taken[step.name] = dataclasses.replace(took, rows=rows_of(one, work / "lab", limit))
+            print(taken[step.name].row(step.name), flush=True)
+            outputs.add(one.output)
     return taken
 
 
