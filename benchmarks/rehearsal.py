@@ -15,7 +15,7 @@ import argparse
 import dataclasses
 import json
 import os
-import sys
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, CLIPVisionM
 
 from reflectune.core.config import read_config
 from reflectune.core.durable import read_json, write_atomically
+from reflectune.core.strict_yaml import read_yaml
 from reflectune.inference.reproduction import steps as listed
 from reflectune.inference.reproduction.config import ReproduceConfig
 from reflectune.retrieval.knowledge_base import KnowledgeBase
@@ -48,6 +49,13 @@ RETRIEVERS = (
 )
 LIMITED = ("data_builders.probe", "inference.evaluate", "inference.sweep", "inference.recall", "train.sft")
 """Modules whose steps take few questions, whatever the number of rows."""
+BUILDING = (
+    "data_builders.build_mr2ag",
+    "data_builders.build_plain",
+    "retrieval.build_index",
+    "retrieval.build_text_index",
+)
+"""Modules that compute with encoders."""
 
 TEXT = """# Both papers from their downloads to their tables
 
@@ -57,7 +65,7 @@ Nothing was downloaded. Other programs ran beside it (load average {load:.1f} at
 - Generated files in the public layouts. Rows: {rows}.
 - Every step of `configs/reproduce/*/steps.yaml` was run by `python -m reflectune.inference.reproduce`, with the
   settings that stand below. Those that a model bounds ({limited})
-  take {limit} questions of each split, or 2 optimiser steps: their minutes say nothing of 7 B; what is shown is that
+  take {limit} questions of each split, or 2 optimiser steps; training data are built of {built} of each set: their minutes say nothing of 7 B; what is shown is that
   their processes end on such data in this memory. What both lists write is made once.
 - Articles, questions and pictures are those of the tiny drawn world, questions repeated until there are so many,
   articles among others of drawn words. Pictures are few, and each is found anew for each question.
@@ -98,12 +106,12 @@ def _write_parts(folder: Path) -> None:
     """Take the random LLaVA apart, into the three parts that LLaVA-1.5 is published in before its tuning."""
     whole: Any = AutoModelForImageTextToText.from_pretrained(folder / "llava", dtype=torch.bfloat16)
     processor: Any = AutoProcessor.from_pretrained(folder / "llava")
-    language = LlamaForCausalLM(whole.config.text_config).to(torch.bfloat16)
+    language: Any = LlamaForCausalLM(whole.config.text_config).bfloat16()
     language.model.load_state_dict(whole.model.language_model.state_dict())
     language.lm_head.load_state_dict(whole.lm_head.state_dict())
     language.save_pretrained(folder / "language")
     processor.tokenizer.save_pretrained(folder / "language")
-    vision = CLIPVisionModel(whole.config.vision_config).to(torch.bfloat16)
+    vision: Any = CLIPVisionModel(whole.config.vision_config).bfloat16()
     vision.save_pretrained(folder / "vision")
     processor.image_processor.save_pretrained(folder / "vision")
     layers = {0: whole.model.multi_modal_projector.linear_1, 2: whole.model.multi_modal_projector.linear_2}
@@ -119,21 +127,22 @@ def changes(models: Path, rows: Rows, options: argparse.Namespace) -> dict[str, 
     """What differs from the papers' lists."""
     threads, limit = int(os.environ.get("OMP_NUM_THREADS", "0")), options.limit
     answered = {"limit": limit, "max_new_tokens": 4, "batch_questions": 2, "dtype": options.dtype}
+    settings: dict[str, dict[str, Any]] = {
+        "data_builders.convert": {"workers": threads},
+        **{name: {"limit": options.built} for name in ("infoseek_it", "evqa_it", "nq_it", "questions")},
+        "data_builders.probe": {"limit": limit, "window": 8, "batch_questions": 2, "max_new_tokens": 4}
+        | {"documents": 4, "dtype": options.dtype},
+        "data_builders.derive_labels": {"rule": "outcome"},
+        "data_builders.build_plain": {"reranker_dtype": "float32"},
+        "retrieval.build_index": {"dtype": "float32", "workers": 1},
+        "inference.evaluate": {**answered, "max_reply_tokens": 4, "reranker_dtype": "float32"},
+        "inference.sweep": {**answered, "max_reply_tokens": 4},
+        "inference.recall": {"limit": 50 * limit},
+        "train.sft": {"max_steps": 2, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+        | {"dataloader_workers": 0, "dtype": options.dtype, "save_steps": 1},
+    }
     return {
-        "settings": {
-            "data_builders.convert": {"workers": threads},
-            "data_builders.build_mr2ag": {"annotator": "string", "limit": 8 * limit},
-            "data_builders.probe": {"limit": limit, "window": 8, "batch_questions": 2, "max_new_tokens": 4}
-            | {"documents": 4, "dtype": options.dtype},
-            "data_builders.derive_labels": {"rule": "outcome"},
-            "data_builders.build_plain": {"reranker_dtype": "float32"},
-            "retrieval.build_index": {"dtype": "float32", "workers": 1},
-            "inference.evaluate": {**answered, "max_reply_tokens": 4, "reranker_dtype": "float32"},
-            "inference.sweep": {**answered, "max_reply_tokens": 4},
-            "inference.recall": {"limit": 50 * limit},
-            "train.sft": {"max_steps": 2, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
-            | {"dataloader_workers": 0, "dtype": options.dtype, "save_steps": 1},
-        },
+        "settings": settings | {name: settings.get(name, {}) | _device(name, options) for name in listed.FINISHED},
         "instead": {
             **dict.fromkeys(RETRIEVERS, "miniature/clip"),
             "Salesforce/SFR-Embedding-Mistral": "miniature/text",
@@ -152,15 +161,23 @@ def changes(models: Path, rows: Rows, options: argparse.Namespace) -> dict[str, 
     }
 
 
+def _device(module: str, options: argparse.Namespace) -> dict[str, str]:
+    """Where a command computes, if it computes with a model."""
+    return {"device": options.device} if module in LIMITED or module in BUILDING else {}
+
+
 def of_paper(paper: str, common: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
     """The changes of one paper's list: those of both, and those of steps that it alone has."""
     drawn = round(93_259 * rows.wiki6m / Rows.wiki6m)
-    own: dict[str, Any] = {"infoseek": {"sample_knowledge": drawn}, "bem": {"names": "data/bem/names.json"}}
-    without = list(common["without"])
-    if paper == "mmkb_rag":
-        own = {"bem": own["bem"], "train": {"max_steps": 2}}
-        without.append("evqa_pictures")
-    return {**common, "settings": {**common["settings"], **own}, "without": without}
+    own: dict[str, Any] = {"bem": {"names": "data/bem/names.json"}}
+    if paper == "mr2ag":
+        own |= {"infoseek": {"sample_knowledge": drawn}, "infoseek_it": {"annotator": "string"}}
+    without = [*common["without"], *(["evqa_pictures"] if paper == "mmkb_rag" else [])]
+    names = {step for step in read_yaml(ROOT / f"configs/reproduce/{paper}/steps.yaml")["steps"]} | set(listed.FINISHED)
+    settings = {
+        name: common["settings"].get(name, {}) | own.get(name, {}) for name in {*common["settings"], *own} & names
+    }
+    return {**common, "settings": dict(sorted(settings.items())), "without": without}
 
 
 def steps_of(paper: str, work: Path) -> Iterator[Step]:
@@ -168,7 +185,8 @@ def steps_of(paper: str, work: Path) -> Iterator[Step]:
     path, written = ROOT / f"configs/reproduce/{paper}/steps.yaml", work / f"{paper}.yaml"
     config = read_config(ReproduceConfig, path, data=str(work / "lab"), changes=str(written))
     for step in config.all_steps():
-        words = ("-m", "reflectune.inference.reproduce", "--config", str(path), "--data", str(work / "lab"))
+        words: tuple[str, ...] = ("-m", "reflectune.inference.reproduce", "--config", str(path))
+        words += ("--data", str(work / "lab"))
         words += ("--changes", str(written), "--extras", *EXTRAS[paper], "--only", step.name)
         yield Step(f"{paper}: {step.name}", words, 0, work / "lab" / step.output, shows=False)
 
@@ -192,8 +210,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=Rows.infoseek, help="of InfoSeek's training file; others alike")
     parser.add_argument("--limit", type=int, default=2, help="questions of each split where a model is the bound")
+    parser.add_argument("--built", type=int, default=2000, help="questions of each set that training data are built of")
     parser.add_argument("--narrow", action="store_true", help="small widths, to try this page's command")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="of the models")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--processes", type=int, choices=(1, 2), default=1, help="of what the lists launch")
     parser.add_argument("--papers", nargs="+", choices=PAPERS, default=PAPERS)
     parser.add_argument("--work", type=Path, default=Path("runs/rehearsal"))
@@ -222,6 +242,7 @@ def main() -> None:
         load=os.getloadavg()[0],
         limited=", ".join(f"`{name}`" for name in LIMITED),
         limit=options.limit,
+        built=f"{options.built:,}",
         table="\n".join(took.row(name) for name, took in taken.items()),
         changes=json.dumps(common, indent=1, ensure_ascii=False).replace(f"{work}/", ""),
     )
@@ -249,8 +270,10 @@ def measured(paper: str, work: Path, limit: int, outputs: set[str]) -> dict[str,
             taken[step.name] = dataclasses.replace(took, rows=rows_of(one, work / "lab", limit))
             print(taken[step.name].row(step.name), flush=True)
             outputs.add(one.output)
+            for checkpoint in (work / "lab" / one.output).glob("checkpoint-*"):
+                shutil.rmtree(checkpoint)  # with optimiser states; what is read is beside it
     return taken
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -31,7 +31,7 @@ MANIFESTS: Final = (
 )
 """Files that say what a folder holds, and of what it was made."""
 
-PARTIAL: Final = (".part", ".partial", ".incomplete", ".crdownload", ".aria2", ".download")
+PARTIAL: Final = (".part", ".incomplete", ".crdownload", ".aria2", ".download")
 """Endings of a file that a downloader hasn't finished, behind its name."""
 
 _END: Final = 1 << 20
