@@ -65,8 +65,9 @@ Nothing was downloaded. Other programs ran beside it (load average {load:.1f} at
 - Generated files in the public layouts. Rows: {rows}.
 - Every step of `configs/reproduce/*/steps.yaml` was run by `python -m reflectune.inference.reproduce`, with the
   settings that stand below. Those that a model bounds ({limited})
-  take {limit} questions of each split, or 2 optimiser steps; training data are built of {built} of each set: their minutes say nothing of 7 B; what is shown is that
-  their processes end on such data in this memory. What both lists write is made once.
+  take {limit} questions of each split, or 2 optimiser steps, and training data are built of {built} questions of each
+  set: their minutes say nothing of 7 B; what is shown is that their processes end on such data in this memory. What
+  both lists write is made once.
 - Articles, questions and pictures are those of the tiny drawn world, questions repeated until there are so many,
   articles among others of drawn words. Pictures are few, and each is found anew for each question.
 - *Of its own*: the most anonymous memory of a step's processes together. *Resident*: the most of one of them, pages of
@@ -173,7 +174,7 @@ def of_paper(paper: str, common: Mapping[str, Any], rows: Rows) -> dict[str, Any
     if paper == "mr2ag":
         own |= {"infoseek": {"sample_knowledge": drawn}, "infoseek_it": {"annotator": "string"}}
     without = [*common["without"], *(["evqa_pictures"] if paper == "mmkb_rag" else [])]
-    names = {step for step in read_yaml(ROOT / f"configs/reproduce/{paper}/steps.yaml")["steps"]} | set(listed.FINISHED)
+    names = set(read_yaml(ROOT / f"configs/reproduce/{paper}/steps.yaml")["steps"]) | set(listed.FINISHED)
     settings = {
         name: common["settings"].get(name, {}) | own.get(name, {}) for name in {*common["settings"], *own} & names
     }
