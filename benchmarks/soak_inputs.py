@@ -37,7 +37,7 @@ def write(folder: Path) -> None:
         (inputs / name).mkdir(parents=True)
     _write_user_data(folder / WORLD, inputs / "user")
     _write_llava_parts(inputs)
-    _write_bem(inputs / "bem")
+    write_bem(inputs / "bem")
     for name, target in {WORLD: WORLD, INDEX: INDEX, DATA: DATA, "checkpoint": "tuned"}.items():
         (inputs / "run" / name).symlink_to(folder / target)
 
@@ -97,7 +97,8 @@ def _write_llava_parts(inputs: Path) -> None:
         pictures.save_pretrained(inputs / name)
 
 
-def _write_bem(folder: Path) -> None:
+def write_bem(folder: Path) -> None:
+    """Write a tiny BEM of random weights as TensorFlow's would be exported: variables, names, words, logits."""
     letters = [front + letter for front in ("", "##") for letter in ascii_lowercase]
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]
     (folder / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")

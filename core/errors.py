@@ -8,18 +8,14 @@ import gc
 import os
 import re
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from types import FunctionType, TracebackType
 from typing import Final
 
 from reflectune.core.addresses import conceal_environment, redacted
+from reflectune.core.launching import end_with_launcher
 from reflectune.core.progress import quiet_libraries
-
-_LAUNCHER_POLL: Final = 1.0
-"""Seconds between two looks at whether the launcher is there."""
 
 
 class UserError(Exception):
@@ -149,24 +145,3 @@ def _say(message: str, status: int) -> int:
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """As Python shows an error that nobody caught, without the secrets in it."""
     print(redacted("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="", flush=True)
-
-
-def end_with_launcher() -> None:
-    """Of torch's launcher, which `accelerate launch` takes for several processes: watch it, and end when it is gone.
-
-    It starts every process again or ends all; without it, one whose peer died waits for it for half an hour and holds
-    the output so long. What was finished is kept, and the same command goes on.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
-
-
-def _watch(launcher: int) -> None:
-    while os.getppid() == launcher:  # a process whose parent ended has another one
-        time.sleep(_LAUNCHER_POLL)
-    print(
-        f"error: the launcher (PID {launcher}) is gone; run the same command again to go on",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)

@@ -40,6 +40,7 @@ NOT_THERE_YET = re.compile(
     r"|has no [\w.]+\.json"
     r"|there is no reflection\.json"
     r"|is not a folder"
+    r"|there is no file runs/"
     r"|not found: "
     r"|pip install"  # an extra that this machine lacks
 )
@@ -367,6 +368,26 @@ def test_a_recipes_header_has_the_memory_that_is_computed_and_it_fits(folder: st
 
     assert written == math.ceil(computed / GIB)
     assert written < card
+
+
+@pytest.mark.parametrize("folder", ["llava15_7b", "qwen2_vl_7b"])
+def test_a_baselines_header_has_the_memory_that_is_computed_and_it_fits(folder: str) -> None:
+    """The papers' baselines, tuned without reflection, whose contexts are longer than passages."""
+    (path,) = (ROOT / "configs" / folder).glob("plain_*.yaml")
+    text, values = header(path), settings(folder, path.stem)
+    launch = re.search(r"--config_file configs/accelerate/(\w+)\.yaml", text)
+    assert launch is not None
+    branches, tokens, written = map(int, numbers(r"--branches (\d+) --branch_tokens (\d+): (\d+) GiB a GPU", text))
+    (card,) = numbers(r"Launch, .*? of (\d+) GB", text)
+    processes = yaml.safe_load((ROOT / f"configs/accelerate/{launch[1]}.yaml").read_text())["num_processes"]
+    sharding: Any = "" if launch[1] == "multi_gpu" else launch[1]
+
+    config = EstimateConfig(**values, processes=processes, sharding=sharding, branches=branches, branch_tokens=tokens)
+    computed = total(plan(config, path.with_name("architecture.json")).parts())
+
+    assert written == math.ceil(computed / GIB)
+    assert written < card
+    assert batch_of(folder, path.stem) == 128
 
 
 def test_every_evaluation_names_what_filters_for_naive_rag() -> None:

@@ -38,6 +38,7 @@ WRITING = {
     "inference.compare": "--evaluations finished --output OUT",
     "inference.evaluate": f"{DATASET} --pipelines closed_book --base_model model --output OUT",
     "inference.recall": f"{DATASET} {INDEX} --output OUT",
+    "inference.reproduce": "--config steps.yaml --output OUT",
     "inference.sweep": f"--config sweep.yaml {DATASET} {INDEX} --model model --base_model model --output OUT",
     "inference.tables": "--output OUT",
     "metrics.convert_bem": "--variables file --vocabulary file --examples file --output OUT",
@@ -85,6 +86,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "convert.yaml": "questions: own\nsplits: {train: questions.jsonl}\n",
         "list.yaml": "files: {a.csv: {licence: MIT, page: 'http://localhost/'}}\n",
         "finished/metrics.json": "{}",
+        "steps.yaml": "paper: p\nsteps: {d: {module: data_builders.download}}\n",
         "sweep.yaml": "grid: {gamma: [0.1, 0.9]}\n",
     }
     for name, content in files.items():

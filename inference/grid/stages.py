@@ -17,6 +17,7 @@ from typing import Any
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.launching import alone
 from reflectune.inference.grid.claims import Table
 from reflectune.inference.grid.points import Point
 
@@ -93,24 +94,6 @@ def run_stage(stage: Stage) -> Spent:
     write_json(mark, {"command": command, "minutes": spent.real})
     print(f"== {stage.name}: {spent.real:.1f} min", flush=True)
     return spent
-
-
-def alone(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what a launcher told this process of the others, which a command of its own is not one of.
-
-    A training that were started with it would wait for processes that run something else.
-    """
-    return {
-        name: value for name, value in environment.items() if name not in _LAUNCHED and not name.startswith(_LAUNCHERS)
-    }
-
-
-_LAUNCHED = frozenset(
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE "
-    "MASTER_ADDR MASTER_PORT".split()
-)
-_LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "OMPI_", "PMI_", "MV2_")
-"""What accelerate, torchrun and MPI call the variables that say which process this is, and of how many."""
 
 
 def describe(stages: Sequence[Stage]) -> list[str]:

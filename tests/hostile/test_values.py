@@ -77,7 +77,7 @@ INPUTS = frozenset(
     "dataset index knowledge pictures image predictions against data eval_data train_data reflection probes world runs "
     "rel_scores checkpoint projector chat_template variables vocabulary examples names image_root visual_dataset "
     "knowledge_source knowledge_images images root model base_model plain_model encoder reranker_model bem vision text "
-    "language tokenizer text_index text_knowledge ranked_entities lens inaturalist leave_out evaluations "
+    "language tokenizer changes text_index text_knowledge ranked_entities lens inaturalist leave_out evaluations "
     "answerer results check official repairs repaired_predictions".split()
 )
 """Keys that name what must be there."""
@@ -89,12 +89,12 @@ ADDRESSES = frozenset({"llm_url"})
 CHOSEN = frozenset(
     "annotator annotators pipelines scheme evidence gates train_towers report_to sources metric best_metric dtype "
     "reranker_dtype knowledge questions lora_targets push_to_hub llm_key_variable llm_options grid options part "
-    "cost".split()
+    "choose extras only redo cost".split()
 )
 """Keys whose values are names of things that the tree has, or have a form of their own."""
 
 FREE = frozenset(
-    "question name licence llm_model reranker_query_prefix reranker_passage_prefix query_prefix passage_prefix "
+    "question name licence paper llm_model reranker_query_prefix reranker_passage_prefix query_prefix passage_prefix "
     "box_field user_agent".split()
 )
 """Keys whose value is any text."""
@@ -107,6 +107,7 @@ ELSEWHERE = {
     "EstimateConfig": dict.fromkeys(["train_data", "eval_data", "image_root"], FREE),  # they need not be there
     "ExportConfig": {"images": CHOSEN},
     "DownloadConfig": {"root": OUTPUTS, "files": CHOSEN, "models": CHOSEN, "only": CHOSEN},  # `root` is made
+    "ReproduceConfig": dict.fromkeys(["steps", "tables", "choices"], CHOSEN),
     "SweepConfig": {"plain_model": FREE},  # no pipeline that it varies reads one
 }
 """Keys that mean something else in one command."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.inference.grid.stages import Stage, alone, run_stage
+from reflectune.core.launching import alone
+from reflectune.inference.grid.stages import Stage, run_stage
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,10 @@ def test_the_page_has_every_number_under_its_source(table) -> None:
         assert int(line[-1]) == table.ranks()[line[0]]
 
 
-@pytest.mark.parametrize("table", [table for table in TABLES if len(table.columns) > 1], ids=lambda table: table.source)
+HALVED = [table for table in TABLES if table.columns[0].endswith("unseen question")]
+
+
+@pytest.mark.parametrize("table", HALVED, ids=lambda table: table.source)
 def test_an_overall_number_is_a_mean_of_its_two_splits(table) -> None:
     """A slip of the pen would break it. k = 20 of MMKB-RAG's Table 3 breaks it in the paper itself."""
     for name, (question, entity, overall, *_) in table.rows.items():

@@ -1,0 +1,52 @@
+"""What a launcher leaves its processes: they end when it is gone, and start others without what it told them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+_POLL: Final = 1.0
+"""Seconds between two looks."""
+
+
+def end_with_launcher() -> None:
+    """Of torch's launcher, which `accelerate launch` takes for several processes: watch it, and end when it is gone.
+
+    It starts every process again or ends all; without it, one whose peer died waits for it for half an hour and holds
+    the output so long. What was finished is kept, and the same command goes on.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch(launcher: int) -> None:
+    while os.getppid() == launcher:  # a process whose parent ended has another one
+        time.sleep(_POLL)
+    print(
+        f"error: the launcher (PID {launcher}) is gone; run the same command again to go on",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
+
+
+def alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what a launcher told this process of the others, which a command of its own is not one of.
+
+    A training that were started with it would wait for processes that run something else.
+    """
+    return {
+        name: value for name, value in environment.items() if name not in _LAUNCHED and not name.startswith(_LAUNCHERS)
+    }
+
+
+_LAUNCHED = frozenset(
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE "
+    "MASTER_ADDR MASTER_PORT".split()
+)
+_LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "OMPI_", "PMI_", "MV2_")
+"""What accelerate, torchrun and MPI call the variables that say which process this is, and of how many."""

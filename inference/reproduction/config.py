@@ -1,0 +1,87 @@
+"""The settings of `reproduce.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectune.core import checks
+from reflectune.core.config import bound_problems, setting
+from reflectune.core.errors import UserError
+from reflectune.core.strict_yaml import read_yaml
+from reflectune.inference.reproduction.changes import Changes, merged, read_changes
+from reflectune.inference.reproduction.steps import Step, read_steps
+from reflectune.inference.reproduction.tables import table_problems
+
+
+@dataclass
+class ReproduceConfig:
+    """A paper's steps from its downloads to its tables: which are done, stale or next; without `status`, run them."""
+
+    paper: str = setting("", "what the list is called; names the folder of its logs and tables")
+    steps: dict[str, Any] = setting({}, "by name, in order: module, config, set, launch, gigabytes, serves, extra")
+    tables: dict[str, Any] = setting({}, "by title: the step and the place in its output of each of a table's rows")
+    choices: dict[str, Any] = setting({}, "by name: other settings, which `choose` takes")
+    data: str = setting(".", "folder that the paths of all steps start from: downloads, runs, checkpoints")
+    output: str = setting(
+        "", "folder for logs and tables.md; default: runs/reproduce/PAPER in `data`", check=checks.output_of()
+    )
+    choose: list[str] = setting([], "of `choices`, those to take")
+    changes: list[str] = setting([], "YAML files with settings of your own: settings, instead, launch, without, room")
+    extras: list[str] = setting([], "groups of steps to take that are left out otherwise (`extra` of a step)")
+    only: list[str] = setting([], "steps to show or run; all if unset")
+    redo: list[str] = setting([], "steps whose output is moved aside (to NAME.before) and made anew")
+    status: bool = setting(False, "say of each step whether it is done, stale, half done, next or blocked, and stop")
+    dry_run: bool = setting(False, "print the commands that would be run, and stop")
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = bound_problems(self, ReproduceConfig)
+        if told := checks.folder(self.data):
+            issues.append(f"`data`: {told}")
+        issues += [] if self.paper else ["`paper` is needed: a name for the list of steps"]
+        issues += [f"`paper`: the name {told}" for told in [checks.split_name(self.paper)] if told]
+        issues += [] if self.steps else ["`steps` is needed: e.g. configs/reproduce/mr2ag/steps.yaml"]
+        issues += self._unknown("choose", self.choose, list(self.choices))
+        issues += [f"`changes`: {told}" for name in self.changes if (told := checks.file(name))]
+        if issues:
+            return issues
+        try:
+            every = self.all_steps()
+        except UserError as error:
+            return [str(error)]
+        names = [step.name for step in every]
+        issues += self._unknown("extras", self.extras, [step.extra for step in every if step.extra])
+        issues += self._unknown("only", self.only, names) + self._unknown("redo", self.redo, names)
+        return issues + table_problems(self.tables, {step.name: step.module for step in every})
+
+    def changed(self) -> Changes:
+        """The settings of `choose` and `changes` together; of two for one key the later one counts.
+
+        Raises:
+            UserError: One isn't of their form.
+        """
+        chosen = [read_changes(self.choices[name], f"`choices`: {name}") for name in self.choose]
+        return merged([*chosen, *(read_changes(read_yaml(Path(name)), name) for name in self.changes)])
+
+    def all_steps(self) -> list[Step]:
+        """Every step, in order, those of all `extras` too.
+
+        Raises:
+            UserError: One isn't of the form of a step, or can't follow the others.
+        """
+        return read_steps(self.steps, self.changed(), Path(self.data))
+
+    def chosen_steps(self) -> list[Step]:
+        """The steps to show or to run, in order."""
+        taken = [step for step in self.all_steps() if not step.extra or step.extra in self.extras]
+        return [step for step in taken if step.name in self.only] if self.only else taken
+
+    def folder(self) -> Path:
+        """Where logs and tables are written."""
+        return Path(self.output) if self.output else Path(self.data, "runs", "reproduce", self.paper)
+
+    def _unknown(self, key: str, names: list[str], known: list[str]) -> list[str]:
+        listed = ", ".join(dict.fromkeys(known)) or "none"
+        return [f"`{key}`: there is no {checks.short(name)}; there are {listed}" for name in names if name not in known]

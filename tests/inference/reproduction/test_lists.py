@@ -1,0 +1,158 @@
+"""The papers' own lists: every step's settings are its command's, and every file comes from a download or a step."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectune.core.config import parse_config, read_config
+from reflectune.core.errors import UserError
+from reflectune.core.strict_yaml import read_yaml
+from reflectune.inference.reproduction.config import ReproduceConfig
+from reflectune.inference.reproduction.steps import DOWNLOAD, FINISHED, Step, writer_of
+from reflectune.inference.reproduction.tables import paper_table
+
+ROOT = Path(__file__).parents[3]
+PAPERS = ("mr2ag", "mmkb_rag")
+NOT_THERE_YET = re.compile(
+    r"does not exist|has no [\w.]+\.json|there is no reflection\.json|is not a (folder|file)|not found: "
+    r"|there is no (file|folder) (runs|data)/|is not there|pip install"
+)
+"""Problems that a step has because nothing before it was run, not because of what the list says."""
+
+
+@functools.cache
+def steps(paper: str) -> list[Step]:
+    return read_config(ReproduceConfig, ROOT / f"configs/reproduce/{paper}/steps.yaml").all_steps()
+
+
+EVERY = [(paper, step) for paper in PAPERS for step in steps(paper)]
+
+
+def config_class(module: str) -> Any:
+    script = importlib.import_module(f"reflectune.{module}")
+    calls = [node for node in ast.walk(ast.parse(Path(str(script.__file__)).read_text())) if isinstance(node, ast.Call)]
+    (name,) = [call.args[0].id for call in calls if getattr(call.func, "id", "") == "parse_config"]  # type: ignore[attr-defined]
+    return getattr(script, name)
+
+
+def is_there(module: str) -> bool:
+    return importlib.util.find_spec(f"reflectune.{module}") is not None
+
+
+@pytest.mark.parametrize(("paper", "step"), EVERY, ids=[f"{paper}-{step.name}" for paper, step in EVERY])
+def test_a_steps_settings_are_its_commands(
+    paper: str, step: Step, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether they fit what is there isn't looked at: nothing is."""
+    monkeypatch.chdir(tmp_path)
+    if not is_there(step.module):
+        assert step.module.startswith("data_builders.")  # of the downloads
+        return
+    words = step.command()
+    arguments = words[words.index(f"reflectune.{step.module}") + 1 :]
+    try:
+        parse_config(config_class(step.module), argv=arguments)
+    except UserError as error:
+        problems = [line for line in str(error).splitlines()[1:] if not NOT_THERE_YET.search(line)]
+        assert problems == []
+    assert step.launch is None or step.launch.is_file()
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_what_a_step_reads_is_downloaded_or_written_before_it(paper: str) -> None:
+    listed, known = steps(paper), []
+    for step in listed:
+        for path in step.reads:
+            writer = writer_of(path, listed)
+            assert writer is None or writer in known, f"{step.name} reads {path}, which {writer} writes"
+            assert writer or path.startswith(("data/", "checkpoints/")), f"{step.name} reads {path}: nobody writes it"
+        known.append(step)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_step_without_an_extra_needs_none(paper: str) -> None:
+    listed = steps(paper)
+    for step in listed:
+        writers = (writer_of(path, listed) for path in step.reads)
+        needed = {writer.extra for writer in writers if writer} - {""}
+        assert needed <= {step.extra}, f"{step.name} needs steps of {needed}"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_what_is_downloaded_is_in_the_list_of_downloads(paper: str) -> None:
+    path = ROOT / f"configs/reproduce/{paper}/downloads.yaml"
+    if not is_there(DOWNLOAD):
+        assert not path.is_file()
+        return
+    files = [f"data/{name}".rstrip("/") for name in read_yaml(path)["files"]]
+    outside = {path for step in steps(paper) for path in step.reads if writer_of(path, steps(paper)) is None}
+    missing = [one for one in outside if not any(one == name or name.startswith(f"{one}/") for name in files)]
+    assert set(missing) <= {"checkpoints/mm_projector.bin", *(f"data/bem/{name}" for name in BEM)}
+
+
+BEM = ("bem.npz", "vocab.txt", "bem_logits.json")
+"""Made by hand with TensorFlow, and the projector copied out of the Hub's cache: docs/reproduce.md."""
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_row_of_a_table_is_evaluated_by_a_step_that_says_what_it_serves(paper: str) -> None:
+    tables = read_yaml(ROOT / f"configs/reproduce/{paper}/steps.yaml")["tables"]
+    by_name = {step.name: step for step in steps(paper)}
+    for title, table in tables.items():
+        for name, row in table["rows"].items():
+            step = by_name[row["step"]]
+            if "pipeline" in row:
+                assert row["pipeline"] in step.settings["pipelines"], f"{title}: {name}"
+            if "title_weight" in row:
+                assert row["title_weight"] in step.settings["title_weights"]
+            for key, value in row.get("at", {}).items():
+                assert value in step.settings["grid"][key], f"{title}: {name}"
+            assert step.serves or step.extra, f"{step.name} says of no table that it serves it"
+
+
+@pytest.mark.parametrize(
+    ("paper", "title", "missing"),
+    [
+        ("mr2ag", "Table 1: InfoSeek, validation", {"LLaVA-SFR, oracle"}),
+        ("mr2ag", "Table 2: Encyclopedic-VQA, test, entities by Google Lens", set()),
+        ("mr2ag", "Table 5: rankings of candidate answers", set()),
+        ("mr2ag", "Table 6: number of retrieved entries", set()),
+        ("mr2ag", "Table 7: with and without Natural Questions", set()),
+        ("mr2ag", "Table 8: recall of the gold entry", set()),
+        ("mmkb_rag", "Table 1: InfoSeek, validation", set()),
+        ("mmkb_rag", "Table 2: the three tokens", set()),
+        ("mmkb_rag", "Table 3: number of documents after SRT", set()),
+        ("mmkb_rag", "Table 4: kind of MCT and number of documents", set()),
+        ("mmkb_rag", "Table 5: who labels SRT's documents, and how many labels there are", {"GPT-4o, 2,000 labels"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_table_has_every_row_of_the_papers_but_those_that_are_named(
+    paper: str, title: str, missing: set[str]
+) -> None:
+    table = read_yaml(ROOT / f"configs/reproduce/{paper}/steps.yaml")["tables"][title]
+    printed = paper_table(table["paper"])
+    assert printed is not None
+    assert set(printed.rows) - set(table["rows"]) == missing
+    if not title.startswith("Table 1"):
+        assert set(table["rows"]) - set(printed.rows) <= {
+            "LLaVA, without knowledge",
+            "LLaVA-mR²AG, oracle",
+            "string search, 2,000 labels",
+        }
+
+
+@pytest.mark.parametrize(("module", "name"), FINISHED.items(), ids=FINISHED)
+def test_the_file_that_a_command_writes_last_is_called_so_in_its_library(module: str, name: str) -> None:
+    if name and is_there(module):
+        floors = {ROOT / floor for floor in (module.split(".")[0], "models")}
+        texts = (path.read_text(encoding="utf-8") for floor in floors for path in floor.rglob("*.py"))
+        assert any(f'"{name}"' in text for text in texts)
