@@ -6,7 +6,7 @@ Known by their fields, whichever file they come in (JSONL, JSON array, or a fold
 - ReflectiVA on E-VQA: `question`, `reference`, `answers`, `question_type`, no id
 - PMSR: `record_id`, `question_id`, `trajectory` with `final_answer` and what was retrieved
 - EchoSight's retrieval results, one JSON object: id -> `retrieved_entries`; they hold no answers
-- reflectune's own traces: `question_id`, `pipeline`, `answer`
+- reflectune's own traces: `question_id`, `pipeline`, `answer`, in JSONL or Parquet
 """
 
 from __future__ import annotations
@@ -18,9 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from reflectune.core.errors import UserError
 
 Row = Mapping[str, Any]
+
+_TRACE_COLUMNS = ("question_id", "pipeline", "answer", "hits.list.element.entry_id")
+"""What is read of traces in Parquet."""
 
 _LEFT_OUT = "results"
 """ReflectiVA's own reader leaves out files of a folder whose names contain this: they are its scores."""
@@ -89,6 +95,9 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
     The header of reflectune's own row logs, a fingerprint alone, is left out.
     """
+    if path.suffix == ".parquet":
+        yield from _table_rows(path)
+        return
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -106,6 +115,19 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
     else:
         for number, (key, row) in enumerate(whole.items(), start=1):
             yield f"{path}:{number}", {"data_id": key, **_mapping(f"{path}:{number}", row)}
+
+
+def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """(FILE:ROW, row) of traces in Parquet, without their passages."""
+    try:
+        with pq.ParquetFile(path) as file:
+            columns = [name for name in _TRACE_COLUMNS if name.split(".")[0] in file.schema_arrow.names]
+            batches = file.iter_batches(columns=columns)
+            rows = [row for batch in batches for row in batch.to_pylist()]
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"{path} can't be read as a prediction file: {error}") from error
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}:{number}", row
 
 
 def _is_one_object(text: str) -> bool:

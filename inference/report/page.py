@@ -18,6 +18,7 @@ from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.report import charts, tables, trajectories
 from reflectune.inference.report.data import browser_data
 from reflectune.inference.scoring.scores import Measure, Traces
+from reflectune.inference.trace_files.columns import with_texts
 
 
 def write_report(
@@ -70,7 +71,7 @@ def write_report(
         calibration=tables.calibration(metrics),
         facts=tables.facts(facts),
         browse_note=f"{note} Click a question to see what was retrieved, how each passage was judged, and the answer.",
-        data=browser_data(dataset, listed, shown, gamma, measure),
+        data=browser_data(dataset, listed, _whole(shown, listed), gamma, measure),
     )
     write_atomically(path, page)
 
@@ -117,6 +118,12 @@ def fill(
 def script_json(value: Any) -> Markup:
     """JSON that may stand in a `<script>` element: no text in it can close the element or open a comment."""
     return htmlsafe_json_dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _whole(traces: Traces, questions: Sequence[Question]) -> Traces:
+    """The traces of these questions with their passages' text."""
+    ids = [question.id for question in questions]
+    return {name: with_texts(pipeline_traces, ids) for name, pipeline_traces in traces.items()}
 
 
 def sample(questions: Sequence[Question], most: int, seed: int) -> list[Question]:
