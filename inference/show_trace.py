@@ -7,16 +7,15 @@ from itertools import chain
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
-from reflectune.inference.trace_files.opening import ShowTraceConfig
+from reflectune.inference.report.words import explain
+from reflectune.inference.trace import to_row
+from reflectune.inference.trace_files.opening import ShowTraceConfig, find_traces, read_traces
 
 
 @entry_point
 def main() -> None:
     """Read the config, and print each pipeline's trace of the question, or all traces as JSONL."""
     (config,) = parse_config(ShowTraceConfig)
-    from reflectune.inference.running.single import explain  # slow to import, as what follows
-    from reflectune.inference.trace import to_row
-    from reflectune.inference.trace_files.opening import find_traces, read_traces
 
     if not config.question:
         for trace in chain.from_iterable(map(read_traces, config.files().values())):

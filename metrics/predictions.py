@@ -19,13 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
+from reflectune.core.parquet import open_parquet, stream_rows
 
 Row = Mapping[str, Any]
 
-_TRACE_COLUMNS = ("question_id", "pipeline", "answer", "hits.list.element.entry_id")
+_TRACE_COLUMNS = pa.schema(
+    [
+        ("question_id", pa.string()),
+        ("pipeline", pa.string()),
+        ("answer", pa.string()),
+        ("hits", pa.list_(pa.struct([("entry_id", pa.string())]))),
+    ]
+)
 """What is read of traces in Parquet."""
 
 _LEFT_OUT = "results"
@@ -119,15 +126,9 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
     """(FILE:ROW, row) of traces in Parquet, without their passages."""
-    try:
-        with pq.ParquetFile(path) as file:
-            columns = [name for name in _TRACE_COLUMNS if name.split(".")[0] in file.schema_arrow.names]
-            batches = file.iter_batches(columns=columns)
-            rows = [row for batch in batches for row in batch.to_pylist()]
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path} can't be read as a prediction file: {error}") from error
-    for number, row in enumerate(rows, start=1):
-        yield f"{path}:{number}", row
+    with open_parquet(path, "give the .parquet file of a pipeline's traces") as file:
+        for number, row in enumerate(stream_rows(file, _TRACE_COLUMNS), start=1):
+            yield f"{path}:{number}", row
 
 
 def _is_one_object(text: str) -> bool:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reflectune.core.errors import UserError
+from reflectune.core.parquet import UNREADABLE, WRITING, open_checked
 from reflectune.core.partials import writing
 from reflectune.core.rows import schema_of
 from reflectune.core.types import Passage
@@ -97,23 +98,21 @@ def parquet_file(path: Path, schema: pa.Schema, fingerprint: str) -> Iterator[pq
     """A Parquet file to write tables into, each a row group; it takes its place, on the disk, when the block ends."""
     marked = schema.with_metadata({_FINGERPRINT: fingerprint.encode()})
     with writing(path) as partial:
-        with pq.ParquetWriter(partial, marked, compression="zstd") as writer:
+        with pq.ParquetWriter(partial, marked, **WRITING) as writer:
             yield writer
         with partial.open("rb") as file:
             os.fsync(file.fileno())
 
 
-def open_parquet(path: Path, fingerprint: str | None = None) -> pq.ParquetFile:
+def open_table(path: Path, fingerprint: str | None = None) -> pq.ParquetFile:
     """Open a file that `parquet_file` wrote.
 
     Raises:
-        UserError: It is damaged, or another file; or a fingerprint is given, and it was written under another one.
+        UserError: It is damaged or missing, or it was written under another fingerprint than one that is given.
     """
-    try:
-        file = pq.ParquetFile(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path} can't be read as traces in Parquet ({error}); move it away to start again") from error
-    written = (file.schema_arrow.metadata or {}).get(_FINGERPRINT, b"").decode()
+    with reading(path):
+        file = open_checked(path)
+        written = (file.schema_arrow.metadata or {}).get(_FINGERPRINT, b"").decode()
     if fingerprint not in (None, written):
         raise UserError(
             f"{path} was written with other settings, another model, index or data set (fingerprint {written}, now "
@@ -122,13 +121,26 @@ def open_parquet(path: Path, fingerprint: str | None = None) -> pq.ParquetFile:
     return file
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """A block that reads a file of traces.
+
+    Raises:
+        UserError: The file is damaged or missing.
+    """
+    try:
+        yield
+    except UNREADABLE as error:
+        raise UserError(f"{path} can't be read as traces ({error}); move it away to start again") from error
+
+
 def read_column(path: Path, name: str, fingerprint: str | None = None) -> pa.ChunkedArray:
     """One column of a file, whole.
 
     Raises:
-        UserError: As `open_parquet`.
+        UserError: As `open_table`.
     """
-    with open_parquet(path, fingerprint) as file:
+    with open_table(path, fingerprint) as file, reading(path):
         return file.read([name]).column(0)
 
 

@@ -20,10 +20,11 @@ from reflectune.inference.trace_files.layout import (
     PASSAGES_AT_ONCE,
     QUESTIONS,
     QUESTIONS_AT_ONCE,
-    open_parquet,
+    open_table,
     parquet_file,
     passages_path,
     read_column,
+    reading,
 )
 from reflectune.inference.trace_files.reading import TraceFile
 
@@ -72,7 +73,7 @@ def _kept(sources: Sequence[Path], kept: np.ndarray) -> Iterator[pa.Table]:
     """The rows of files that are marked, a row group at a time."""
     start = 0
     for source in sources:
-        with open_parquet(source) as file:
+        with open_table(source) as file, reading(source):
             for group in range(file.num_row_groups):
                 end = start + file.metadata.row_group(group).num_rows
                 if kept[start:end].any():

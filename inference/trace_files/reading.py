@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from reflectune.core import rows
+from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
 from reflectune.inference.trace import Trace
-from reflectune.inference.trace_files.layout import KEY, open_parquet, passages_path, read_column
+from reflectune.inference.trace_files.layout import KEY, open_table, passages_path, read_column, reading
 
 
 class TraceFile:
@@ -31,11 +32,11 @@ class TraceFile:
     def __init__(self, path: Path, fingerprint: str | None = None, texts: Sequence[Path] = ()) -> None:
         self.path = path
         self._texts = [_Texts(each) for each in texts or [passages_path(path)]]
-        self._file = open_parquet(path, fingerprint)
+        self._file = open_table(path, fingerprint)
         self._places: dict[str, tuple[int, int]] = {}
-        for group in range(self._file.num_row_groups):
-            ids = self._file.read_row_group(group, ["question_id"]).column(0).to_pylist()
-            self._places.update((question_id, (group, row)) for row, question_id in enumerate(ids))
+        for number in self._numbers:
+            ids = self.group(number, ["question_id"]).column(0).to_pylist()
+            self._places.update((question_id, (number, row)) for row, question_id in enumerate(ids))
 
     @property
     def ids(self) -> list[str]:
@@ -48,31 +49,36 @@ class TraceFile:
 
     def __iter__(self) -> Iterator[Trace]:
         """All traces, one row group in memory at a time."""
-        for group in range(self._file.num_row_groups):
-            yield from self._whole(self._file.read_row_group(group))
+        for number in self._numbers:
+            yield from self._whole(self.group(number))
 
     def read(self, question_ids: Iterable[str]) -> dict[str, Trace]:
         """The traces of these questions that have one, by id; a row group is read once for all of them."""
         rows_of: dict[int, list[int]] = {}
         wanted = [question_id for question_id in question_ids if question_id in self._places]
-        for group, row in map(self._places.__getitem__, wanted):
-            rows_of.setdefault(group, []).append(row)
-        tables = [self._file.read_row_group(group).take(places) for group, places in rows_of.items()]
+        for number, row in map(self._places.__getitem__, wanted):
+            rows_of.setdefault(number, []).append(row)
+        tables = [self.group(number).take(places) for number, places in rows_of.items()]
         by_id = {trace.question_id: trace for trace in self._whole(pa.concat_tables(tables))} if tables else {}
         return {question_id: by_id[question_id] for question_id in wanted}
 
-    def group(self, number: int) -> pa.Table:
-        """A row group, as it is written."""
-        return self._file.read_row_group(number)
+    def group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """A row group, as it is written: all columns, or those of these paths."""
+        with reading(self.path):
+            return self._file.read_row_group(number, columns)
 
     def groups(self) -> Iterator[pa.RecordBatch]:
         """The row groups, without passages' keys."""
         schema = self._file.schema
         paths = (schema.column(place).path for place in range(len(schema)))
         columns = [path for path in paths if path != f"passages.list.element.{KEY}"]
-        for group in range(self._file.num_row_groups):
-            (batch,) = self._file.read_row_group(group, columns).combine_chunks().to_batches()
+        for number in self._numbers:
+            (batch,) = self.group(number, columns).combine_chunks().to_batches()
             yield batch
+
+    @property
+    def _numbers(self) -> range:
+        return range(self._file.num_row_groups)
 
     def _whole(self, table: pa.Table) -> Iterator[Trace]:
         told = table.to_pylist(maps_as_pydicts="strict")
@@ -83,9 +89,19 @@ class TraceFile:
             yield rows.from_row(Trace, without_none(row))
 
     def _passages(self, keys: set[int]) -> dict[int, Passage]:
+        """These passages.
+
+        Raises:
+            UserError: One is in no file.
+        """
         passages: dict[int, Passage] = {}
         for texts in self._texts:
             passages |= texts.read(keys - passages.keys())
+        if len(passages) < len(keys):
+            raise UserError(
+                f"{self.path}: {len(keys) - len(passages)} passages are not in {self._texts[0].path}; restore that "
+                "file as it was written with this one"
+            )
         return passages
 
 
@@ -100,13 +116,13 @@ class _Texts:
     """A file of passages."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     def read(self, keys: set[int]) -> dict[int, Passage]:
         """Those of these passages that the file has; only row groups with one of them are read."""
         found = np.flatnonzero(np.isin(self._keys, np.fromiter(keys, np.int64, len(keys))))
         passages: dict[int, Passage] = {}
-        with open_parquet(self._path) as file:
+        with open_table(self.path) as file, reading(self.path):
             start = 0
             for group in range(file.num_row_groups):
                 size = file.metadata.row_group(group).num_rows
@@ -121,4 +137,4 @@ class _Texts:
     @functools.cached_property
     def _keys(self) -> np.ndarray:
         """The keys, in the order of the file."""
-        return read_column(self._path, KEY).to_numpy()
+        return read_column(self.path, KEY).to_numpy()

@@ -21,6 +21,7 @@ from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question, Section
 from reflectune.data_builders.dataset import write_questions
+from reflectune.inference.report.words import explain
 from reflectune.inference.running import experiment, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
@@ -307,7 +308,7 @@ def test_a_single_question_is_answered_by_the_pipeline_of_the_checkpoint(world, 
     }
     trace = single.answer(AnswerConfig(**settings, base_model=prompted.base))
     assert (trace.pipeline, len(trace.passages), len(trace.kept)) == ("mmkb_rag", 6, 2)
-    text = single.explain(trace)
+    text = explain(trace)
     assert text.startswith("decision: look it up")
     assert text.count("kept ") == 2
     with pytest.raises(UserError, match="`base_model` is needed"):
@@ -330,7 +331,7 @@ def test_a_single_question_is_answered(world, encoder, checkpoints) -> None:
     assert trace.retrieved
     assert len(trace.passages) == 6
     assert [hit.rank for hit in trace.hits] == sorted(hit.rank for hit in trace.hits)
-    assert single.explain(trace).startswith("decision: look it up")
+    assert explain(trace).startswith("decision: look it up")
 
 
 @pytest.mark.slow
