@@ -108,10 +108,14 @@ def open_table(path: Path, fingerprint: str | None = None) -> pq.ParquetFile:
     """Open a file that `parquet_file` wrote.
 
     Raises:
-        UserError: It is damaged or missing, or it was written under another fingerprint than one that is given.
+        UserError: It is damaged or missing, or has columns that no version up to this one writes, or was written under
+            another fingerprint than one that is given.
     """
     with reading(path):
         file = open_checked(path)
+        known = QUESTIONS if is_questions(path) else PASSAGES
+        if not _is_part_of(pa.struct(list(file.schema_arrow)), pa.struct(list(known))):
+            raise pa.ArrowInvalid("its columns are not those of this version")
         written = (file.schema_arrow.metadata or {}).get(_FINGERPRINT, b"").decode()
     if fingerprint not in (None, written):
         raise UserError(
@@ -142,6 +146,16 @@ def read_column(path: Path, name: str, fingerprint: str | None = None) -> pa.Chu
     """
     with open_table(path, fingerprint) as file, reading(path):
         return file.read([name]).column(0)
+
+
+def _is_part_of(held: pa.DataType, known: pa.DataType) -> bool:
+    """Whether a type is the same but for fields that structures lack: a later version has them."""
+    if pa.types.is_struct(held) and pa.types.is_struct(known):
+        places = [(field, known.get_field_index(field.name)) for field in held]
+        return all(place >= 0 and _is_part_of(field.type, known.field(place).type) for field, place in places)
+    if pa.types.is_list(held) and pa.types.is_list(known):
+        return _is_part_of(held.value_type, known.value_type)
+    return bool(held == known)
 
 
 def _parted(row: Mapping[str, Any], texts: dict[int, dict[str, Any]]) -> dict[str, Any]:

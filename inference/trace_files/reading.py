@@ -86,7 +86,11 @@ class TraceFile:
         for row in told:
             for read in row["passages"]:
                 read["passage"] = passages[read[KEY]]
-            yield rows.from_row(Trace, without_none(row))
+            try:
+                trace = rows.from_row(Trace, without_none(row))
+            except ValueError as error:
+                raise UserError(f"{self.path} is damaged: question {row.get('question_id')}: {error}") from error
+            yield trace
 
     def _passages(self, keys: set[int]) -> dict[int, Passage]:
         """These passages.

@@ -16,6 +16,10 @@ from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.resumable import ALONE, Processes, Row
 from reflectune.core.types import Passage, Question
+from reflectune.inference.report.charts import charts
+from reflectune.inference.running.experiment import minutes
+from reflectune.inference.scoring.evaluation import evaluate
+from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.selection.document_choice import MctTrace
 from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace, from_row, to_row
 from reflectune.inference.trace_files.columns import NO_TEXT, with_texts
@@ -24,6 +28,7 @@ from reflectune.inference.trace_files.opening import find_trace, read_traces, tr
 from reflectune.retrieval.hits import Hit
 
 COUNT, BATCH = 23, 4
+PIPELINES = ("closed_book", "mr2ag", "relevance", "retrieval", "reflection", "pmsr")
 IDS = [f"q{number:03d}" for number in range(COUNT)]
 FORMS = ("jsonl", "parquet")
 
@@ -32,9 +37,9 @@ def passage(entry: int, index: int) -> Passage:
     return Passage(f"e{entry}", 1, index, f"Title {entry}", "It is one.", "Diet", f"“It” eats {index} × mice.\n" * 3)
 
 
-def trace(question_id: str) -> Trace:
+def trace(question_id: str, pipeline: str = "mr2ag") -> Trace:
     """A trace in which most fields are set, and some are missing."""
-    drawn = random.Random(question_id)
+    drawn = random.Random(f"{question_id} {pipeline}")
     entries = drawn.sample(range(9), 2)
     passages = tuple(
         PassageTrace(
@@ -44,7 +49,7 @@ def trace(question_id: str) -> Trace:
             s_irr=drawn.random(),
             answer="mice" if drawn.random() < 0.3 else None,
             s_ans=drawn.random() if drawn.random() < 0.3 else None,
-            source="gold" if index == 1 else "",
+            source=("same_article", "gold", "stating")[index % 3],
         )
         for entry in entries
         for index in range(drawn.randrange(4))
@@ -55,7 +60,7 @@ def trace(question_id: str) -> Trace:
     found = FoundPassage("e1#1.0", "e1", "texts", 0, 1, 0.25)
     return Trace(
         question_id,
-        "mr2ag",
+        pipeline,
         answer=drawn.choice(["", "mice", "Mäuse"]),
         confidence=drawn.choice([None, 0.5]),
         gate=drawn.random(),
@@ -99,8 +104,8 @@ def questions(make) -> list[Question]:
     return [make.question(number) for number in range(COUNT)]
 
 
-def store(folder: Path, form: TraceForm = "parquet", most_logged: int = 5000) -> TraceStore:
-    """Parts are of some three questions."""
+def store(folder: Path, form: TraceForm = "parquet", most_logged: int = 12_000) -> TraceStore:
+    """Parts are of some seven questions."""
     return TraceStore(folder, "mr2ag", "f", form, most_logged)
 
 
@@ -131,6 +136,35 @@ def test_scores_see_all_but_passages_text(questions, tmp_path: Path) -> None:
         fields = {name: getattr(each, name) for name in to_row(blank[key])}
         assert fields == vars(blank[key])
     assert with_texts(traces, ["q002", "q001"]) == {key: TRACES[key] for key in ("q002", "q001")}
+
+
+def test_scores_are_the_same_in_either_form(make, tmp_path: Path) -> None:
+    splits = ("val_unseen_question", "val_unseen_entity")
+    asked = [
+        make.question(
+            number,
+            splits[number % 2],
+            "mice",
+            requires_retrieval=number % 3 > 0,
+            entity_ids=(f"e{number}",),
+            evidence=make.evidence(),
+        )
+        for number in range(COUNT)
+    ]
+    measure = Measure("infoseek")
+    metrics = {}
+    for form in FORMS:
+        traces = {}
+        for name in PIPELINES:
+            kept = TraceStore(tmp_path / form, name, "f", form, 5000)
+            traces[name] = kept.fill(
+                asked, lambda batch, name=name: ((q.id, to_row(trace(q.id, name))) for q in batch), BATCH, ALONE
+            )
+        scores = evaluate(asked[::-1], traces, measure=measure, gamma=0.5, seed=0)
+        metrics[form] = [scores, minutes(traces), str(charts(asked, traces, 0.5, measure))]
+    assert metrics["parquet"] == metrics["jsonl"]
+    assert metrics["jsonl"][0]["calibration"].keys() >= {"gate", "relevance", "srt"}
+    assert metrics["jsonl"][0]["trajectories"].keys() >= {"pmsr"}
 
 
 def test_only_the_questions_asked_for_are_there(questions, tmp_path: Path) -> None:
@@ -244,6 +278,31 @@ def test_short_logs_stay_jsonl_by_themselves_however_many_processes_wrote_them(q
                 fill(store(folder, "auto", most), questions, processes=Processes(process, 3, _second_time_fails()))
         fill(store(folder, "auto", most), questions)
         assert trace_files(folder)["mr2ag"].suffix == ends
+
+
+def test_a_passage_that_another_files_texts_lack_is_an_error(questions, tmp_path: Path) -> None:
+    fill(store(tmp_path), questions)
+    fill(store(tmp_path / "other"), questions[:2])
+    (tmp_path / "other/mr2ag.passages.parquet").replace(tmp_path / "mr2ag.passages.parquet")
+    with pytest.raises(UserError, match=r"passages are not in .*mr2ag\.passages\.parquet"):
+        whole(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mr2ag.parquet", "mr2ag.passages.parquet"])
+def test_a_changed_bit_is_noticed_or_changes_nothing(name: str, questions, tmp_path: Path) -> None:
+    fill(store(tmp_path), questions)
+    path = tmp_path / name
+    content = path.read_bytes()
+    noticed = 0
+    for place in range(7, len(content), len(content) // 60):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        try:
+            read = whole(tmp_path)
+        except UserError as error:
+            noticed += name in str(error)
+        else:
+            assert read == TRACES
+    assert noticed > 20
 
 
 @pytest.mark.parametrize("form", FORMS)
