@@ -11,8 +11,11 @@ from reflectune.inference.pipelines import base
 from reflectune.inference.pipelines.recipe import Parts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, reflecting
 from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever, open_tuned
+from reflectune.inference.report.words import explain
 from reflectune.inference.running.config import AnswerConfig
 from reflectune.inference.trace import Trace
+
+__all__ = ["answer", "describe", "explain"]
 
 
 def answer(config: AnswerConfig) -> Trace:
