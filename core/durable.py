@@ -100,6 +100,7 @@ class RowLog:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.done: set[str] = set()
+        self._header = {"fingerprint": fingerprint}
         lock = take(self.path)
         if lock is None:
             raise InUse(
@@ -117,12 +118,22 @@ class RowLog:
             raise
         self._file.truncate(keep)
         if keep == 0:
-            self._write({"fingerprint": fingerprint})
+            self._write(self._header)
 
     def append(self, row_id: str, row: dict[str, Any], *, sync: bool = True) -> None:
         """Append one finished row; with `sync` it is on the disk when this returns, else a power cut may take it."""
         self._write({"id": row_id, **row}, sync)
         self.done.add(row_id)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, header and all."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def clear(self) -> None:
+        """Drop the rows, once they are kept elsewhere; `done` still names them."""
+        self._file.truncate(0)
+        self._write(self._header)
 
     def _write(self, row: dict[str, Any], sync: bool = True) -> None:
         self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")

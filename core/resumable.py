@@ -170,10 +170,7 @@ def run_to_file(
     Raises:
         UserError: Two items share an id, or the file or a log is of other settings.
     """
-    ids = list(map(_ID, items))
-    for first, second in itertools.pairwise(ids):
-        if first == second:
-            raise UserError(f"two questions have the id {first}; ids must be unique over the splits of a run")
+    ids = unique_ids(items)
     logs = Logs(path.parent / "parts", f"{path.stem}.*.jsonl", fingerprint)
     merged, logged = _read(path, fingerprint), logs.places()
     done = {*merged, *logged}
@@ -194,6 +191,19 @@ def run_to_file(
     batches = [items[start : start + batch_size] for start in range(0, len(items), batch_size)]
     run_batches(batches, work, logs, done, merge=merge, processes=processes, desc=path.stem)
     return _read(path, fingerprint), left
+
+
+def unique_ids(items: Iterable[Any]) -> list[str]:
+    """The ids of items (`item.id`) that are in order of them.
+
+    Raises:
+        UserError: Two items share an id.
+    """
+    ids: list[str] = list(map(_ID, items))
+    for first, second in itertools.pairwise(ids):
+        if first == second:
+            raise UserError(f"two questions have the id {first}; ids must be unique over the splits of a run")
+    return ids
 
 
 def run_chunks(

@@ -28,7 +28,8 @@ def schema_of(kind: type) -> pa.Schema:
 
     Raises:
         TypeError: A field has a type that is no column: one of str, bool, int, float, `Literal` of strings, a
-            dataclass, a tuple of one of them (`tuple[X, ...]`), or one of them or None.
+            dataclass, a tuple of one of them (`tuple[X, ...]`), a mapping from str to one of them, or one of them or
+            None.
 
     Example:
         >>> @dataclasses.dataclass
@@ -76,6 +77,8 @@ def _column(hint: Any) -> pa.DataType:
         return pa.string()
     if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
         return pa.list_(_column(inner[0]))
+    if origin is Mapping and inner[0] is str:
+        return pa.map_(pa.string(), _column(inner[1]))
     if origin in (Union, types.UnionType) and len(inner) == 2 and type(None) in inner:
         return _column(next(each for each in inner if each is not type(None)))
     raise TypeError(f"{hint} is no column; see `schema_of`")

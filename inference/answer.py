@@ -13,14 +13,17 @@ from reflectune.inference.running.config import AnswerConfig
 def main() -> None:
     """Read the config, answer, and print the decision, the passages with their scores, and the answer."""
     (config,) = parse_config(AnswerConfig)
-    from reflectune.inference.running import single  # slow to import, so only once the config is known to be right
+    from reflectune.inference.report.words import (
+        explain,  # slow to import, so only once the config is known to be right
+    )
+    from reflectune.inference.running import single
     from reflectune.inference.trace import to_row
 
     if config.dry_run:
         print(single.describe(config))
         return
     trace = single.answer(config)
-    print(json.dumps(to_row(trace), indent=2, ensure_ascii=False) if config.json else single.explain(trace))
+    print(json.dumps(to_row(trace), indent=2, ensure_ascii=False) if config.json else explain(trace))
 
 
 if __name__ == "__main__":

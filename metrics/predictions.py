@@ -8,7 +8,7 @@ Known by their fields, whichever file they come in (JSONL, JSON array, or a fold
 - ReflectiVA on E-VQA: `question`, `reference`, `answers`, `question_type`, no id
 - PMSR: `record_id`, `question_id`, `trajectory` with `final_answer` and what was retrieved
 - EchoSight's retrieval results, one JSON object: id -> `retrieved_entries`; they hold no answers
-- reflectune's own traces: `question_id`, `pipeline`, `answer`
+- reflectune's own traces: `question_id`, `pipeline`, `answer`, in JSONL or Parquet
 """
 
 from __future__ import annotations
@@ -20,9 +20,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from reflectune.core.errors import UserError
+from reflectune.core.parquet import open_parquet, stream_rows
 
 Row = Mapping[str, Any]
+
+_TRACE_COLUMNS = pa.schema(
+    [
+        ("question_id", pa.string()),
+        ("pipeline", pa.string()),
+        ("answer", pa.string()),
+        ("hits", pa.list_(pa.struct([("entry_id", pa.string())]))),
+    ]
+)
+"""What is read of traces in Parquet."""
 
 _LEFT_OUT = "results"
 """ReflectiVA's own reader leaves out files of a folder whose names contain this: they are its scores."""
@@ -92,6 +105,9 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
     The header of reflectune's own row logs, a fingerprint alone, is left out.
     """
+    if path.suffix == ".parquet":
+        yield from _table_rows(path)
+        return
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -109,6 +125,13 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
     else:
         for number, (key, row) in enumerate(whole.items(), start=1):
             yield f"{path}:{number}", {"data_id": key, **_mapping(f"{path}:{number}", row)}
+
+
+def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """(FILE:ROW, row) of traces in Parquet, without their passages."""
+    with open_parquet(path, "give the .parquet file of a pipeline's traces") as file:
+        for number, row in enumerate(stream_rows(file, _TRACE_COLUMNS), start=1):
+            yield f"{path}:{number}", row
 
 
 def _is_one_object(text: str) -> bool:

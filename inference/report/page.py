@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.report import charts, tables, trajectories
 from reflectune.inference.report.data import browser_data
 from reflectune.inference.scoring.scores import Measure, Traces
+from reflectune.inference.trace_files.columns import TraceColumns, with_texts
+
+MOST_TEXTS = 50_000
+"""Passages out of traces in Parquet whose text stands in a report: some 35 MB of HTML."""
 
 
 def write_report(
@@ -51,8 +57,8 @@ def write_report(
         most: Questions to list; a random sample if there are more.
         seed: Seed of that sample.
     """
-    listed = sample(questions, most, seed)
     shown = {name: pipeline_traces for name, pipeline_traces in traces.items() if find_recipe(name).form}
+    listed = sample(questions, most, seed, functools.partial(_texts_read, shown))
     note = (
         f"All {len(questions)} questions."
         if len(listed) == len(questions)
@@ -70,7 +76,7 @@ def write_report(
         calibration=tables.calibration(metrics),
         facts=tables.facts(facts),
         browse_note=f"{note} Click a question to see what was retrieved, how each passage was judged, and the answer.",
-        data=browser_data(dataset, listed, shown, gamma, measure),
+        data=browser_data(dataset, listed, _whole(shown, listed), gamma, measure),
     )
     write_atomically(path, page)
 
@@ -119,7 +125,34 @@ def script_json(value: Any) -> Markup:
     return htmlsafe_json_dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def sample(questions: Sequence[Question], most: int, seed: int) -> list[Question]:
-    """At most `most` questions, drawn at random, in the order of their ids."""
+def _whole(traces: Traces, questions: Sequence[Question]) -> Traces:
+    """The traces of these questions with their passages' text."""
+    ids = [question.id for question in questions]
+    return {name: with_texts(pipeline_traces, ids) for name, pipeline_traces in traces.items()}
+
+
+def _texts_read(traces: Traces, question: Question) -> int:
+    """How many passages' text has to be read from the disk to show a question."""
+    columns = [each for each in traces.values() if isinstance(each, TraceColumns)]
+    return sum(len(each[question.id].passages) for each in columns if question.id in each)
+
+
+def sample(
+    questions: Sequence[Question], most: int, seed: int, texts: Callable[[Question], int] = lambda question: 0
+) -> list[Question]:
+    """Some questions, in the order of their ids: drawn at random where there are too many, and one at least.
+
+    Args:
+        questions: Those to draw from.
+        most: How many at most.
+        seed: Of the draw.
+        texts: How many passages' text a question adds; the draw ends before there are more than `MOST_TEXTS`.
+    """
     chosen = list(questions) if len(questions) <= most else random.Random(seed).sample(list(questions), most)
+    added = list(itertools.accumulate(map(texts, chosen)))
+    if added and added[-1] > MOST_TEXTS:
+        if len(questions) <= most:
+            random.Random(seed).shuffle(chosen)
+            added = list(itertools.accumulate(map(texts, chosen)))
+        chosen = chosen[: max(1, sum(total <= MOST_TEXTS for total in added))]
     return sorted(chosen, key=lambda question: question.id)

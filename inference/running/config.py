@@ -14,6 +14,7 @@ from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.pipelines.recipe import Recipe
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe
+from reflectune.inference.trace_files.keeping import TraceForm
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import IndexKeys
 from reflectune.retrieval.retrievers.queries import Fusion
@@ -30,6 +31,9 @@ class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
     output: str = setting("", "folder for traces/, metrics.json and report.html", check=checks.output_of())
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
     batch_questions: int = setting(8, "questions answered together", low=1)
+    traces: TraceForm = setting(
+        "auto", "jsonl: text to read and grep; parquet: a tenth of that; auto: parquet beyond 64 MiB of JSONL"
+    )
     report_questions: int = setting(1000, "questions to list in the report", low=0)
     text_index: str = setting("", "text_rag, iterative: index of passages; see retrieval.build_text_index")
     text_knowledge: str = setting("", "the knowledge base of that index; default: the data set's")

@@ -159,11 +159,9 @@ def minutes(traces: Traces) -> dict[str, float]:
     return {name: round(value, 5) for name, value in {"evaluate": sum(spent.values()), **spent}.items()}
 
 
-def _answer(
-    config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Plan
-) -> tuple[dict[str, dict[str, Trace]], list[ModelFacts]]:
+def _answer(config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Plan) -> tuple[Traces, list[ModelFacts]]:
     """Run what is planned, model by model, so that only those are in memory that are needed at once."""
-    traces: dict[str, dict[str, Trace]] = {}
+    traces: dict[str, Mapping[str, Trace]] = {}
     models: list[ModelFacts] = []
     base_stays = any(find_recipe(name).answered_by_base(config) for name in planned)
     for role in (None, "base_model", "plain_model", "model"):
@@ -191,6 +189,7 @@ def _answer(
                     fingerprint=determined,
                     batch_questions=config.batch_questions,
                     on_error=config.on_error,
+                    form=config.traces,
                 )
         del ready
         gc.collect()

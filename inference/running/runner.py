@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,11 +13,12 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.core.resumable import Processes, Row, run_to_file
+from reflectune.core.resumable import Processes, Row
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import image_roots
 from reflectune.inference.pipelines.base import Pipeline
-from reflectune.inference.trace import Trace, from_row, to_row
+from reflectune.inference.trace import Trace, to_row
+from reflectune.inference.trace_files.keeping import TraceForm, TraceStore
 
 
 def run_pipeline(
@@ -30,7 +31,8 @@ def run_pipeline(
     fingerprint: str,
     batch_questions: int,
     on_error: Literal["stop", "skip"],
-) -> dict[str, Trace]:
+    form: TraceForm = "jsonl",
+) -> Mapping[str, Trace]:
     """Answer all questions that are not answered yet; return all traces, by question id.
 
     Questions are sorted by id and cut into batches, which all processes share. An interrupted run, or one on another
@@ -41,10 +43,11 @@ def run_pipeline(
         build: Makes the pipeline; not called if nothing is left to do.
         questions: The questions; their ids must be unique.
         image_root: The data set's folder, which image paths are relative to (see `dataset.image_roots`).
-        folder: Where traces are kept, in `<name>.jsonl`.
+        folder: Where traces are kept (see `TraceStore`).
         fingerprint: Hash of everything that determines an answer.
         batch_questions: Questions in a batch.
         on_error: What to do with a question whose image or text is bad.
+        form: How traces are kept. Those in Parquet stay on the disk, and have no passages' text (see `TraceColumns`).
 
     Raises:
         UserError: Two questions share an id, a question is bad (and `on_error` is "stop"), or `folder` holds traces
@@ -60,8 +63,7 @@ def run_pipeline(
         traces += [Trace(question_id=key, pipeline=name, error=message) for key, message in errors.items()]
         return ((trace.question_id, to_row(trace)) for trace in traces)
 
-    rows, _ = run_to_file(folder / f"{name}.jsonl", ordered, answer, fingerprint, batch_questions, processes())
-    return {question.id: from_row(rows[question.id]) for question in ordered}
+    return TraceStore(folder, name, fingerprint, form).fill(ordered, answer, batch_questions, processes())
 
 
 def processes() -> Processes:

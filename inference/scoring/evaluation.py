@@ -186,9 +186,8 @@ def _rankings(
     answered = [q for q in questions if q.id in traces]
     if not answered:
         return None
-    right = {
-        name: np.array([measure.expected_correctness(q, traces[q.id], name) for q in answered]) for name in RANKINGS
-    }
+    expected = np.array([measure.expectations(q, traces[q.id], RANKINGS) for q in answered])
+    right = dict(zip(RANKINGS, expected.T.copy(), strict=True))
     table = {name: measure.breakdown(answered, values, seed) for name, values in right.items()}
     columns = {
         column: {name: score["value"] for name, scores in table.items() if (score := scores[column]) is not None}

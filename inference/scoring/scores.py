@@ -81,13 +81,22 @@ class Measure:
 
     def expected_correctness(self, question: Question, trace: Trace, ranking: str) -> float:
         """The expected score of a question under a ranking; of its own answer where there was nothing to rank."""
+        return self.expectations(question, trace, [ranking])[0]
+
+    def expectations(self, question: Question, trace: Trace, rankings: Iterable[str]) -> list[float]:
+        """`expected_correctness` under each of these rankings, in order."""
         pairs = [(p.scores, p.answer) for p in trace.passages if p.scores is not None and p.answer is not None]
         if not pairs or trace.error:
-            return self.correctness(question, trace)
-        weights = choice_weights([scores for scores, _ in pairs], ranking)
-        return sum(
-            weight * self.worth(answer, question) for weight, (_, answer) in zip(weights, pairs, strict=True) if weight
-        )
+            return [self.correctness(question, trace) for _ in rankings]
+        scores = [each for each, _ in pairs]
+        return [
+            sum(
+                weight * self.worth(answer, question)
+                for weight, (_, answer) in zip(choice_weights(scores, ranking), pairs, strict=True)
+                if weight
+            )
+            for ranking in rankings
+        ]
 
     def correct(self, questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[float]:
         """`correctness` of the questions that have a trace, in order."""

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,8 +22,11 @@ from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question, Section
 from reflectune.data_builders.dataset import write_questions
+from reflectune.inference.report.words import explain
 from reflectune.inference.running import experiment, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
+from reflectune.inference.trace import to_row
+from reflectune.inference.trace_files.opening import read_traces, trace_files
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.settings import TextSettings
@@ -110,9 +114,16 @@ def config(world: Path, encoder: str, checkpoints: SimpleNamespace, output: Path
 def kept(folder: Path) -> dict[str, list[dict]]:
     """All traces of a run, without their timings."""
     return {
-        path.name: [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(path)]
-        for path in sorted((folder / "traces").glob("*.jsonl"))
+        path.name: [{key: value for key, value in row.items() if key != "seconds"} for row in rows_in(path)]
+        for path in trace_files(folder / "traces").values()
     }
+
+
+def rows_in(path: Path) -> Iterator[dict]:
+    """The rows of a file of traces, with their ids."""
+    if path.suffix == ".jsonl":
+        return read_rows(path)
+    return ({"id": trace.question_id, **json.loads(json.dumps(to_row(trace)))} for trace in read_traces(path))
 
 
 def test_a_run_ends_in_traces_metrics_and_a_report(world, encoder, checkpoints, tmp_path) -> None:
@@ -185,6 +196,23 @@ def test_a_second_run_answers_nothing_anew(world, encoder, checkpoints, tmp_path
     second = experiment.run(config(world, encoder, checkpoints, tmp_path, pipelines=["mr2ag"]))
     assert {path: path.read_bytes() for path in (tmp_path / "traces").iterdir()} == files
     assert {**second, "peak_gib": 0} == {**first, "peak_gib": 0}
+
+
+def test_a_run_in_parquet_has_the_same_traces_scores_and_report(world, encoder, checkpoints, tmp_path) -> None:
+    metrics, pages = [], []
+    for form in ("jsonl", "parquet"):
+        folder = tmp_path / form
+        wanted = config(world, encoder, checkpoints, folder, pipelines=["closed_book", "mr2ag"], traces=form)
+        made = experiment.run(wanted)
+        metrics.append({**made, "minutes": 0, "peak_gib": 0, "costs": made["costs"]["mr2ag"]["passages"]})
+        page = (folder / "report.html").read_text()
+        (data,) = re.findall(r"<script[^>]*application/json[^>]*>(.*?)</script>", page, re.DOTALL)
+        pages.append(json.loads(data))
+    assert metrics[0] == metrics[1]
+    assert pages[0] == pages[1]
+    by_name = [{Path(name).stem: rows for name, rows in kept(tmp_path / form).items()} for form in ("jsonl", "parquet")]
+    assert by_name[0] == by_name[1]
+    assert {path.suffix for path in (tmp_path / "parquet/traces").iterdir()} == {".parquet"}
 
 
 def test_other_settings_do_not_mix(world, encoder, checkpoints, tmp_path) -> None:
@@ -307,7 +335,7 @@ def test_a_single_question_is_answered_by_the_pipeline_of_the_checkpoint(world, 
     }
     trace = single.answer(AnswerConfig(**settings, base_model=prompted.base))
     assert (trace.pipeline, len(trace.passages), len(trace.kept)) == ("mmkb_rag", 6, 2)
-    text = single.explain(trace)
+    text = explain(trace)
     assert text.startswith("decision: look it up")
     assert text.count("kept ") == 2
     with pytest.raises(UserError, match="`base_model` is needed"):
@@ -330,14 +358,15 @@ def test_a_single_question_is_answered(world, encoder, checkpoints) -> None:
     assert trace.retrieved
     assert len(trace.passages) == 6
     assert [hit.rank for hit in trace.hits] == sorted(hit.rank for hit in trace.hits)
-    assert single.explain(trace).startswith("decision: look it up")
+    assert explain(trace).startswith("decision: look it up")
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_traces(world, encoder, checkpoints, tmp_path) -> None:
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_killed_run_resumes_to_the_same_traces(form: str, world, encoder, checkpoints, tmp_path) -> None:
     if checkpoints.family != "llava":
         pytest.skip("the runner is the same for every family")
-    settings = {"pipelines": ["closed_book", "mr2ag"], "batch_questions": 1, "limit": 2}
+    settings = {"pipelines": ["closed_book", "mr2ag"], "batch_questions": 1, "limit": 2, "traces": form}
     straight = experiment.run(config(world, encoder, checkpoints, tmp_path / "straight", **settings))
     wanted = config(world, encoder, checkpoints, tmp_path / "killed", **settings)
     kill_once_something_is_finished(wanted)
@@ -355,7 +384,8 @@ def kill_once_something_is_finished(wanted: EvaluateConfig) -> None:
     """Start the entry script and `kill -9` it after its first finished row."""
     flags = [f"--{name}" for name in ("dataset", "index", "encoder", "model", "base_model", "output", "device")]
     values = [getattr(wanted, flag[2:]) for flag in flags]
-    numbers = ["--max_new_tokens", "4", "--batch_questions", "1", "--limit", "2", "--pipelines", *wanted.pipelines]
+    numbers = ["--max_new_tokens", "4", "--batch_questions", "1", "--limit", "2", "--traces", wanted.traces]
+    numbers += ["--pipelines", *wanted.pipelines]
     command = [
         sys.executable,
         "-m",

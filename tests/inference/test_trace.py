@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
-from hypothesis import given
+import numpy as np
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reflectune.core.types import Passage
 from reflectune.inference.selection.document_choice import PROBLEMS, MctTrace
 from reflectune.inference.selection.ranking import Scores
 from reflectune.inference.trace import PassageTrace, Trace, by_question, from_row, to_row
+from reflectune.inference.trace_files.columns import NO_TEXT, TraceColumns
+from reflectune.inference.trace_files.layout import write_traces
+from reflectune.inference.trace_files.reading import TraceFile
 from reflectune.retrieval.hits import Hit
 
 text = st.text(max_size=8)
@@ -67,6 +74,20 @@ traces = st.builds(
 @given(traces)
 def test_a_trace_comes_back_from_json_as_it_was(trace: Trace) -> None:
     assert from_row(json.loads(json.dumps({"id": trace.question_id, **to_row(trace)}))) == trace
+
+
+@given(traces)
+@settings(deadline=None, max_examples=30)
+def test_a_trace_comes_back_from_parquet_as_it_was(trace: Trace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "t.parquet")
+        write_traces(path, "f", [json.loads(json.dumps(to_row(trace)))], np.empty(0, np.int64))
+        file = TraceFile(path)
+        (whole,) = file
+        seen = TraceColumns(file, [trace.question_id])[trace.question_id]
+    assert whole == trace
+    blank = tuple(replace(read, passage=NO_TEXT) for read in trace.passages)
+    assert {name: getattr(seen, name) for name in vars(trace)} == vars(replace(trace, passages=blank))
 
 
 def test_a_row_of_an_older_run_is_still_read() -> None:

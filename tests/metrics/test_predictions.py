@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from reflectune.core.errors import UserError
@@ -107,6 +109,32 @@ def test_our_own_traces(tmp_path: Path) -> None:
     file = read_predictions(jsonl(tmp_path / "t.jsonl", {"fingerprint": "ab"}, trace))
     assert file.layout == "traces"
     assert [(row.ids, row.answer, row.retrieved) for row in file.rows] == [(("q1",), "red", ("e1",))]
+
+
+def test_our_own_traces_in_parquet(tmp_path: Path) -> None:
+    rows = [
+        {
+            "question_id": "q1",
+            "pipeline": "mr2ag",
+            "answer": "red",
+            "hits": [{"entry_id": "e1", "rank": 1}],
+            "gate": 0.5,
+        },
+        {"question_id": "q2", "pipeline": "mr2ag", "answer": "", "hits": [], "gate": None},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mr2ag.parquet")
+    file = read_predictions(tmp_path / "mr2ag.parquet")
+    assert file.layout == "traces"
+    assert [(row.where, row.ids, row.answer, row.retrieved) for row in file.rows] == [
+        (f"{tmp_path}/mr2ag.parquet:1", ("q1",), "red", ("e1",)),
+        (f"{tmp_path}/mr2ag.parquet:2", ("q2",), "", ()),
+    ]
+
+
+def test_passages_texts_are_no_predictions(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"key": [1]}), tmp_path / "mr2ag.passages.parquet")
+    with pytest.raises(UserError, match=r"no column `question_id`.*give the \.parquet file of a pipeline"):
+        read_predictions(tmp_path / "mr2ag.passages.parquet")
 
 
 @pytest.mark.parametrize(

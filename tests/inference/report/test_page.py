@@ -6,10 +6,11 @@ import json
 import re
 from html.parser import HTMLParser
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.inference.report.page import fill, sample, script_json
+from reflectune.inference.report.page import MOST_TEXTS, fill, sample, script_json
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -101,3 +102,15 @@ def test_a_sample_is_repeatable_and_in_order(make) -> None:
     assert [q.id for q in chosen] == sorted(q.id for q in chosen)
     assert len(chosen) == 10
     assert sample(questions, 50, seed=3) == questions
+
+
+@pytest.mark.parametrize("most", [10, 50], ids=["of-a-sample", "of-all"])
+def test_a_sample_ends_before_its_passages_are_too_many(make, most: int) -> None:
+    questions = [make.question(i) for i in range(20)]
+    third = MOST_TEXTS // 3
+    chosen = sample(questions, most, seed=3, texts=lambda question: third)
+    assert len(chosen) == 3
+    assert chosen == sample(questions, most, seed=3, texts=lambda question: third)
+    assert chosen != questions[:3]  # drawn, not the first ones
+    assert len(sample(questions, most, seed=3, texts=lambda question: 2 * MOST_TEXTS)) == 1
+    assert sample(questions, most, seed=3, texts=lambda question: 1) == sample(questions, most, seed=3)

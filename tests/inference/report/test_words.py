@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from reflectune.inference.running.single import explain
+from reflectune.inference.report.words import explain
 from reflectune.inference.selection.document_choice import MctTrace
 
 

@@ -1,0 +1,144 @@
+"""The parts of a pipeline's traces become one file, in the order of question ids; memory holds ids and a row group."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from reflectune.core.durable import scan_rows
+from reflectune.core.partials import writing
+from reflectune.core.resumable import Row
+from reflectune.inference.trace import Trace, to_row
+from reflectune.inference.trace_files.layout import (
+    KEY,
+    PASSAGES,
+    PASSAGES_AT_ONCE,
+    QUESTIONS,
+    QUESTIONS_AT_ONCE,
+    open_table,
+    parquet_file,
+    passages_path,
+    read_column,
+    reading,
+)
+from reflectune.inference.trace_files.reading import TraceFile
+
+
+def merge_tables(sources: Sequence[Path], path: Path, fingerprint: str) -> None:
+    """Merge pairs of Parquet files into one, which may be one of them.
+
+    Of a question that stands in several the last one's trace is kept.
+
+    Args:
+        sources: The questions' files; passages of one may lie beside another.
+        path: Where the questions go.
+        fingerprint: Hash of everything that determines a trace.
+    """
+    files = [TraceFile(source, fingerprint) for source in sources]
+    places = {key: (number, *file.place(key)) for number, file in enumerate(files) for key in file.ids}
+    ids = sorted(places)
+    _merge_passages([passages_path(source) for source in sources], passages_path(path), fingerprint)
+    with parquet_file(path, QUESTIONS, fingerprint) as writer:
+        for start in range(0, len(ids), QUESTIONS_AT_ONCE):
+            writer.write_table(_gather([places[key] for key in ids[start : start + QUESTIONS_AT_ONCE]], files))
+
+
+def _gather(places: Sequence[tuple[int, int, int]], files: Sequence[TraceFile]) -> pa.Table:
+    """The rows at (file, row group, row), in this order."""
+    rows_of: dict[tuple[int, int], list[int]] = {}
+    for number, group, row in places:
+        rows_of.setdefault((number, group), []).append(row)
+    tables = [files[number].group(group).take(rows) for (number, group), rows in rows_of.items()]
+    order = [(number, group, row) for (number, group), rows in rows_of.items() for row in rows]
+    position = {place: at for at, place in enumerate(order)}
+    return pa.concat_tables(tables).take([position[place] for place in places])
+
+
+def _merge_passages(sources: Sequence[Path], path: Path, fingerprint: str) -> None:
+    """Merge files of passages into one, each passage where it stands first."""
+    keys = [read_column(source, KEY, fingerprint).to_numpy() for source in sources]
+    first = np.zeros(sum(map(len, keys)), dtype=bool)
+    first[np.unique(np.concatenate(keys), return_index=True)[1]] = True
+    with parquet_file(path, PASSAGES, fingerprint) as writer:
+        for table in _regrouped(_kept(sources, first), PASSAGES_AT_ONCE):
+            writer.write_table(table)
+
+
+def _kept(sources: Sequence[Path], kept: np.ndarray) -> Iterator[pa.Table]:
+    """The rows of files that are marked, a row group at a time."""
+    start = 0
+    for source in sources:
+        with open_table(source) as file, reading(source):
+            for group in range(file.num_row_groups):
+                end = start + file.metadata.row_group(group).num_rows
+                if kept[start:end].any():
+                    yield file.read_row_group(group).filter(pa.array(kept[start:end]))
+                start = end
+
+
+def _regrouped(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
+    """The same rows, so many at a time."""
+    left = PASSAGES.empty_table()
+    for table in tables:
+        left = pa.concat_tables([left, table.cast(PASSAGES)])
+        while len(left) >= size:
+            yield left.slice(0, size)
+            left = left.slice(size)
+    if len(left):
+        yield left
+
+
+def merge_lines(logs: Sequence[Path], tables: Sequence[Path], path: Path, fingerprint: str) -> None:
+    """Merge logs and pairs of Parquet files into one JSONL file, which may be one of the logs.
+
+    Of a question that stands in several the last log's row is kept, else the last table's.
+
+    Args:
+        logs: JSONL files.
+        tables: The questions' files; passages of one may lie beside another.
+        path: The file to write.
+        fingerprint: Hash of everything that determines a trace.
+    """
+    texts = [passages_path(table) for table in tables]
+    files = [TraceFile(table, fingerprint, texts) for table in tables]
+    holders = {question_id: file for file in files for question_id in file.ids}
+    places = {row["id"]: (log, begin) for log in logs for begin, _, row in scan_rows(log, fingerprint)}
+    ids = sorted({*holders, *places})
+    with writing(path) as partial, partial.open("wb") as written:
+        written.write(_line({"fingerprint": fingerprint}))
+        for start in range(0, len(ids), QUESTIONS_AT_ONCE):
+            some = ids[start : start + QUESTIONS_AT_ONCE]
+            traces = _read([question_id for question_id in some if question_id not in places], holders)
+            for question_id in some:
+                if question_id in places:
+                    written.write(_logged(*places[question_id]))
+                else:
+                    written.write(_line({"id": question_id, **to_row(traces[question_id])}))
+        written.flush()
+        os.fsync(written.fileno())
+
+
+def _read(ids: Sequence[str], holders: Mapping[str, TraceFile]) -> dict[str, Trace]:
+    """The whole traces of some questions, each out of its file."""
+    files = dict.fromkeys(holders[question_id] for question_id in ids)
+    return {
+        question_id: trace
+        for file in files
+        for question_id, trace in file.read([each for each in ids if holders[each] is file]).items()
+    }
+
+
+def _logged(log: Path, begin: int) -> bytes:
+    """The line of a log that begins at a byte."""
+    with log.open("rb") as file:
+        file.seek(begin)
+        return file.readline()
+
+
+def _line(row: Row) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,80 @@
+"""Traces of finished pipelines by name and question id, in whichever form they were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from reflectune.core.config import setting
+from reflectune.core.durable import read_rows
+from reflectune.core.errors import UserError
+from reflectune.inference.trace import Trace, from_row
+from reflectune.inference.trace_files.layout import is_questions
+from reflectune.inference.trace_files.reading import TraceFile
+
+
+@dataclass
+class ShowTraceConfig:
+    """Which evaluation's traces to show, and how."""
+
+    evaluation: str = setting("", "folder that evaluate wrote, with traces/ in it")
+    pipeline: str = setting("", "whose traces; of all pipelines and stages if unset")
+    question: str = setting("", "the question's id; all questions, a line of JSON each, if unset")
+    json: bool = setting(False, "show the whole trace as JSON")
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        if not self.evaluation:
+            return ["`evaluation` is needed: a folder that evaluate wrote"]
+        kept = trace_files(Path(self.evaluation, "traces"))
+        if not kept:
+            return [f"`evaluation`: {self.evaluation} has no finished pipeline in traces/"]
+        if self.pipeline and self.pipeline not in kept:
+            return [f"`pipeline`: {self.evaluation} has no traces of {self.pipeline}; one of {', '.join(kept)}"]
+        return []
+
+    def files(self) -> dict[str, Path]:
+        """The files to read, by pipeline."""
+        kept = trace_files(Path(self.evaluation, "traces"))
+        return {self.pipeline: kept[self.pipeline]} if self.pipeline else kept
+
+
+def trace_files(folder: Path) -> dict[str, Path]:
+    """The files of finished pipelines and stages, by name."""
+    tables = {path.stem: path for path in folder.glob("*.parquet") if is_questions(path)}
+    return dict(sorted({**{path.stem: path for path in folder.glob("*.jsonl")}, **tables}.items()))
+
+
+def read_traces(path: Path) -> Iterator[Trace]:
+    """The whole traces of a file, one row group or line in memory at a time.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    return iter(TraceFile(path)) if path.suffix == ".parquet" else map(from_row, read_rows(path))
+
+
+def find_trace(path: Path, question_id: str) -> Trace | None:
+    """The trace of a question; None if the file has none.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    if path.suffix == ".parquet":
+        return TraceFile(path).read([question_id]).get(question_id)
+    return next((from_row(row) for row in read_rows(path) if row["id"] == question_id), None)
+
+
+def find_traces(files: dict[str, Path], question_id: str) -> dict[str, Trace]:
+    """A question's traces by pipeline, of those that took it.
+
+    Raises:
+        UserError: None did, or a file is damaged.
+    """
+    found = {name: trace for name, path in files.items() if (trace := find_trace(path, question_id)) is not None}
+    if not found:
+        raise UserError(
+            f"no trace of question {question_id} among those of {', '.join(files)}: it was not asked, or has another id"
+        )
+    return found

@@ -1,0 +1,144 @@
+"""Traces out of Parquet: whole, with their passages' text, a row group at a time or by question id."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from reflectune.core import rows
+from reflectune.core.errors import UserError
+from reflectune.core.types import Passage
+from reflectune.inference.trace import Trace
+from reflectune.inference.trace_files.layout import KEY, open_table, passages_path, read_column, reading
+
+
+class TraceFile:
+    """The traces of a pipeline in Parquet. Memory holds question ids; traces are read when they are asked for.
+
+    Args:
+        path: The questions' file; passages lie in another one beside it.
+        fingerprint: Hash of everything that determines a trace; not compared if None.
+        texts: The passages' files, if they are not the one beside it.
+
+    Raises:
+        UserError: A file is damaged, or of other settings.
+    """
+
+    def __init__(self, path: Path, fingerprint: str | None = None, texts: Sequence[Path] = ()) -> None:
+        self.path = path
+        self._texts = [_Texts(each) for each in texts or [passages_path(path)]]
+        self._file = open_table(path, fingerprint)
+        self._places: dict[str, tuple[int, int]] = {}
+        for number in self._numbers:
+            ids = self.group(number, ["question_id"]).column(0).to_pylist()
+            self._places.update((question_id, (number, row)) for row, question_id in enumerate(ids))
+
+    @property
+    def ids(self) -> list[str]:
+        """The questions, in the order of the file: that of their ids."""
+        return list(self._places)
+
+    def place(self, question_id: str) -> tuple[int, int]:
+        """Row group and row of a question's trace."""
+        return self._places[question_id]
+
+    def __iter__(self) -> Iterator[Trace]:
+        """All traces, one row group in memory at a time."""
+        for number in self._numbers:
+            yield from self._whole(self.group(number))
+
+    def read(self, question_ids: Iterable[str]) -> dict[str, Trace]:
+        """The traces of these questions that have one, by id; a row group is read once for all of them."""
+        rows_of: dict[int, list[int]] = {}
+        wanted = [question_id for question_id in question_ids if question_id in self._places]
+        for number, row in map(self._places.__getitem__, wanted):
+            rows_of.setdefault(number, []).append(row)
+        tables = [self.group(number).take(places) for number, places in rows_of.items()]
+        by_id = {trace.question_id: trace for trace in self._whole(pa.concat_tables(tables))} if tables else {}
+        return {question_id: by_id[question_id] for question_id in wanted}
+
+    def group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """A row group, as it is written: all columns, or those of these paths."""
+        with reading(self.path):
+            return self._file.read_row_group(number, columns)
+
+    def groups(self) -> Iterator[pa.RecordBatch]:
+        """The row groups, without passages' keys."""
+        schema = self._file.schema
+        paths = (schema.column(place).path for place in range(len(schema)))
+        columns = [path for path in paths if path != f"passages.list.element.{KEY}"]
+        for number in self._numbers:
+            (batch,) = self.group(number, columns).combine_chunks().to_batches()
+            yield batch
+
+    @property
+    def _numbers(self) -> range:
+        return range(self._file.num_row_groups)
+
+    def _whole(self, table: pa.Table) -> Iterator[Trace]:
+        told = table.to_pylist(maps_as_pydicts="strict")
+        passages = self._passages({read[KEY] for row in told for read in row["passages"]})
+        for row in told:
+            for read in row["passages"]:
+                read["passage"] = passages[read[KEY]]
+            try:
+                trace = rows.from_row(Trace, without_none(row))
+            except ValueError as error:
+                raise UserError(f"{self.path} is damaged: question {row.get('question_id')}: {error}") from error
+            yield trace
+
+    def _passages(self, keys: set[int]) -> dict[int, Passage]:
+        """These passages.
+
+        Raises:
+            UserError: One is in no file.
+        """
+        passages: dict[int, Passage] = {}
+        for texts in self._texts:
+            passages |= texts.read(keys - passages.keys())
+        if len(passages) < len(keys):
+            raise UserError(
+                f"{self.path}: {len(keys) - len(passages)} passages are not in {self._texts[0].path}; restore that "
+                "file as it was written with this one"
+            )
+        return passages
+
+
+def without_none(value: Any) -> Any:
+    """Values out of Parquet without those that are missing, in place of which a field's default stands."""
+    if isinstance(value, dict):
+        return {name: without_none(each) for name, each in value.items() if each is not None}
+    return [without_none(each) for each in value] if isinstance(value, list) else value
+
+
+class _Texts:
+    """A file of passages."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self, keys: set[int]) -> dict[int, Passage]:
+        """Those of these passages that the file has; only row groups with one of them are read."""
+        found = np.flatnonzero(np.isin(self._keys, np.fromiter(keys, np.int64, len(keys))))
+        passages: dict[int, Passage] = {}
+        with open_table(self.path) as file, reading(self.path):
+            start = 0
+            for group in range(file.num_row_groups):
+                size = file.metadata.row_group(group).num_rows
+                places = found[(found >= start) & (found < start + size)] - start
+                if len(places):
+                    for row in file.read_row_group(group).take(places).to_pylist():
+                        key = row.pop(KEY)
+                        passages[key] = Passage(**row)
+                start += size
+        return passages
+
+    @functools.cached_property
+    def _keys(self) -> np.ndarray:
+        """The keys, in the order of the file."""
+        return read_column(self.path, KEY).to_numpy()
