@@ -109,8 +109,8 @@ def settle(module: nn.Module, device: torch.device) -> None:
 
 
 def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the buffers that are saved with a model, as loading in this dtype does; it computes the others in its own."""
-    saved = {id(buffer) for buffer in model.state_dict().values()}
+    """Cast the buffers that are saved with a model, as loading in this dtype does; the others have their own."""
+    saved = {id(buffer) for buffer in model.state_dict(keep_vars=True).values()}
     for buffer in model.buffers():
         if id(buffer) in saved and buffer.is_floating_point():
             buffer.data = buffer.data.to(dtype)

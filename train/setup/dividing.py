@@ -1,4 +1,4 @@
-"""How a model gets to where it trains: whole and cast on its device, or divided by FSDP, layer by layer, from its file."""
+"""Divides a model under FSDP, layer by layer, from its file: no process ever holds more than its own part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def divide(trainer: Any) -> None:
     accelerate (1.15) casts the whole model on each process before it divides it, or has the first process hold it all
     (`cpu_ram_efficient_loading`). Here a layer's weights are views of their file until its turn comes; it is cast, and
     its part kept. accelerate then divides what is outside of layers. What is divided, and how, is what it would do by
-    itself, and the optimiser has the groups that it would have. Can go once `fsdp2_prepare_model` casts what it divides in its own turn.
+    itself, and the optimiser has the groups that it would have. Can go once `fsdp2_prepare_model` casts what it divides
+    in its own turn.
 
     Args:
         trainer: A trainer whose model nothing was done to since it was loaded but freezing.

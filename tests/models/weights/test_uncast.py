@@ -37,4 +37,5 @@ def test_a_model_that_is_cast_later_is_the_one_that_was_cast_at_once(family: str
     actual = [*later.model.named_parameters(), *later.model.named_buffers()]
     assert [name for name, _ in actual] == [name for name, _ in wanted]
     for (name, one), (_, other) in zip(actual, wanted, strict=True):
-        assert one.dtype == other.dtype and torch.equal(one, other), name
+        assert one.dtype == other.dtype, name
+        assert torch.equal(one, other), name

@@ -2,12 +2,11 @@
 
 accelerate launch … start_up_worker.py NOTES --config …
 
-A note has bytes: `peak`, the most that was held at once; `before`, when the libraries were imported; and how many numbers
-of the model's weights lie in the process at the end.
+A note has bytes: `peak`, the most that was held at once, and `before`, when the libraries were imported; and at the end
+how many numbers of the model's weights lie in the process, and in which precisions.
 """
 
 import json
-import os
 import re
 import sys
 import threading
