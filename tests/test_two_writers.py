@@ -14,7 +14,7 @@ import pytest
 from reflectune.core.locking import lock_path
 
 ROOT = Path(__file__).parents[1]
-READING = {"inference.answer", "train.estimate"}
+READING = {"inference.answer", "inference.estimate", "train.estimate"}
 """Commands that write nothing."""
 WAITING = {"models.pocket.fetch"}
 """Commands that write into the user's cache alone, where the second one waits and finds the work done."""

@@ -42,7 +42,11 @@ class InferenceEstimateConfig:
     annotated: float = setting(10, "annotate: passages of a question that a model of this machine judges", low=0)
     instruction_tokens: float = setting(300, "annotate: tokens of the instruction, the same for all", low=0)
     answer_tokens: float = setting(6, "tokens of an answer, its end token counted", above=0)
+    longest_answer: float = setting(12, "tokens of the longest of the answers that are written together", above=0)
     reply_tokens: float = setting(60, "annotate, mmkb_rag: tokens of a verdict or of MCT's reply", above=0)
+    preparing_ms: float = setting(
+        0, "milliseconds of tokenising a question's texts and fitting its picture, beside the model", low=0
+    )
     samples: float = setting(0, "probe: answers drawn beside the greedy one", low=0)
     batch_questions: int = setting(8, "questions answered together", low=1)
     processes: int = setting(1, "devices that share the questions", low=1)

@@ -78,6 +78,7 @@ def plan_stage(name: str, config: InferenceEstimateConfig, model: PreTrainedConf
     operations = [flop(shapes, work) for work in works]
     rates = [rates_for(work, config, model) for work in works]
     seconds = sum(rate.seconds(each) for rate, each in zip(rates, operations, strict=True))
+    seconds += config.preparing_ms / 1000
     return Stage(name, works, sum(each.total for each in operations), seconds, rates)
 
 
@@ -105,10 +106,9 @@ def _opened(config: InferenceEstimateConfig, model: PreTrainedConfig) -> Work:
 
 
 def _one_prompt(config: InferenceEstimateConfig, opened: Work, tokens: float) -> Iterator[Work]:
-    """One prompt behind the question, and an answer."""
-    yield replace(
-        opened, branches=1, branch_tokens=tokens + config.prompt_tokens, rows=1, row_tokens=config.answer_tokens
-    )
+    """A prompt of its own, in one turn, and an answer."""
+    whole = opened.prefix + tokens + config.prompt_tokens
+    yield replace(opened, prefix=whole, rows=1, row_tokens=config.answer_tokens, longest=config.longest_answer)
 
 
 def _mr2ag(config: InferenceEstimateConfig, opened: Work) -> Iterator[Work]:
@@ -117,7 +117,14 @@ def _mr2ag(config: InferenceEstimateConfig, opened: Work) -> Iterator[Work]:
     branches = config.retrieved * config.passages + direct
     tokens = config.prompt_tokens + config.retrieved * config.passages / max(branches, 1e-9) * config.passage_tokens
     rows = config.retrieved * config.relevant + direct
-    yield replace(opened, branches=branches, branch_tokens=tokens, rows=rows, row_tokens=config.answer_tokens)
+    yield replace(
+        opened,
+        branches=branches,
+        branch_tokens=tokens,
+        rows=rows,
+        row_tokens=config.answer_tokens,
+        longest=config.longest_answer,
+    )
 
 
 def _mmkb_rag(config: InferenceEstimateConfig, opened: Work) -> Iterator[Work]:
@@ -128,7 +135,7 @@ def _mmkb_rag(config: InferenceEstimateConfig, opened: Work) -> Iterator[Work]:
     reading = Work(seen=opened.prefix)
     if config.kept >= 2:
         yield replace(reading, branches=1, branch_tokens=chosen, rows=1, row_tokens=config.reply_tokens)
-    yield replace(opened, branches=1, branch_tokens=chosen, rows=1, row_tokens=config.answer_tokens)
+    yield from _one_prompt(config, opened, config.kept * config.passage_tokens)
 
 
 def _probe(config: InferenceEstimateConfig, opened: Work) -> Iterator[Work]:
@@ -136,7 +143,14 @@ def _probe(config: InferenceEstimateConfig, opened: Work) -> Iterator[Work]:
     prompts = 1 + config.documents
     tokens = config.prompt_tokens + config.documents / prompts * config.passage_tokens
     rows = prompts * (1 + config.samples)
-    yield replace(opened, branches=prompts, branch_tokens=tokens, rows=rows, row_tokens=config.answer_tokens)
+    yield replace(
+        opened,
+        branches=prompts,
+        branch_tokens=tokens,
+        rows=rows,
+        row_tokens=config.answer_tokens,
+        longest=config.longest_answer,
+    )
 
 
 def _annotate(config: InferenceEstimateConfig, opened: Work) -> Iterator[Work]:

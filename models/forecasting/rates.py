@@ -26,8 +26,8 @@ LAYERS = 4
 """Of the decoder, that are timed of a deeper one."""
 _LONGEST = 2.0
 """Seconds after which a pass is not timed again."""
-_MOST_BRANCHES, _MOST_WORDS = 16, 8
-"""Branches, and tokens of an answer, that are timed."""
+_MOST_WORDS = 8
+"""Tokens of an answer that are timed."""
 TRAINED = 3
 """A training step takes the operations of the forward pass, and twice as many for the gradients."""
 
@@ -60,17 +60,19 @@ class Rates:
         )
 
 
-def given_rates(model: Architecture, tflops: float, bandwidth: float, rows: float, size: int) -> Rates:
+def given_rates(model: Architecture, tflops: float, bandwidth: float | None, rows: float, size: int) -> Rates:
     """Of a machine that is not here.
 
     Args:
         model: Whose weights each step of writing reads once.
         tflops: 10¹² operations a second that products reach.
-        bandwidth: 10⁹ bytes a second that its memory is read with.
+        bandwidth: 10⁹ bytes a second that its memory is read with; None where nothing is written.
         rows: Answers that are written together.
         size: Bytes of a weight.
     """
     peak = tflops * 1e12
+    if bandwidth is None:
+        return Rates(peak, peak, peak, peak, f"given: {tflops:g} TFLOP/s")
     weights = decoder_weights(model) + model.vocabulary * model.width
     step = size * weights / (bandwidth * 1e9)
     writing = min(peak, 2 * weights * rows / step)
@@ -93,24 +95,26 @@ def measure_rates(config: PreTrainedConfig, work: Work, *, batch: int, dtype: to
     budget = find_budget(forward)
     prefix = max(1, round(work.seen + work.prefix))
     together = max(1, min(batch, budget // prefix))
-    each = replace(
-        work, branches=min(round(work.branches), _MOST_BRANCHES), row_tokens=min(round(work.row_tokens), _MOST_WORDS)
-    )
+    filling = min(batch * work.branches, budget // max(1.0, work.branch_tokens))  # one pass of branches
+    branches = max(1, round(filling)) if work.branches else 0
+    each = replace(work, branches=branches)
+    steps = min(round(max(work.longest, work.row_tokens)), _MOST_WORDS)
+    share = work.row_tokens / max(work.longest, work.row_tokens, 1e-9)  # of the rows that are still being written
     one, opening = flop(shapes, each), flop(shapes, Work(prefix=prefix))
     with torch.no_grad():
         looking = _timed(lambda: _look(model, round(work.tile)), device) if work.patches else 0.0
         reading = _timed(lambda: forward.prefill([_text(prefix)] * together), device)
-        rows = forward.prefill([_text(prefix)])
+        rows = forward.prefill([_text(prefix)] * together)
         taken = _timed(lambda: _branch(forward, rows, each, budget), device) if each.branches else 0.0
-        if each.branches:
-            rows = _branch(forward, rows, replace(each, branches=1), budget)
-        written = max(1, min(round(work.rows * batch), budget // max(1, round(work.row_tokens))))
-        writing = _timed(lambda: _write(forward, rows, written, int(each.row_tokens)), device) if work.rows else 0.0
+        rows = _branch(forward, rows, each, budget) if each.branches else rows
+        written = _written_together(work, batch, budget)
+        writing = _timed(lambda: _write(forward, rows, written, steps, share), device) if work.rows else 0.0
+        words = written * share * steps
     rates = {
         "vision": one.vision * work.tile / work.patches / looking if looking else 1.0,
         "prefix": opening.prefix * together / reading,
         "branches": one.branches / taken if taken else 1.0,
-        "writing": one.writing / work.rows * written / writing if writing else 1.0,
+        "writing": one.writing / work.written * words / writing if writing else 1.0,
     }
     told = ", ".join(f"{name} {rate / 1e9:,.1f}" for name, rate in rates.items() if rate > 1)
     kind = "seconds of the process" if device == "cpu" else "seconds"
@@ -156,25 +160,33 @@ def few_layers(config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Pre
     return kind.from_config(config, dtype=dtype, attn_implementation="sdpa").to(device).eval()
 
 
+def _written_together(work: Work, batch: int, budget: int) -> int:
+    """Answers that are written in one go: the engine goes on from each pass of branches by itself."""
+    read = work.branches * work.branch_tokens if work.branches else work.prefix
+    passes = max(1.0, batch * read / budget)
+    return max(1, min(round(work.rows * batch / passes), int(budget // max(1.0, work.row_tokens))))
+
+
 def _text(tokens: int) -> Rendered:
     return Rendered([0] * tokens, [], {})
 
 
 def _branch(forward: Forward, rows: Rows, work: Work, budget: int) -> Rows:
-    """Read branches on one prefix, in passes of the budget; the last ones read."""
+    """Read branches on prefixes by turns, in passes of the budget; the last ones read."""
     tokens, left = round(work.branch_tokens), int(work.branches)
     read = rows
     while left > 0:
         count = min(left, max(1, budget // tokens))
-        under = rows.take(torch.zeros(count, dtype=torch.long, device=rows.hidden.device))
+        under = rows.take(torch.arange(count, device=rows.hidden.device) % len(rows))
         read = forward.append(under, [[0] * tokens] * count)[1]
         left -= count
     return read
 
 
-def _write(forward: Forward, rows: Rows, count: int, tokens: int) -> None:
-    """Write answers below one row, as the engine does: the likeliest token, again and again."""
-    under = rows.take(torch.zeros(count, dtype=torch.long, device=rows.hidden.device))
+def _write(forward: Forward, rows: Rows, count: int, tokens: int, share: float) -> None:
+    """Write answers below rows by turns, as the engine does: the likeliest token, again and again."""
+    going_on = max(1, round(count * share))
+    under = rows.take(torch.arange(going_on, device=rows.hidden.device) % len(rows)).compact()
     shared, hidden, written = under.shared(), under.hidden, []
     head: Any = forward.model.get_output_embeddings()
     for step in range(tokens):

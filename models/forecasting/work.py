@@ -26,6 +26,7 @@ class Work:
         branch_tokens: Of one of them.
         rows: Answers that are written.
         row_tokens: Of one of them.
+        longest: Tokens of the longest answer of those that are written together; if 0, all are of `row_tokens`.
         seen: Tokens that were read before, for other questions or by another step, and are attended to.
     """
 
@@ -36,6 +37,7 @@ class Work:
     branch_tokens: float = 0
     rows: float = 0
     row_tokens: float = 0
+    longest: float = 0
     seen: float = 0
 
     @property

@@ -17,6 +17,7 @@ from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.forecasting.activations import Batch
 from reflectune.train.forecasting.config import ARCHITECTURE, EstimateConfig
 from reflectune.train.forecasting.forecast import Forecast, passing
+from reflectune.train.forecasting.hours import long_question, time_line
 from reflectune.train.forecasting.memory import GIB, in_words, planned_weights, table
 from reflectune.train.setup.launch import Division
 
@@ -32,9 +33,7 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
         shapes: A recipe's `architecture.json`, or a model's `config.json`.
     """
     config = replace(config, dtype="bfloat16") if config.dtype == "auto" else config  # as on any accelerator
-    shapes_json = read_json(shapes, "the model's shapes")
-    facts: dict[str, Any] = shapes_json["config"] if shapes.name == ARCHITECTURE else shapes_json
-    of_model = AutoConfig.for_model(**facts)
+    of_model = model_config(shapes)
     refuse_other_family(config.image_settings(), of_model.model_type)
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(of_model)
@@ -54,6 +53,18 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
         available=None if config.device_gib is None else int(config.device_gib * GIB),
         feature_bytes=feature_bytes(config, of_model, weights.frozen_bytes) if config.cache_features else 0,
     )
+
+
+def hours(config: EstimateConfig, shapes: Path) -> str:
+    """How long training takes, if all questions are like those of the forecast's batch."""
+    model = model_config(shapes)
+    return time_line(config, model, long_question(config, model, QUESTION_TOKENS, branches_of(config)))
+
+
+def model_config(shapes: Path) -> PreTrainedConfig:
+    """A model's config from a recipe's `architecture.json`, or from its own file."""
+    facts: dict[str, Any] = read_json(shapes, "the model's shapes")
+    return AutoConfig.for_model(**(facts["config"] if shapes.name == ARCHITECTURE else facts))
 
 
 def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes: int) -> int:
