@@ -168,15 +168,21 @@ def plain_inputs(model: PreTrainedModel, prefix: Rendered, branch: list[int]) ->
     return inputs
 
 
-def save_as_base(family: str, size: Size, folder: Path) -> int:
+def save_as_base(family: str, size: Size, folder: Path, dtype: torch.dtype = torch.float32) -> int:
     """Write a model of random weights as a base model that `reflectune.models.loading.load` and transformers load.
 
     It has the miniature's tokenizer, and an image processor for pictures of 576 tokens.
 
+    Args:
+        family: `llava` or `qwen2_vl`.
+        size: Its widths and depths.
+        folder: Where to.
+        dtype: That its weights are stored in.
+
     Returns:
         How many parameters it has.
     """
-    model = build(family, size)
+    model = build(family, size, dtype=dtype)
     processor: Any = load_processor(str(shipped_folder(f"miniature/{family}")), family)
     if family == "llava":
         side = {"height": 336, "width": 336}

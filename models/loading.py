@@ -25,7 +25,7 @@ from reflectune.models.schemes.base import SCHEME_FILE, Scheme
 from reflectune.models.schemes.reading import READ_WITH, check_reading, reading_record
 from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.schemes.tokens import add_reflection_tokens, known_tokens
-from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor
+from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor, settle
 from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes
 
 INFO_FILE = "reflectune.json"
@@ -73,6 +73,7 @@ def load(
     seed: int = 0,
     quantization: Quantization | None = None,
     images: ImageSettings = AS_IN_PROCESSOR,
+    cast: bool = True,
 ) -> Loaded:
     """Load a base model or a checkpoint.
 
@@ -89,6 +90,8 @@ def load(
         quantization: Hold the language model in four bits, to train adapters on it; its `dtype` then is `dtype`. None
             loads plain weights, also of an adapter that was trained on four bits: merged into what it was trained on.
         images: How the processor fits pictures. A checkpoint has what it was trained with, and takes nothing else.
+        cast: False leaves plain weights in the dtype that they are stored in, on the CPU, as maps of their file, but
+            for the vocabulary's matrices; whoever divides the model casts its parts. It counts as one of `dtype`.
 
     Raises:
         UserError: There is no such model; tensors of it are missing, unknown, of another shape, or not finite; it is a
@@ -110,7 +113,10 @@ def load(
                 )
             network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), find_device(device))
         else:
-            network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, find_device(device))
+            at_once = cast and (find_device(device).type == "cpu" or as_dtype(dtype) == torch.float16)
+            network, processor = load_pretrained(
+                str(source), as_dtype(dtype), quantization, find_device(device), cast=at_once
+            )
             beside.enter_context(_checking_finite(source, network))
             base = ""
             if tuned_scheme is None and wanted is not None and _is_released(network, processor, wanted):
@@ -128,7 +134,9 @@ def load(
     if used is not None and tuned_scheme is None:
         parts.append(str(seed))
     if quantization is None:
-        network.requires_grad_(True).eval().to(find_device(device))
+        network.requires_grad_(True)
+        if cast:
+            settle(network, find_device(device))
     else:
         parts.append(asdict(quantization))
     return Loaded(

@@ -23,7 +23,7 @@ COMMANDS = {
     *(f"data_builders/build_{name}.py" for name in ("gallery", "mr2ag", "plain", "world")),
     *(f"data_builders/{name}.py" for name in ("compare_annotators", "convert", "convert_lens", "derive_labels")),
     *(f"data_builders/{name}.py" for name in ("download", "export", "fetch_pictures", "find_duplicates", "probe")),
-    *(f"inference/{name}.py" for name in ("answer", "compare", "evaluate", "recall", "reproduce")),
+    *(f"inference/{name}.py" for name in ("answer", "compare", "estimate", "evaluate", "recall", "reproduce")),
     *(f"inference/{name}.py" for name in ("show_trace", "sweep", "tables", "visual_benchmarks")),
     *(f"train/{name}.py" for name in ("assemble_llava", "estimate", "grpo", "merge", "sft")),
 }

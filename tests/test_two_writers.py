@@ -14,7 +14,10 @@ import pytest
 from reflectune.core.locking import lock_path
 
 ROOT = Path(__file__).parents[1]
-READING = {"inference.answer", "inference.show_trace", "inference.visual_benchmarks", "train.estimate"}
+READING = {
+    *(f"inference.{name}" for name in ("answer", "estimate", "show_trace", "visual_benchmarks")),
+    "train.estimate",
+}
 """Commands that write nothing."""
 WAITING = {"models.pocket.fetch"}
 """Commands that write into the user's cache alone, where the second one waits and finds the work done."""

@@ -1,8 +1,9 @@
 """What a recipe takes on each device, without its weights or data:
 
     python -m reflectune.train.estimate --config configs/llava15_7b/mr2ag_full.yaml --processes 8 --sharding zero3 \
-        --device_gib 80
+        --device_gib 80 --questions 1700000 --tflops 400
 
+With `questions` it says how long training takes too, at a rate that is given or measured here.
 A model's shapes come from its `config.json`, in its folder or from the Hub; those of the model that the recipe itself
 names also from `architecture.json` beside the recipe, so that nothing is downloaded.
 """
@@ -22,9 +23,12 @@ from reflectune.train.forecasting.config import ARCHITECTURE, EstimateConfig
 def main() -> None:
     """Parse the config, then print the table."""
     (config,) = parse_config(EstimateConfig)
-    from reflectune.train.forecasting.planning import plan, report  # slow to import: after the config is right
+    from reflectune.train.forecasting.planning import hours, plan, report  # slow to import: after the config is right
 
-    print(report(config, plan(config, shapes_file(config, sys.argv))))
+    shapes = shapes_file(config, sys.argv)
+    print(report(config, plan(config, shapes)))
+    if config.questions is not None:
+        print(hours(config, shapes))
 
 
 def shapes_file(config: EstimateConfig, arguments: list[str]) -> Path:

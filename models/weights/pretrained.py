@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -42,9 +43,19 @@ _AGREE = {
 
 
 def load_pretrained(
-    source: str, dtype: torch.dtype, quantization: Quantization | None, device: torch.device
+    source: str, dtype: torch.dtype, quantization: Quantization | None, device: torch.device, *, cast: bool = True
 ) -> tuple[PreTrainedModel, ProcessorMixin]:
     """A model and its processor as transformers loads them: safetensors alone, no code of theirs, sdpa attention.
+
+    Weights that are not cast are maps of their file, whose pages all processes of a machine share.
+
+    Args:
+        source: A hub id or a folder.
+        dtype: Of the weights.
+        quantization: How to hold the language model in four bits; None for plain weights.
+        device: Where four bits lie; plain weights are left on the CPU.
+        cast: False leaves the weights in the dtype that they are stored in, but for the vocabulary's matrices, and has
+            the config say `dtype`: what `settle` makes of them.
 
     Raises:
         UserError: There is no such model, it is broken or stored quantised, or tensors of it are missing, unknown or of
@@ -55,12 +66,13 @@ def load_pretrained(
         if getattr(config, "quantization_config", None) is not None:
             raise UserError(f"{source} is stored quantised; take the plain weights, and train them by `method: qlora`")
         _check_size(source, config)
+        stored = None if cast or quantization else config.dtype
         with without_load_report():
             kind: Any = AutoModelForImageTextToText  # with its report it returns a pair, which its types don't say
             network, report = kind.from_pretrained(
                 source,
                 config=config,
-                dtype=dtype,
+                dtype=stored or dtype,
                 attn_implementation="sdpa",
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -75,7 +87,34 @@ def load_pretrained(
         raise UserError(f"cannot load the model {source}: {' '.join(str(error).split())[:400]}") from error
     _agree_on_image_tokens(source, network, processor)
     _forget_unused_renamings(network)
+    if stored not in (None, dtype):
+        _plan_cast(network, dtype)
     return check_quantized(network) if quantization else network, processor
+
+
+def settle(module: nn.Module, device: torch.device) -> None:
+    """Move a model's weights to a device, one by one, and cast them there to what its config says.
+
+    So a machine's memory never holds more than one of them twice, and none of those that go to an accelerator.
+
+    Args:
+        module: A model that was loaded without a cast, and not divided.
+        device: Where to.
+    """
+    config: Any = module.config
+    dtype: torch.dtype = config.dtype
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(device).to(dtype)
+    cast_buffers(module, dtype)
+    module.to(device)
+
+
+def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the buffers that are saved with a model, as loading in this dtype does; the others have their own."""
+    saved = {id(buffer) for buffer in model.state_dict(keep_vars=True).values()}
+    for buffer in model.buffers():
+        if id(buffer) in saved and buffer.is_floating_point():
+            buffer.data = buffer.data.to(dtype)
 
 
 def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
@@ -103,6 +142,14 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
 def try_image_processor(image_processor: Any) -> None:
     """Show it a picture: loading looks at no number of its config, and anything may be raised by one that is odd."""
     image_processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")
+
+
+def _plan_cast(network: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Have a model's configs say what its weights are to be, and cast the matrices that new tokens get rows in."""
+    for config in (network.config, *(getattr(network.config, name) for name in network.config.sub_configs)):
+        config.dtype = dtype
+    for layer in (network.get_input_embeddings(), network.get_output_embeddings()):
+        layer.weight.data = layer.weight.data.to(dtype)
 
 
 def _check_size(source: str, config: Any) -> None:

@@ -18,7 +18,8 @@ from reflectune.models.attention.pictures import without_repeats
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.attention.tree_mask import STRIDE
-from reflectune.train.forecasting.activations import Architecture, Batch
+from reflectune.models.forecasting.architecture import Architecture
+from reflectune.train.forecasting.activations import Batch
 from reflectune.train.forecasting.advice import suggestions
 from reflectune.train.forecasting.forecast import forecast, memory_of, patches
 from reflectune.train.forecasting.memory import in_words, total

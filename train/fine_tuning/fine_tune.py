@@ -45,8 +45,9 @@ from reflectune.train.saving.checkpoints import (
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig, greater_is_better
 from reflectune.train.setup.compute import settle_compute
+from reflectune.train.setup.dividing import divide, divides_from_file
 from reflectune.train.setup.features import cache_features
-from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding, wrap_layers
+from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding
 from reflectune.train.setup.parameters import (
     add_adapters,
     freeze_all_but,
@@ -157,12 +158,21 @@ def load_base(config: TrainingConfig, args: TrainingArguments) -> Loaded:
     """The model to train: what trains is kept in fp32, a frozen base in half precision or in four bits.
 
     A full checkpoint is written of all weights, so its frozen ones are held in what they are stored in, or in fp32.
+    What trains whole on its device is cast there; what FSDP divides stays in its file until then (see `divide`).
     """
-    dtype = config.dtype
+    dtype, is_divided = config.dtype, sharding(os.environ) in ("zero3", "fsdp")
     if config.method == "full" and not (config.train_towers and is_stored_in(config.model, dtype)):
         dtype = "float32"
     if config.method != "qlora":
-        return load(config.model, scheme=config.scheme, dtype=dtype, seed=config.seed, images=config.image_settings())
+        return load(
+            config.model,
+            scheme=config.scheme,
+            dtype=dtype,
+            device=str(args.device) if config.method == "full" and not is_divided else "cpu",
+            seed=config.seed,
+            images=config.image_settings(),
+            cast=not divides_from_file(config),
+        )
     return load(
         config.model,
         scheme=config.scheme,
@@ -191,7 +201,8 @@ def prepare_model(loaded: Loaded, config: TrainingConfig) -> PreTrainedModel | P
         freeze_all_but(model, config.trained_towers)
     if sharding(os.environ) == "fsdp":
         freeze_unread(model)
-    keep_trained_weights_in_fp32(model)
+    if not divides_from_file(config):
+        keep_trained_weights_in_fp32(model)
     return model.train()
 
 
@@ -239,7 +250,7 @@ def train(trainer: ReflectionTrainer, write_card: Callable[..., None]) -> None:
     args, settings = trainer.args, trainer.settings
     output_dir, best_metric = Path(str(args.output_dir)), args.metric_for_best_model
     check_engaged(trainer, os.environ)
-    wrap_layers(trainer)
+    divide(trainer)
     checkpoint = last_whole_checkpoint(output_dir, settings, discard=args.should_save, say=lambda text: say(args, text))
     if checkpoint and has_stopped_early(checkpoint, best_metric or "", trainer.patience):
         trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))

@@ -9,70 +9,13 @@ attention of `models/attention/tree_mask.py`. They are compared with what autogr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from transformers import PreTrainedConfig
+from reflectune.models.forecasting.architecture import Architecture
 
 _PROJECTIONS = 7
 """Matrices of a decoder layer: q, k, v, o, gate, up, down."""
 _NORMED = 5
 """Those that read the output of a norm: q, k and v the first one's, gate and up the second one's."""
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """What of a model decides its activations: widths in numbers a token.
-
-    Attributes:
-        width: Of the hidden states.
-        layers: Of the decoder.
-        head_size: Of one attention head.
-        query_width: Of all query heads together.
-        key_width: Of all key heads together.
-        hidden: Of the decoder's feed-forward layers.
-        vocabulary: Rows of the head.
-        normed_heads: Whether queries and keys are normed head by head (Qwen3).
-        vision_width: Of the vision tower.
-        vision_layers: Of the vision tower.
-        vision_hidden: Of its feed-forward layers.
-        patch_size: Pixels of a patch's side.
-    """
-
-    width: int
-    layers: int
-    head_size: int
-    query_width: int
-    key_width: int
-    hidden: int
-    vocabulary: int
-    normed_heads: bool
-    vision_width: int
-    vision_layers: int
-    vision_hidden: int
-    patch_size: int
-
-    @classmethod
-    def of(cls, config: PreTrainedConfig) -> Architecture:
-        """Read it from a multimodal model's config."""
-        text = config.get_text_config().to_dict()
-        vision: dict[str, Any] = config.to_dict()["vision_config"]
-        vision_width = vision.get("embed_dim") or vision["hidden_size"]  # Qwen2-VL's `hidden_size` is the decoder's
-        heads = text["num_attention_heads"]
-        size = text.get("head_dim") or text["hidden_size"] // heads
-        return cls(
-            width=text["hidden_size"],
-            layers=text["num_hidden_layers"],
-            head_size=size,
-            query_width=heads * size,
-            key_width=(text.get("num_key_value_heads") or heads) * size,
-            hidden=text["intermediate_size"],
-            vocabulary=text["vocab_size"],
-            normed_heads=text["model_type"].startswith("qwen3"),
-            vision_width=vision_width,
-            vision_layers=vision.get("depth") or vision["num_hidden_layers"],
-            vision_hidden=vision.get("intermediate_size") or int(vision_width * vision["mlp_ratio"]),
-            patch_size=vision["patch_size"],
-        )
 
 
 @dataclass(frozen=True)

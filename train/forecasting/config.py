@@ -29,6 +29,11 @@ class EstimateConfig(SftConfig):
     branch_tokens: int = setting(250, "tokens of one, with what is asked and answered", above=0)
     branch_supervised: int = setting(20, "tokens of one that are supervised", above=0)
 
+    questions: int | None = setting(None, "questions of the data, to say how long training takes", above=0)
+    tflops: float | None = setting(
+        None, "10¹² operations a second that a device's products reach; measured here if unset", above=0
+    )
+
     def problems(self) -> list[str]:
         """What is wrong with the values; data and model need not be there."""
         return self.value_problems() + bound_problems(self, EstimateConfig)

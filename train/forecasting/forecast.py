@@ -15,8 +15,9 @@ from reflectune.models.attention.attention import has_backward
 from reflectune.models.attention.pictures import content_key
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import Tree, loss_terms
+from reflectune.models.forecasting.architecture import Architecture
 from reflectune.train.data.examples import Collator, EncodedExample
-from reflectune.train.forecasting.activations import Activations, Architecture, Batch, Passing, activations
+from reflectune.train.forecasting.activations import Activations, Batch, Passing, activations
 from reflectune.train.forecasting.memory import Part, Weights, memory, weights_of
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.setup.launch import Division, division

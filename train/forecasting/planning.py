@@ -11,19 +11,18 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConf
 
 from reflectune.core.durable import read_json
 from reflectune.models.features.tower import refuse_features
+from reflectune.models.forecasting.architecture import Architecture, image_patches, image_tokens, is_qwen
 from reflectune.models.processing.image_fitting import refuse_other_family
 from reflectune.models.schemes.registry import find_scheme
-from reflectune.train.forecasting.activations import Architecture, Batch
+from reflectune.train.forecasting.activations import Batch
 from reflectune.train.forecasting.config import ARCHITECTURE, EstimateConfig
 from reflectune.train.forecasting.forecast import Forecast, passing
+from reflectune.train.forecasting.hours import long_question, time_line
 from reflectune.train.forecasting.memory import GIB, in_words, planned_weights, table
 from reflectune.train.setup.launch import Division
 
 QUESTION_TOKENS = 60
 """Of the text around a picture and a question."""
-_MEGAPIXEL = 1000 * 1000
-_TILES = 5
-"""Of a large picture in LLaVA-NeXT."""
 
 
 def plan(config: EstimateConfig, shapes: Path) -> Forecast:
@@ -34,9 +33,7 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
         shapes: A recipe's `architecture.json`, or a model's `config.json`.
     """
     config = replace(config, dtype="bfloat16") if config.dtype == "auto" else config  # as on any accelerator
-    shapes_json = read_json(shapes, "the model's shapes")
-    facts: dict[str, Any] = shapes_json["config"] if shapes.name == ARCHITECTURE else shapes_json
-    of_model = AutoConfig.for_model(**facts)
+    of_model = model_config(shapes)
     refuse_other_family(config.image_settings(), of_model.model_type)
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(of_model)
@@ -58,6 +55,18 @@ def plan(config: EstimateConfig, shapes: Path) -> Forecast:
     )
 
 
+def hours(config: EstimateConfig, shapes: Path) -> str:
+    """How long training takes, if all questions are like those of the forecast's batch."""
+    model = model_config(shapes)
+    return time_line(config, model, long_question(config, model, QUESTION_TOKENS, branches_of(config)))
+
+
+def model_config(shapes: Path) -> PreTrainedConfig:
+    """A model's config from a recipe's `architecture.json`, or from its own file."""
+    facts: dict[str, Any] = read_json(shapes, "the model's shapes")
+    return AutoConfig.for_model(**(facts["config"] if shapes.name == ARCHITECTURE else facts))
+
+
 def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes: int) -> int:
     """Bytes of a picture's cached features: of Qwen behind the projector, of LLaVA of each layer that it reads.
 
@@ -68,7 +77,7 @@ def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes:
     """
     size = {"auto": frozen_bytes, "float32": 4}.get(config.cache_dtype, 2)
     layers = getattr(model, "vision_feature_layer", -1)
-    width = model.get_text_config().hidden_size if _is_qwen(model) else Architecture.of(model).vision_width
+    width = model.get_text_config().hidden_size if is_qwen(model) else Architecture.of(model).vision_width
     count = len(layers) if isinstance(layers, (list, tuple)) else 1
     return (config.image_tokens or image_tokens(model, config.max_pixels)) * width * count * size
 
@@ -78,7 +87,7 @@ def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> Batch:
     image = config.image_tokens or image_tokens(model, config.max_pixels)
     branches = branches_of(config)
     tree = image + QUESTION_TOKENS + branches * config.branch_tokens
-    patches = image * (model.vision_config.spatial_merge_size**2 if _is_qwen(model) else 1)
+    patches = image_patches(model, image)
     one = Batch(tree, tree, branches * config.branch_supervised, patches, 1)
     return one.times(config.per_device_train_batch_size)
 
@@ -86,15 +95,6 @@ def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> Batch:
 def branches_of(config: EstimateConfig) -> int:
     """Branches of a long question."""
     return config.branches or find_scheme(config.scheme).long_question
-
-
-def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:
-    """Tokens of a large picture; of Qwen's one that has `max_pixels`, or a megapixel if that is 0."""
-    vision = model.vision_config
-    if _is_qwen(model):
-        side = vision.patch_size * vision.spatial_merge_size  # of the square that a token stands for
-        return (max_pixels or _MEGAPIXEL) // side**2
-    return (vision.image_size // vision.patch_size) ** 2 * (_TILES if model.model_type == "llava_next" else 1)
 
 
 def report(config: EstimateConfig, forecast: Forecast) -> str:
@@ -114,7 +114,3 @@ def report(config: EstimateConfig, forecast: Forecast) -> str:
     return "\n".join(
         [head, *table(forecast.parts(), forecast.available), *([cached] if forecast.feature_bytes else [])]
     )
-
-
-def _is_qwen(model: PreTrainedConfig) -> bool:
-    return model.model_type.startswith("qwen")

@@ -15,12 +15,12 @@ from torch import nn
 from reflectune.core.progress import duration
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
+from reflectune.models.forecasting.architecture import Architecture
 from reflectune.models.processing.image_fitting import images_in_words
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import EncodedExample, EncodedExamples
 from reflectune.train.data.global_batch import GlobalBatch
-from reflectune.train.forecasting.activations import Architecture
 from reflectune.train.forecasting.forecast import forecast, largest_batch, seconds_of_batch
 from reflectune.train.forecasting.memory import table
 from reflectune.train.settings.training import TrainingConfig

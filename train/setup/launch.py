@@ -43,6 +43,11 @@ def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) ->
         raise UserError("this launch needs DeepSpeed: `pip install 'reflectune[deepspeed]'`")
     if kind == "fsdp" and environment.get("FSDP_VERSION", "1") != "2":
         raise UserError("FSDP is supported in version 2 alone; launch with configs/accelerate/fsdp2.yaml")
+    if kind == "fsdp" and _is_true(environment, "FSDP_CPU_RAM_EFFICIENT_LOADING"):
+        raise UserError(
+            "`fsdp_cpu_ram_efficient_loading: true` has the first process hold the whole model; set it to false in the "
+            "launch's config: here each process maps the weights' file, and holds its own part alone"
+        )
     if kind and config.device == "cpu" and torch.accelerator.is_available():
         raise UserError(f"{kind} uses the accelerators of this machine, and `device` is cpu; leave `device` out")
     if kind and config.dtype != "float32" and not torch.accelerator.is_available():
@@ -107,18 +112,6 @@ def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
     engaged = {"zero": trainer.is_deepspeed_enabled, "fsdp": trainer.is_fsdp_enabled}.get(kind[:4], True)
     if not engaged:
         raise UserError(f"the launch asks for {kind}, but accelerate did not turn it on; see configs/accelerate")
-
-
-def wrap_layers(trainer: Any) -> None:
-    """Tell FSDP which layers to gather one at a time: the decoder's and the vision tower's that the model really has.
-
-    transformers names CLIP's text embeddings too, which LLaVA lacks, and accelerate (1.15) fails over a missing one.
-    """
-    plugin = trainer.accelerator.state.fsdp_plugin if trainer.is_fsdp_enabled else None
-    if plugin is not None and plugin.transformer_cls_names_to_wrap is None:
-        present = {type(module).__name__ for module in trainer.model.modules()}
-        named = present & set(trainer.model._no_split_modules)
-        plugin.transformer_cls_names_to_wrap = sorted(name for name in named if name.endswith(("Layer", "Block")))
 
 
 def _refuse_lonely(environment: Mapping[str, str]) -> None:

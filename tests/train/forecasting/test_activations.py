@@ -14,12 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import loss_terms
+from reflectune.models.forecasting.architecture import Architecture
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
 from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import Collator, EncodedExample, load_examples
 from reflectune.train.fine_tuning.fine_tune import encoded_examples, prepare_model
-from reflectune.train.forecasting.activations import Activations, Architecture, Batch, activations
+from reflectune.train.forecasting.activations import Activations, Batch, activations
 from reflectune.train.forecasting.forecast import Forecast, forecast, largest_batch
 from reflectune.train.forecasting.memory import total
 

@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoConfig
 
 from reflectune.core.errors import UserError
+from reflectune.models.forecasting.architecture import Architecture
 from reflectune.train import estimate
-from reflectune.train.forecasting.activations import Architecture
 from reflectune.train.forecasting.config import EstimateConfig
 from reflectune.train.forecasting.planning import long_batch, plan
 

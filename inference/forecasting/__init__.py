@@ -1,0 +1,1 @@
+"""What building data and evaluating pipelines take, before either is begun."""

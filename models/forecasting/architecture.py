@@ -1,0 +1,87 @@
+"""A model's shapes, as far as they decide what it computes and keeps, and how many tokens a picture becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+_MEGAPIXEL = 1000 * 1000
+_TILES = 5
+"""Of a large picture in LLaVA-NeXT."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What of a model decides its activations: widths in numbers a token.
+
+    Attributes:
+        width: Of the hidden states.
+        layers: Of the decoder.
+        head_size: Of one attention head.
+        query_width: Of all query heads together.
+        key_width: Of all key heads together.
+        hidden: Of the decoder's feed-forward layers.
+        vocabulary: Rows of the head.
+        normed_heads: Whether queries and keys are normed head by head (Qwen3).
+        vision_width: Of the vision tower.
+        vision_layers: Of the vision tower.
+        vision_hidden: Of its feed-forward layers.
+        patch_size: Pixels of a patch's side.
+    """
+
+    width: int
+    layers: int
+    head_size: int
+    query_width: int
+    key_width: int
+    hidden: int
+    vocabulary: int
+    normed_heads: bool
+    vision_width: int
+    vision_layers: int
+    vision_hidden: int
+    patch_size: int
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> Architecture:
+        """Read it from a multimodal model's config."""
+        text = config.get_text_config().to_dict()
+        vision: dict[str, Any] = config.to_dict()["vision_config"]
+        vision_width = vision.get("embed_dim") or vision["hidden_size"]  # Qwen2-VL's `hidden_size` is the decoder's
+        heads = text["num_attention_heads"]
+        size = text.get("head_dim") or text["hidden_size"] // heads
+        return cls(
+            width=text["hidden_size"],
+            layers=text["num_hidden_layers"],
+            head_size=size,
+            query_width=heads * size,
+            key_width=(text.get("num_key_value_heads") or heads) * size,
+            hidden=text["intermediate_size"],
+            vocabulary=text["vocab_size"],
+            normed_heads=text["model_type"].startswith("qwen3"),
+            vision_width=vision_width,
+            vision_layers=vision.get("depth") or vision["num_hidden_layers"],
+            vision_hidden=vision.get("intermediate_size") or int(vision_width * vision["mlp_ratio"]),
+            patch_size=vision["patch_size"],
+        )
+
+
+def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:
+    """Tokens of a large picture; of Qwen's one that has `max_pixels`, or a megapixel if that is 0."""
+    vision = model.vision_config
+    if is_qwen(model):
+        side = vision.patch_size * vision.spatial_merge_size  # of the square that a token stands for
+        return (max_pixels or _MEGAPIXEL) // side**2
+    return (vision.image_size // vision.patch_size) ** 2 * (_TILES if model.model_type == "llava_next" else 1)
+
+
+def image_patches(model: PreTrainedConfig, tokens: int) -> int:
+    """Patches that the vision tower reads of a picture that becomes so many tokens."""
+    return tokens * (model.vision_config.spatial_merge_size**2 if is_qwen(model) else 1)
+
+
+def is_qwen(model: PreTrainedConfig) -> bool:
+    """Whether a model's pictures keep their shape, and become tokens by their size."""
+    return model.model_type.startswith("qwen")

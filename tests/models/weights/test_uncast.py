@@ -1,0 +1,41 @@
+"""Weights that are left as their file has them, and cast later: the same model, bit for bit, in every family."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectune.models.loading import load
+from reflectune.models.weights.pretrained import settle
+
+ROOT = Path(__file__).parents[3]
+FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+@pytest.fixture
+def bases(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`benchmarks/random_bases.py`, imported as a script imports it."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("random_bases")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_is_cast_later_is_the_one_that_was_cast_at_once(family: str, bases: Any, tmp_path: Path) -> None:
+    bases.write_base(family, tmp_path, narrow=True)  # stored in bfloat16
+    at_once = load(str(tmp_path), scheme="mr2ag", seed=3)
+    later = load(str(tmp_path), scheme="mr2ag", seed=3, cast=False)
+    held = {parameter.dtype for parameter in later.model.parameters()}
+    vocabulary = later.model.get_input_embeddings().weight.dtype
+    settle(later.model, torch.device("cpu"))
+
+    assert (held, vocabulary) == ({torch.bfloat16, torch.float32}, torch.float32)
+    assert later.fingerprint == at_once.fingerprint
+    assert later.model.config.to_dict() == at_once.model.config.to_dict()
+    wanted = [*at_once.model.named_parameters(), *at_once.model.named_buffers()]
+    actual = [*later.model.named_parameters(), *later.model.named_buffers()]
+    assert [name for name, _ in actual] == [name for name, _ in wanted]
+    for (name, one), (_, other) in zip(actual, wanted, strict=True):
+        assert one.dtype == other.dtype, name
+        assert torch.equal(one, other), name

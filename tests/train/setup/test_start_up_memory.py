@@ -1,0 +1,66 @@
+"""What a process of a launch holds in memory before its first step: its own part, and of what is mapped nothing."""
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+WORKER = Path(__file__).with_name("start_up_worker.py")
+ROWS, WIDTH = 4000, 768
+BESIDE = 80 * 2**20
+"""Bytes for what is whole for a while, one layer at a time, and for modules that are imported on the way."""
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, int]:
+    """A LLaVA that is stored in bfloat16, and how many weights it has: 78 M."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    geometry = importlib.import_module("geometry")
+    size = geometry.Size(vocabulary=ROWS, width=WIDTH, layers=8)
+    return tmp_path / "base", geometry.save_as_base("llava", size, tmp_path / "base", torch.bfloat16)
+
+
+@pytest.fixture
+def notes(
+    tmp_path: Path, data_folder: Path, base: tuple[Path, int], start_launch: Callable[..., Any]
+) -> Callable[..., list[dict[str, Any]]]:
+    """Starts a training, on two processes if it is to be divided, and returns what each noted."""
+
+    def start(name: str, *more: str) -> list[dict[str, Any]]:
+        content = yaml.safe_load((ROOT / f"configs/accelerate/{name}.yaml").read_text())
+        content["num_processes"] = min(content["num_processes"], 2)
+        (tmp_path / "launch.yaml").write_text(yaml.safe_dump(content))
+        options = {"model": base[0], "train_data": data_folder, "output_dir": tmp_path / "out", "max_steps": 1}
+        argv = [text for key, value in options.items() for text in (f"--{key}", str(value))]
+        program = start_launch(WORKER, [str(tmp_path), *argv, *more], tmp_path / "launch.yaml")
+        assert program.wait() == 0, program.stderr[-3000:]
+        return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(content["num_processes"])]
+
+    return start
+
+
+def test_under_fsdp_a_process_never_holds_more_than_its_part(
+    notes: Callable[..., list[dict[str, Any]]], base: tuple[Path, int]
+) -> None:
+    """Half of the weights in float32; beside it the vocabulary's matrices, which new tokens get rows in."""
+    whole, vocabulary = 4 * base[1], 4 * 2 * ROWS * WIDTH
+    for note in notes("fsdp2"):
+        assert note["dtypes"] == ["torch.float32"]
+        assert 4 * note["held"] < 0.51 * whole
+        assert note["peak"] - note["before"] < 0.5 * whole + vocabulary + BESIDE < 0.9 * whole
+
+
+def test_a_frozen_base_in_the_dtype_of_its_file_is_mapped(
+    notes: Callable[..., list[dict[str, Any]]], base: tuple[Path, int]
+) -> None:
+    """By one process, since DDP writes over all weights as it begins, which only a CPU has in this memory."""
+    (note,) = notes("cpu", "--method", "lora", "--dtype", "bfloat16", "--device", "cpu")
+    assert "torch.bfloat16" in note["dtypes"]
+    assert note["peak"] - note["before"] < BESIDE < 0.6 * 2 * base[1]
