@@ -10,7 +10,7 @@ from typing import Any, Final
 from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.dataset import split_issues
-from reflectune.inference.config import ModelRole, ReadingConfig
+from reflectune.inference.config import ReadingConfig
 from reflectune.inference.lessons.teacher import FORMS
 from reflectune.models.rendering.turns import Slot, prompt_parts
 
@@ -55,10 +55,6 @@ class LessonsConfig(ReadingConfig):
             if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
                 issues.append(f"`{key}`: {folder} has no {marker}")
         return issues
-
-    def roles(self) -> list[ModelRole]:
-        """See `PipelineConfig.roles`."""
-        return ["base_model"]
 
     def what_decides(self) -> dict[str, Any]:
         """The settings that decide what is written; data set, indexes and model are hashed apart."""
