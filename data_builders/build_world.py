@@ -24,6 +24,7 @@ class WorldConfig:
     traffic: int = setting(
         0, "questions of a further split, traffic, two in five about famous entities; 0: none", low=0
     )
+    two_hop: int = setting(0, "questions of a further split, two_hop_train, about a neighbour's facts; 0: none", low=0)
     dry_run: bool = setting(False, "say what would be built, and stop")
 
     def problems(self) -> list[str]:
@@ -40,9 +41,11 @@ def main() -> None:
     from reflectune.data_builders.world.build import build_world, describe_world
 
     if config.dry_run:
-        print(describe_world(config.size, config.traffic))
+        print(describe_world(config.size, config.traffic, config.two_hop))
         return
-    manifest = build_world(Path(config.output), size=config.size, seed=config.seed, traffic=config.traffic)
+    manifest = build_world(
+        Path(config.output), size=config.size, seed=config.seed, traffic=config.traffic, two_hop=config.two_hop
+    )
     print(f"{manifest['name']} in {config.output}: {manifest['entries']} entries; questions:")
     for split, counts in manifest["counts"].items():
         print(f"  {split}: {', '.join(f'{number} {kind}' for kind, number in counts.items())}")

@@ -20,7 +20,7 @@ from reflectune.models.schemes.examples import TrainingExample
 
 MANIFEST = "reflection.json"
 
-LATER = frozenset({"follow_ups"})
+LATER = frozenset({"follow_ups", "template", "documents"})
 """Columns that came when there was data already: a file without them has none."""
 
 Example = TypeVar("Example", bound=TrainingExample)

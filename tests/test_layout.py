@@ -24,7 +24,7 @@ COMMANDS = {
     *(f"data_builders/{name}.py" for name in ("compare_annotators", "convert", "convert_lens", "derive_labels")),
     *(f"data_builders/{name}.py" for name in ("download", "export", "fetch_pictures", "find_duplicates", "probe")),
     *(f"inference/{name}.py" for name in ("answer", "compare", "estimate", "evaluate", "recall", "reproduce")),
-    *(f"inference/{name}.py" for name in ("show_trace", "sweep", "tables", "visual_benchmarks")),
+    *(f"inference/{name}.py" for name in ("show_trace", "sweep", "tables", "visual_benchmarks", "write_lessons")),
     *(f"train/{name}.py" for name in ("assemble_llava", "estimate", "grpo", "merge", "sft")),
 }
 """Entry scripts stand above all folders of their floor, the one they lie in too."""

@@ -44,6 +44,7 @@ WRITING = {
     "inference.reproduce": "--config steps.yaml --output OUT",
     "inference.sweep": f"--config sweep.yaml {DATASET} {INDEX} --model model --base_model model --output OUT",
     "inference.tables": "--output OUT",
+    "inference.write_lessons": f"{DATASET} {INDEX} --base_model model --output OUT",
     "metrics.convert_bem": "--variables file --vocabulary file --examples file --output OUT",
     "metrics.score": f"--predictions file {DATASET} --output OUT",
     "metrics.submission": f"--predictions file {DATASET} --output OUT",

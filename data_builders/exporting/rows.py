@@ -164,6 +164,10 @@ def _prompted(example: PromptedExample, scheme: PromptScheme) -> Iterator[tuple[
             raise UserError(f"branch {number}, `{branch.prompt}`: it needs either a token (`role`) or words (`reply`)")
         if branch.role and branch.role not in scheme.tokens:
             raise UserError(f"branch {number}, `{branch.prompt}`: unknown role `{branch.role}`")
+        if example.template:
+            turns = (*scheme.template_turns(example), Turn("assistant", (ANSWER,)))
+            yield turns, {"documents": example.documents, "answer": branch.reply}
+            continue
         documents = prompt_documents(branch.prompt, branch.documents)
         yield scheme.replied_turns(branch, example.style), {"passage": documents, "answer": branch.reply}
 

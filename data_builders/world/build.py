@@ -33,7 +33,9 @@ VERSION = 1
 CONTACT_SHEET = "contact_sheet.png"
 
 
-def build_world(folder: Path, *, size: str, seed: int, traffic: int = 0, quiet: bool = False) -> dict[str, Any]:
+def build_world(
+    folder: Path, *, size: str, seed: int, traffic: int = 0, two_hop: int = 0, quiet: bool = False
+) -> dict[str, Any]:
     """Build a world, or find it built already.
 
     Pictures that exist are kept, so a build that was cut off goes on; dataset.json is written last and says that the
@@ -45,6 +47,7 @@ def build_world(folder: Path, *, size: str, seed: int, traffic: int = 0, quiet: 
         seed: Decides everything but the famous entities.
         traffic: Questions of a further split, `traffic`; a tenth of them for another, `traffic_val`. All else is as
             without them.
+        two_hop: Questions of a further split, `two_hop_train`. All else is as without them.
         quiet: Whether to show no progress.
 
     Returns:
@@ -54,7 +57,8 @@ def build_world(folder: Path, *, size: str, seed: int, traffic: int = 0, quiet: 
         UserError: The folder holds another data set.
     """
     asked_for = {"version": VERSION, "size": dataclasses.asdict(SIZES[size]), "seed": seed}
-    key = fingerprint({**asked_for, "traffic": traffic} if traffic else asked_for)
+    more = {name: count for name, count in (("traffic", traffic), ("two_hop", two_hop)) if count}
+    key = fingerprint({**asked_for, **more})
     if built := built_manifest(folder, key):
         return built
     articles = populate(SIZES[size], _rng(seed, "population"))
@@ -65,6 +69,10 @@ def build_world(folder: Path, *, size: str, seed: int, traffic: int = 0, quiet: 
         unseen = [*splits["val_unseen_question"], *splits["val_unseen_entity"]]
         splits["traffic"] = users.traffic(splits["train"], traffic, "traffic")
         splits["traffic_val"] = users.traffic(unseen, math.ceil(traffic / 10), "traffic_val")
+    if two_hop:
+        splits["two_hop_train"] = Interviewer(articles, _rng(seed, "two hops"), painter.photograph).two_hop(
+            two_hop, "two_hop_train"
+        )
     entries = list(_entries(articles, painter, seed))
     painter.close()
     for split, questions in splits.items():
@@ -155,12 +163,13 @@ def _write_contact_sheet(folder: Path, articles: Sequence[Article], seed: int) -
     sheet.save(folder / CONTACT_SHEET)
 
 
-def describe_world(size: str, traffic: int = 0) -> str:
+def describe_world(size: str, traffic: int = 0, two_hop: int = 0) -> str:
     """What a build would make, for a dry run."""
     wanted = SIZES[size]
     entities = (wanted.train + wanted.val + wanted.test) * (1 + wanted.look_alikes)
     return (
         f"a world of about {entities} entities and the famous ones, {len(RELATIONS)} kinds of fact, splits train, "
         "val_unseen_question, val_unseen_entity, test_unseen_question, test_unseen_entity, two_hop_val, two_hop_test"
+        + (f", and {two_hop:,} questions of two_hop_train" if two_hop else "")
         + (f", and {traffic:,} questions of traffic" if traffic else "")
     )

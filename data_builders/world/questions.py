@@ -10,7 +10,7 @@ from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.world.entities import ATTRIBUTES
 from reflectune.data_builders.world.facts import RELATIONS, ask
 from reflectune.data_builders.world.phrasings import Phrasing, ask_visual
-from reflectune.data_builders.world.population import Article
+from reflectune.data_builders.world.population import Article, Role
 
 TOLERANCE = 0.1
 """A number is right within a tenth of the value, as most of InfoSeek's ranges have it."""
@@ -27,7 +27,7 @@ SPLITS: Final = (
     "two_hop_val",
     "two_hop_test",
 )
-"""Of every world, but for the traffic's."""
+"""Of every world, but for `two_hop_train` and the traffic's."""
 
 PICTURES = range(1, 4)
 """Numbers of each entity's pictures that questions are asked about; 0 is the encyclopedia's own."""
@@ -81,8 +81,20 @@ class Interviewer:
                 for relation in self._rng.sample(list(one.entity.facts), 2):
                     splits[name].append(self.knowledge(one, relation, name))
                 splits[name] += self.visual(one, name, 1)
-            splits[f"two_hop_{role}"] += self._two_hop(role)
+            splits[f"two_hop_{role}"] += [
+                self._two_hop(one, other, f"two_hop_{role}") for one, other in self._neighbours(role)
+            ]
         return splits
+
+    def two_hop(self, count: int, split: str) -> list[Question]:
+        """Two-hop questions about entities that training may show, in its words: many of the same two entities.
+
+        Args:
+            count: How many to ask.
+            split: The split that they belong to.
+        """
+        pairs = list(self._neighbours("train"))
+        return [self._two_hop(*self._rng.choice(pairs), split, "train") for _ in range(count if pairs else 0)]
 
     def traffic(self, known: Sequence[Question], count: int, split: str) -> list[Question]:
         """Questions as users ask them: each repeats the topic of a known question, many topics come several times.
@@ -150,40 +162,44 @@ class Interviewer:
                 meta={"attribute": attribute, "phrasing": "seen" if phrasing == "train" else "held_out"},
             )
 
-    def _two_hop(self, role: str) -> Iterator[Question]:
-        """Questions about the entity that an article names as the neighbour of the one in the picture."""
+    def _neighbours(self, role: Role) -> Iterator[tuple[Article, Article]]:
+        """The articles of a role that name a neighbour, each with the neighbour's."""
         for one in self._articles:
-            if one.role != role or "neighbour" not in one.relations:
-                continue
-            section = one.relations.index("neighbour")
-            text = one.extra[section - len(one.entity.facts)].text
-            other = self._by_title[text.removeprefix("Beside it stands the ").removesuffix(".")]
-            relation = self._rng.choice(list(other.entity.facts))
-            split = f"two_hop_{role}"
-            question_text = ask(relation, other.entity.looks.category, self._rng, "held_out")
-            category, noun = one.entity.looks.category, other.entity.looks.category
-            named = f"the {noun} in the picture"
-            question_text = question_text.replace(
-                named if named in question_text else f"this {noun}", f"the {noun} beside this {category}"
-            )
-            answer_type = RELATIONS[relation].answer_type
-            value = other.entity.facts[relation]
-            yield Question(
-                id=self._next_id(split),
-                image=self._picture(one)[0],
-                text=question_text,
-                answers=(value,),
-                range=_range(value) if answer_type == "numerical" else None,
-                answer_type=answer_type,
-                split=split,
-                requires_retrieval=True,
-                entity_ids=(one.entity.id, other.entity.id),
-                evidence=(
-                    Evidence(one.entity.id, section),
-                    *(Evidence(other.entity.id, index) for index in other.sections_of(relation)),
-                ),
-                meta={"relation": relation, "phrasing": "held_out", "two_hop": "yes"},
-            )
+            if one.role == role and "neighbour" in one.relations:
+                text = one.extra[one.relations.index("neighbour") - len(one.entity.facts)].text
+                yield one, self._by_title[text.removeprefix("Beside it stands the ").removesuffix(".")]
+
+    def _two_hop(self, one: Article, other: Article, split: str, phrasing: Phrasing = "held_out") -> Question:
+        """A question about the entity that an article names as the neighbour of the one in the picture."""
+        relation = self._rng.choice(list(other.entity.facts))
+        question_text = ask(relation, other.entity.looks.category, self._rng, phrasing)
+        category, noun = one.entity.looks.category, other.entity.looks.category
+        named = f"the {noun} in the picture"
+        question_text = question_text.replace(
+            named if named in question_text else f"this {noun}", f"the {noun} beside this {category}"
+        )
+        answer_type = RELATIONS[relation].answer_type
+        value = other.entity.facts[relation]
+        return Question(
+            id=self._next_id(split),
+            image=self._picture(one)[0],
+            text=question_text,
+            answers=(value,),
+            range=_range(value) if answer_type == "numerical" else None,
+            answer_type=answer_type,
+            split=split,
+            requires_retrieval=True,
+            entity_ids=(one.entity.id, other.entity.id),
+            evidence=(
+                Evidence(one.entity.id, one.relations.index("neighbour")),
+                *(Evidence(other.entity.id, index) for index in other.sections_of(relation)),
+            ),
+            meta={
+                "relation": relation,
+                "phrasing": "seen" if phrasing == "train" else "held_out",
+                "two_hop": "yes",
+            },
+        )
 
     def _picture(self, one: Article) -> tuple[str, int]:
         """One of the entity's pictures, and how many balloons it shows."""

@@ -40,13 +40,13 @@ class LocalModel:
         Raises:
             UserError: A prompt is too long without any documents.
         """
-        fitted = [self._fit(image, prompt, max_tokens) for image, prompt in asked]
+        fitted = [self.fit(image, prompt, max_tokens) for image, prompt in asked]
         prefixes = self._engine.read([rendered for _, rendered in fitted])
         made = self._engine.generate(prefixes, [(i, 0) for i in range(len(asked))], max_new_tokens=max_tokens)
         self._engine.check_numbers(*(generation.score for generation in made))
         return [
             Written(
-                self._renderer.strip(generation.text),
+                self._lines(generation.text),
                 shown,
                 len(rendered.ids),
                 len(generation.token_ids),
@@ -63,7 +63,7 @@ class LocalModel:
             UserError: One word's tokens begin with all of the other's, or a prompt is too long.
         """
         same, ids = self._told_apart(yes, no)
-        fitted = [self._fit(image, prompt, len(same) + 1) for image, prompt in asked]
+        fitted = [self.fit(image, prompt, len(same) + 1) for image, prompt in asked]
         prefixes = self._engine.read([_followed_by(rendered, same) for _, rendered in fitted])
         return [
             Judged(pair[0], pair[1], shown, len(rendered.ids))
@@ -96,6 +96,20 @@ class LocalModel:
             judged.append(JudgedEach(tuple(each), len(prefix.ids) + sum(one.read for one in each)))
         return judged
 
+    def fit(self, image: Image.Image, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
+        """How many of a prompt's documents leave room for a reply, and the prompt with them."""
+        turns = self._turns(prompt)
+        return fit_leading(
+            lambda count: self._renderer.conversation(turns, prompt.text(count), image),
+            len(prompt.documents),
+            self._engine.max_length - max_tokens,
+            length=lambda rendered: len(rendered.ids),
+        )
+
+    def _lines(self, reply: str) -> str:
+        """A decoded reply without reflection tokens and runs of spaces; its lines stay, since queries stand in them."""
+        return "\n".join(filter(None, map(self._renderer.strip, reply.splitlines())))
+
     def _branches(self, image: Image.Image, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
         """What a prompt begins with whatever its document, and what it goes on with for each."""
         texts = [{**prompt.texts, "documents": document} for document in (*prompt.documents, "")]
@@ -113,16 +127,6 @@ class LocalModel:
     def _turns(self, prompt: Prompt) -> Turns:
         turn = Turn("user", prompt_parts(prompt.template), image=prompt.picture)
         return self._renderer.under_system(prompt.system, turn)
-
-    def _fit(self, image: Image.Image, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
-        """How many of a prompt's documents leave room for a reply, and the prompt with them."""
-        turns = self._turns(prompt)
-        return fit_leading(
-            lambda count: self._renderer.conversation(turns, prompt.text(count), image),
-            len(prompt.documents),
-            self._engine.max_length - max_tokens,
-            length=lambda rendered: len(rendered.ids),
-        )
 
 
 def _followed_by(rendered: Rendered, ids: Sequence[int]) -> Rendered:

@@ -149,6 +149,15 @@ class TrajectoryPipeline:
         self.name = name
         self._start, self._tools, self._journal = start, tools, journal
 
+    def guided(self, guide: Callable[[Question, Steps[Outcome]], Steps[Outcome]]) -> TrajectoryPipeline:
+        """The same pipeline, without a journal, whose trajectories `guide` takes over.
+
+        Args:
+            guide: From a question and its trajectory, the steps to carry out instead.
+        """
+        begin = self._start
+        return TrajectoryPipeline(self.name, lambda question: guide(question, begin(question)), self._tools)
+
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """One trace per question, in order."""
         courses = [

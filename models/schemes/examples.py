@@ -95,7 +95,9 @@ class PromptedBranch:
 class PromptedExample:
     """One training question: prompts hang from the same image and question.
 
-    `style` is how its answers are asked for, with documents and without.
+    `style` is how its answers are asked for, with documents and without. With a `template`, the user's turn is that
+    alone, as a step of a pipeline asks it: `{question}` and `{documents}` in it are the texts of these names, and each
+    branch only has its `reply`.
     """
 
     id: str
@@ -104,3 +106,5 @@ class PromptedExample:
     branches: tuple[PromptedBranch, ...]
     style: AnswerStyle = "short"
     source: str = ""
+    template: str = ""
+    documents: str = ""

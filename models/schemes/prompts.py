@@ -18,12 +18,14 @@ from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering.renderer import Rendered, Renderer, Supervised
 from reflectune.models.rendering.turns import (
     ANSWER,
+    Slot,
     Turn,
     Turns,
     answer_turns,
     asking_turns,
     documents_text,
     fit_leading,
+    prompt_parts,
 )
 from reflectune.models.schemes.base import AskedAnswer, Scheme, gate_branch
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, PromptName
@@ -84,7 +86,16 @@ class PromptScheme(Scheme):
         for branch in example.branches:
             if bool(branch.role) == bool(branch.reply.strip()):
                 return f"a branch `{branch.prompt}` needs either a reflection token (`role`) or words (`reply`)"
+        slots = [part.name for part in prompt_parts(example.template) if isinstance(part, Slot)]
+        if unknown := sorted({*slots} - {"question", "documents"}):
+            return f"the template has the slot `{unknown[0]}`; it can have `question` and `documents`"
+        if example.template and any(branch.role or branch.documents for branch in example.branches):
+            return "with a `template` a branch has only a `reply`"
         return ""
+
+    def template_turns(self, example: PromptedExample) -> Turns:
+        """user: <image> {template}. What a prompt of a pipeline is, see `PromptedExample`."""
+        return (Turn("user", prompt_parts(example.template), image=True),)
 
     def encode(self, renderer: Renderer, example: PromptedExample, image: Image.Image) -> Tree:
         """A training question as a prefix and one branch per prompt. The replies are supervised.
@@ -94,6 +105,12 @@ class PromptScheme(Scheme):
         """
         if not example.branches:
             raise UserError(f"training example {example.id}: nothing is asked; give it at least one branch")
+        if example.template:
+            texts = {"question": example.question, "documents": example.documents}
+            prefix = renderer.conversation(self.template_turns(example), texts, image)
+            replies = [renderer.reply_ids(branch.reply) for branch in example.branches]
+            segments = tuple(Segment.of(reply, list(reply)) for reply in replies)
+            return Tree(Segment.of(prefix.ids, prefix.labels), segments, prefix.vision)
         prefix = renderer.question_prefix(example.question, image)
         branches = []
         for branch in example.branches:
@@ -105,7 +122,12 @@ class PromptScheme(Scheme):
     def shortened(
         self, renderer: Renderer, example: PromptedExample, image: Image.Image, max_tokens: int
     ) -> PromptedExample:
-        """The example whose answers are read from the leading documents that fit, as inference reads them."""
+        """The example whose answers are read from the leading documents that fit, as inference reads them.
+
+        One with a template has its documents as they are.
+        """
+        if example.template:
+            return example
         room = max_tokens - len(renderer.question_prefix(example.question, image).ids)
 
         def shorten(branch: PromptedBranch) -> PromptedBranch:
@@ -126,7 +148,7 @@ class PromptScheme(Scheme):
 
     def texts(self, example: PromptedExample) -> Iterator[str]:
         """See `Scheme.texts`."""
-        yield example.question
+        yield from (example.template, example.question, example.documents)
         for branch in example.branches:
             yield branch.reply
             for passage in branch.documents:
@@ -134,7 +156,7 @@ class PromptScheme(Scheme):
 
     def has_answer(self, example: PromptedExample) -> bool:
         """See `Scheme.has_answer`."""
-        return any(branch.prompt == "vqa" for branch in example.branches)
+        return not example.template and any(branch.prompt == "vqa" for branch in example.branches)
 
     def ask(self, renderer: Renderer, example: PromptedExample, image: Image.Image) -> AskedAnswer:
         """The first prompt for an answer (`vqa`)."""

@@ -179,3 +179,26 @@ def test_a_distractor_is_never_the_answer(relation: str) -> None:
         text = state(relation, "building", value, rng)
         for part in value.split(" && "):
             assert text.count(part) == 1
+
+
+def test_two_hop_questions_for_training_keep_to_what_training_may_show_and_leave_the_rest_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    build_world(tmp_path, size="tiny", seed=3, two_hop=40, quiet=True)
+    plain, world = Dataset(folder), Dataset(tmp_path)
+    for split in splits(folder):
+        assert world.questions(split) == plain.questions(split)
+    assert filecmp.dircmp(folder / "knowledge", tmp_path / "knowledge").diff_files == []
+    questions = world.questions("two_hop_train")
+    assert len(questions) == 40
+    for question in questions:
+        shown, other = (world.knowledge.get(name) for name in question.entity_ids)
+        assert shown.id.startswith("train-")
+        assert "like" not in shown.id
+        assert not Looks(**world.manifest["looks"][shown.id]).held_out
+        assert other.title in shown.sections[question.evidence[0].section].text
+        stated = [other.sections[each.section].text for each in question.evidence[1:]]
+        assert all(part in text for text in stated for part in question.answers[0].split(" && "))
+        assert question.meta["phrasing"] == "seen"
+        assert (tmp_path / question.image).exists()
+    assert len({(q.text, q.image) for q in questions}) > 20

@@ -1,0 +1,80 @@
+"""The settings of `write_lessons.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from reflectune.core import checks
+from reflectune.core.config import bound_problems, setting
+from reflectune.data_builders.dataset import split_issues
+from reflectune.inference.config import ReadingConfig
+from reflectune.inference.lessons.teacher import FORMS
+from reflectune.models.rendering.turns import Slot, prompt_parts
+
+TAUGHT: Final = ("mi_rag", "pmsr")
+"""The pipelines whose prompts the teacher has replies to."""
+
+
+@dataclass
+class LessonsConfig(ReadingConfig):
+    """Write what an iterative pipeline asks its model, with ideal replies, as training data of scheme plain."""
+
+    output: str = setting("", "folder for the data", check=checks.output_of("reflection.json"))
+    split: str = setting("train", "whose questions; those with evidence are taken", check=checks.split_name)
+    pipelines: list[str] = setting(list(TAUGHT), "whose prompts, of " + ", ".join(TAUGHT))
+    text_index: str = setting("", "index of passages; see retrieval.build_text_index")
+    text_knowledge: str = setting("", "the knowledge base of that index; default: the data set's")
+    query_forms: list[str] = setting(
+        list(FORMS),
+        "how the teacher's query, and MI-RAG's second one, ask for a section: texts with {title} and {heading}",
+    )
+    limit: int | None = setting(None, "questions, drawn by seed; all if unset", low=1)
+    batch_questions: int = setting(32, "questions looked up together", low=1)
+    seed: int = setting(0, "seed of sampling", low=0, high=checks.MOST_SEED)
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        needed = ("output", "split", "base_model", "index")
+        issues = super().problems() + bound_problems(self, LessonsConfig)
+        issues += [f"`{name}` is needed" for name in needed if not getattr(self, name)]
+        issues += split_issues("split", self.dataset, [self.split])
+        unknown = [name for name in self.pipelines if name not in TAUGHT]
+        issues += [f"`pipelines`: no teacher for `{name}`; there is one for {', '.join(TAUGHT)}" for name in unknown]
+        if not self.pipelines or len(set(self.pipelines)) < len(self.pipelines):
+            issues.append(f"`pipelines` should name at least one, each once; found {self.pipelines}")
+        if problem := next(filter(None, map(_form_problem, self.query_forms)), ""):
+            issues.append(f"`query_forms`: {problem}")
+        elif len(self.query_forms) != 2:
+            issues.append(f"`query_forms` are two texts; found {len(self.query_forms)}")
+        if self.reader != "base_model" or self.answerer:
+            issues.append("`reader` and `answerer` mean nothing here: the teacher replies; leave them out")
+        for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
+            if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
+                issues.append(f"`{key}`: {folder} has no {marker}")
+        return issues
+
+    def what_decides(self) -> dict[str, Any]:
+        """The settings that decide what is written; data set, indexes and model are hashed apart."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _ELSEWHERE}
+
+
+def _form_problem(form: str) -> str:
+    """What is wrong with the form of a query; "" if nothing is."""
+    slots = {part.name for part in prompt_parts(form) if isinstance(part, Slot)}
+    if "title" not in slots:
+        return f"`{form}` has no slot {{title}}"
+    if unknown := sorted(slots - {"title", "heading"}):
+        return f"`{form}` has the slot `{unknown[0]}`; it can have `title` and `heading`"
+    return ""
+
+
+_ELSEWHERE: Final = frozenset(
+    (
+        *("dataset", "output", "index", "text_index", "text_knowledge", "base_model", "model", "plain_model"),
+        *("device", "dtype", "token_budget", "keep_images", "dry_run"),
+    )
+)
+"""Where things are, and what changes no lesson."""

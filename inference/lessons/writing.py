@@ -1,0 +1,172 @@
+"""Runs trajectories in which the teacher replies and everything is really searched, and keeps prompts with replies."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.images import load_image
+from reflectune.core.resumable import Row, run_chunks
+from reflectune.core.rows import from_row, to_row
+from reflectune.core.types import Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.reflection_data import Manifest, earlier_manifest, write_examples, write_manifest
+from reflectune.inference.lessons.config import LessonsConfig
+from reflectune.inference.lessons.teacher import Teacher, teacher_of
+from reflectune.inference.operators.models import LocalModel
+from reflectune.inference.operators.requests import Reply, Write, Written
+from reflectune.inference.operators.trajectory import Outcome, TrajectoryPipeline
+from reflectune.inference.operators.vocabulary import Steps
+from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.registry import build_pipeline
+from reflectune.inference.reading.collaborators import open_engine, open_model, open_retriever
+from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
+from reflectune.models.schemes.plain import SCHEME as PLAIN
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
+
+
+def run(config: LessonsConfig) -> None:
+    """Write a split's lessons as the config says; a dry run shows one question's and writes nothing.
+
+    Raises:
+        UserError: No question has evidence, the output folder holds other data, or an image is bad.
+    """
+    dataset = Dataset(Path(config.dataset))
+    questions = _questions(dataset, config)
+    writer = LessonWriter(dataset, config)
+    if config.dry_run:
+        print(f"{len(questions):,} questions of {config.split}; the lessons of the first:")
+        for lesson in writer.lessons(questions[:1]):
+            print(f"  {lesson.source}: {lesson.documents} → {lesson.branches[0].reply}")
+        return
+    output = Path(config.output)
+    target = output / f"{config.split}.parquet"
+    key = writer.fingerprint
+    before = earlier_manifest(output, PLAIN.name, dataset.root).fingerprints
+    if before.get(config.split) == key and target.is_file():
+        print(f"nothing to do: {target} is written")
+        return
+    log_path = output / f".{config.split}.{key}.jsonl"
+
+    def make(chunk: Sequence[Question]) -> Row:
+        return {"lessons": [to_row(lesson) for lesson in writer.lessons(chunk)]}
+
+    chunks = run_chunks(questions, config.batch_questions, make, log_path, key)
+    lessons = [from_row(PromptedExample, row) for chunk in chunks for row in chunk["lessons"]]
+    write_examples(target, lessons, PromptedExample)
+    folders = tuple(str(Path(root).resolve()) for root in dataset.image_roots)
+    write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))
+    log_path.unlink()
+    print(f"{target}: {len(lessons):,} lessons of {len(questions):,} questions")
+    counts = Counter(lesson.source for lesson in lessons)
+    print("\n".join(f"  {name}: {count:,}" for name, count in sorted(counts.items())))
+
+
+def _questions(dataset: Dataset, config: LessonsConfig) -> list[Question]:
+    """Those of the split that can be taught."""
+    questions = dataset.questions(config.split)
+    taught = [question for question in questions if teacher_of(question, dataset.knowledge)]
+    if not taught:
+        raise UserError(f"`split`: no question of {config.split} has an answer and its evidence; name another split")
+    if left_out := len(questions) - len(taught):
+        print(f"{left_out:,} questions of {config.split} have no answer or no evidence and are left out")
+    if config.limit is not None and len(taught) > config.limit:
+        return random.Random(f"{config.seed} {config.split}").sample(taught, config.limit)
+    return taught
+
+
+@dataclass
+class _Lessons:
+    """Those of one trajectory, in order."""
+
+    question: Question
+    image: Image.Image
+    teacher: Teacher
+    written: list[PromptedExample] = field(default_factory=list)
+
+
+class LessonWriter:
+    """Writes the lessons of questions.
+
+    Args:
+        dataset: Images and knowledge base.
+        config: Which pipelines, and how they are set. The base model is the one that is to be taught: of a prompt's
+            documents those are shown that its context holds.
+    """
+
+    def __init__(self, dataset: Dataset, config: LessonsConfig) -> None:
+        self._dataset, self._config = dataset, config
+        loaded = open_model(config, "base_model")
+        engine = open_engine(config, loaded)
+        self._model, self._renderer = LocalModel(engine, config.batch_questions), engine.renderer
+        self._knowledge = KnowledgeBase(config.text_knowledge) if config.text_knowledge else dataset.knowledge
+        texts = (
+            open_text_retriever(config.text_index, self._knowledge, device=config.device) if config.text_index else None
+        )
+        retriever = open_retriever(config, dataset.knowledge)
+        self._parts = Parts(config, dataset.knowledge, engine=engine, retriever=retriever, texts=texts)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that determines the lessons."""
+        config = self._config
+        texts = file_fingerprint(Path(config.text_index, "manifest.json")) if config.text_index else ""
+        parts = [config.what_decides(), self._dataset.fingerprint, config.finder_fingerprint(), texts]
+        return fingerprint([*parts, self._renderer.fingerprint])
+
+    def lessons(self, questions: Sequence[Question]) -> list[PromptedExample]:
+        """The lessons of all pipelines' trajectories, question by question."""
+        images = [load_image(q.image, root=self._dataset.image_roots, needed_by=q.id) for q in questions]
+        by_pipeline = [self._trajectories(name, questions, images) for name in self._config.pipelines]
+        return [lesson for rows in zip(*by_pipeline, strict=True) for row in rows for lesson in row]
+
+    def _trajectories(
+        self, name: str, questions: Sequence[Question], images: Sequence[Image.Image]
+    ) -> list[list[PromptedExample]]:
+        pipeline = build_pipeline(name, self._parts)
+        if not isinstance(pipeline, TrajectoryPipeline):
+            raise ValueError(f"{name} has no trajectory")
+        begun: dict[str, _Lessons] = {}
+        for question, image in zip(questions, images, strict=True):
+            if (teacher := teacher_of(question, self._dataset.knowledge, self._config.query_forms)) is None:
+                raise ValueError(f"question {question.id} has no evidence")
+            begun[question.id] = _Lessons(question, image, teacher)
+        pipeline.guided(lambda question, steps: self._taught(name, begun[question.id], steps)).run(questions, images)
+        return [begun[question.id].written for question in questions]
+
+    def _taught(self, name: str, lessons: _Lessons, steps: Steps[Outcome]) -> Steps[Outcome]:
+        """A trajectory whose model is the teacher; all other steps are carried out."""
+        reply: Reply | None = None
+        while True:
+            try:
+                request = next(steps) if reply is None else steps.send(reply)
+            except StopIteration as ended:
+                outcome: Outcome = ended.value
+                return outcome
+            reply = self._replied(name, lessons, request) if isinstance(request, Write) else (yield request)
+
+    def _replied(self, name: str, lessons: _Lessons, request: Write) -> Written:
+        """The teacher's reply, kept as a lesson if there is one."""
+        prompt = request.prompt
+        shown, rendered = self._model.fit(lessons.image, prompt, request.max_tokens)
+        text = lessons.teacher.reply(request, shown)
+        if text:
+            example = PromptedExample(
+                f"{lessons.question.id} {name} {len(lessons.written)}",
+                lessons.question.image,
+                prompt.texts["question"],
+                (PromptedBranch("vqa", reply=text),),
+                source=f"{name} {request.operator}",
+                template=prompt.template,
+                documents=prompt.text(shown)["documents"],
+            )
+            lessons.written.append(example)
+        return Written(text, shown, len(rendered.ids), len(self._renderer.reply_ids(text)))

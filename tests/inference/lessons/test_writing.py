@@ -1,0 +1,220 @@
+"""Lessons are a pipeline's own prompts: what training reads of them is, token by token, what inference reads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.durable import write_json
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.data_builders.dataset import write_questions
+from reflectune.data_builders.reflection_data import read_examples, read_manifest
+from reflectune.inference.lessons import writing
+from reflectune.inference.lessons.config import LessonsConfig
+from reflectune.inference.operators.models import LocalModel
+from reflectune.inference.operators.requests import Prompt
+from reflectune.inference.pipelines import mi_rag, pmsr
+from reflectune.inference.write_lessons import main
+from reflectune.models.loading import load
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
+from reflectune.models.schemes.plain import SCHEME as PLAIN
+from reflectune.retrieval.build_index import IndexConfig
+from reflectune.retrieval.build_index import run as build_index
+from reflectune.retrieval.knowledge_base import write_knowledge_base
+from reflectune.train.data.examples import load_examples
+from reflectune.train.data.mixture import Part
+
+PROMPTS = {
+    "caption": (mi_rag.DESCRIBE, ()),
+    "queries": (mi_rag.FOLLOW_UP, ("It is made of oak.", " <image> [Relevant] </s> ")),
+    "query": (pmsr.TRAJECTORY, ("It is made of oak.",)),
+    "record": (mi_rag.REASON, ("It is a tower.", "Title e1: H0. It is made of oak.")),
+    "record of nothing": (mi_rag.REASON, ()),
+    "answer": (mi_rag.ANSWER + "Answer in a word.", ("Made of oak.",)),
+}
+
+
+@pytest.mark.parametrize(("template", "documents"), PROMPTS.values(), ids=PROMPTS)
+def test_training_reads_the_tokens_that_inference_reads(
+    checkpoints: SimpleNamespace, pictures: list[Image.Image], template: str, documents: tuple[str, ...]
+) -> None:
+    engine = PrefixEngine(load(checkpoints.base))
+    prompt = Prompt(template, {"question": "What is it made of? "}, documents)
+    shown, rendered = LocalModel(engine, 1).fit(pictures[0], prompt, 8)
+    reply = "## Output\nQuestion: made of oak?"
+    example = PromptedExample(
+        "q",
+        "q.png",
+        prompt.texts["question"],
+        (PromptedBranch("vqa", reply=reply),),
+        template=template,
+        documents=prompt.text(shown)["documents"],
+    )
+
+    tree = PLAIN.encode(engine.renderer, example, pictures[0])
+
+    assert list(tree.prefix.ids) == rendered.ids
+    assert not PLAIN.problem(example)
+    (branch,) = tree.branches
+    assert list(branch.ids) == list(branch.labels) == engine.renderer.reply_ids(reply)
+    assert set(tree.vision) == set(rendered.vision)
+
+
+OAK = Entry(
+    "oak",
+    "Vik Oak",
+    summary="A green oak.",
+    images=("oak.png",),
+    sections=(Section("Size", "It is 9 m tall."), Section("Neighbours", "Beside it stands the Ulm Tower.")),
+)
+TOWER = Entry(
+    "tower",
+    "Ulm Tower",
+    summary="A red tower.",
+    images=("tower.png",),
+    sections=(Section("People", "Ben Roth built it."), Section("Size", "It is 70 m tall.")),
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path, encoder: str, checkpoints: SimpleNamespace) -> Callable[..., LessonsConfig]:
+    root = tmp_path / "world"
+    write_json(root / "dataset.json", {"name": "two", "fingerprint": "f", "image_root": "."})
+    for name, colour in (("oak", "green"), ("tower", "red")):
+        Image.new("RGB", (8, 8), colour).save(root / f"{name}.png")
+    write_knowledge_base(root / "knowledge", [OAK, TOWER], name="two", image_root="..")
+    evidence = (Evidence("oak", 1), Evidence("tower", 0))
+    questions = [
+        Question(f"q{n}", "oak.png", "Who built the tower beside it?", ("Ben Roth",), split="train", evidence=evidence)
+        for n in range(3)
+    ]
+    bare = Question("bare", "oak.png", "Who?", ("Ben",), split="train")
+    write_questions(root, "train", [*questions, bare])
+    build_index(IndexConfig(str(root / "knowledge"), str(tmp_path / "index"), encoder, device="cpu"))
+
+    def make(**changes: Any) -> LessonsConfig:
+        values = {
+            "dataset": str(root),
+            "index": str(tmp_path / "index"),
+            "encoder": encoder,
+            "base_model": checkpoints.base,
+            "output": str(tmp_path / "lessons"),
+            "iterations": 1,
+            "pair_passages": 6,
+            "batch_questions": 2,
+            "device": "cpu",
+            "token_budget": 4096,
+        }
+        return LessonsConfig(**{**values, **changes})
+
+    return make
+
+
+def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(
+    config: Callable[..., LessonsConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    writing.run(config())
+    folder = Path(config().output)
+    told = capsys.readouterr().out
+    lessons = read_examples(folder / "train.parquet", PromptedExample, PLAIN.problem)
+
+    assert "1 questions of train have no answer or no evidence" in told
+    mine = [lesson for lesson in lessons if lesson.id.startswith("q0 mi_rag")]
+    assert [lesson.source for lesson in mine] == [
+        f"mi_rag {operator}" for operator in ("caption", "reason", "rewrite", "reason", "answer")
+    ]
+    assert mine[0].template == mi_rag.DESCRIBE
+    assert mine[1].documents.startswith("A green oak.\n")
+    assert "Ulm Tower: " in mine[1].documents
+    both = "Vik Oak: Beside it stands the Ulm Tower. Ulm Tower: Ben Roth built it."
+    assert [lesson.branches[0].reply for lesson in mine[1:2]] == [both]
+    assert mine[-1].documents == f"{both}\n{both}"
+    assert mine[-1].branches[0].reply == "Ben Roth"
+    assert {lesson.id.split()[1] for lesson in lessons} == {"mi_rag", "pmsr"}
+    examples, _ = load_examples(Part(str(folder), "train"), "plain")
+    assert list(examples) == lessons
+
+
+def test_lessons_are_the_same_in_batches_of_any_size_and_written_once(
+    config: Callable[..., LessonsConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writing.run(config(output=str(tmp_path / "one"), batch_questions=1))
+    writing.run(config(output=str(tmp_path / "three"), batch_questions=3))
+    one, three = (read_examples(tmp_path / name / "train.parquet", PromptedExample) for name in ("one", "three"))
+    assert one == three
+    before = (tmp_path / "one/train.parquet").stat().st_mtime_ns
+    writing.run(config(output=str(tmp_path / "one"), batch_questions=1))
+    assert "nothing to do" in capsys.readouterr().out
+    assert (tmp_path / "one/train.parquet").stat().st_mtime_ns == before
+    assert read_manifest(tmp_path / "one").scheme == "plain"
+
+
+def test_lessons_go_on_where_they_were_cut_off(
+    config: Callable[..., LessonsConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(output=str(tmp_path / "cut"), batch_questions=1)
+    made: list[str] = []
+    lessons = writing.LessonWriter.lessons
+
+    def until_the_third(self: writing.LessonWriter, questions: Any) -> list[PromptedExample]:
+        made.extend(question.id for question in questions)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return lessons(self, questions)
+
+    monkeypatch.setattr(writing.LessonWriter, "lessons", until_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        writing.run(settings)
+    assert not (tmp_path / "cut/train.parquet").exists()
+    writing.run(settings)
+    assert made == ["q0", "q1", "q2", "q2"]
+    writing.run(config(output=str(tmp_path / "whole"), batch_questions=1))
+    cut, whole = (read_examples(tmp_path / name / "train.parquet", PromptedExample) for name in ("cut", "whole"))
+    assert cut == whole
+
+
+def test_questions_without_evidence_teach_nothing(config: Callable[..., LessonsConfig]) -> None:
+    write_questions(Path(config().dataset), "bare", [Question("b", "oak.png", "Who?", ("Ben",), split="bare")])
+    with pytest.raises(UserError, match="no question of bare has an answer and its evidence"):
+        writing.run(config(split="bare"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        pytest.param({"pipelines": ["mrag"]}, "no teacher for `mrag`; there is one for mi_rag, pmsr", id="pipeline"),
+        pytest.param({"pipelines": []}, "at least one", id="no pipeline"),
+        pytest.param({"answerer": "other"}, "the teacher replies", id="answerer"),
+        pytest.param({"query_forms": ["{title}", "{name}"]}, "`{name}` has no slot {title}", id="form"),
+        pytest.param({"query_forms": ["{title} {x}", "{title}"]}, "has the slot `x`", id="slot"),
+        pytest.param({"query_forms": ["{title}"]}, "are two texts; found 1", id="one form"),
+        pytest.param({"base_model": ""}, "`base_model` is needed", id="no model"),
+        pytest.param({"text_index": "nowhere"}, "nowhere has no manifest.json", id="text index"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused(
+    config: Callable[..., LessonsConfig], changes: dict[str, Any], told: str
+) -> None:
+    assert any(told in problem for problem in config(**changes).problems())
+    assert config().problems() == []
+
+
+def test_the_command_shows_one_questions_lessons_and_writes_nothing(
+    config: Callable[..., LessonsConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = config()
+    words = ["dataset", "index", "encoder", "base_model", "output", "iterations", "device"]
+    arguments = [part for name in words for part in (f"--{name}", str(getattr(settings, name)))]
+    monkeypatch.setattr(sys, "argv", ["write_lessons", *arguments, "--pipelines", "mi_rag", "--dry_run", "true"])
+    main()
+    shown = capsys.readouterr().out
+    assert "mi_rag caption:  → A green oak." in shown
+    assert not Path(settings.output).exists()
