@@ -89,7 +89,7 @@ def _pipeline(name: str, evaluations: Sequence[Mapping[str, Any]]) -> Record:
             if column != OVERALL
         },
         "lead": [content["comparisons"].get(f"{name} - {BEST_BASELINE}") for content in ran],
-        "costs": {cost: mean_if_all([content["costs"][name][cost] for content in ran]) for cost in COSTS},
+        "costs": {cost: mean_if_all([content["costs"][name].get(cost) for content in ran]) for cost in COSTS},
         "trajectories": [content["trajectories"][name] for content in ran if name in content["trajectories"]],
     }
 

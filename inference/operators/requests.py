@@ -73,6 +73,8 @@ class Written:
         tokens: Tokens of the reply.
         finished: Whether it ended by itself.
         score: Geometric mean probability of the reply's tokens and the end token; None where it isn't known.
+        shared: How many of the prompt's tokens, from its beginning, every step about the picture begins with, so that
+            they are read once; None where that isn't known: behind a server.
     """
 
     text: str
@@ -81,6 +83,7 @@ class Written:
     tokens: int = 0
     finished: bool = True
     score: float | None = None
+    shared: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,12 +115,13 @@ class JudgeEach(Judging):
 
 @dataclass(frozen=True)
 class Judged:
-    """P(yes) and P(no), in the full softmax over the reply's first token; and what was read for them."""
+    """P(yes) and P(no), in the full softmax over the reply's first token; and what was read, as in `Written`."""
 
     yes: float
     no: float
     shown: int = 0
     read: int = 0
+    shared: int | None = None
 
     @property
     def share(self) -> float:
@@ -132,10 +136,18 @@ class JudgedEach:
     Attributes:
         each: In the documents' order; `read` counts the tokens that were read for one alone.
         read: Tokens that were read for all of them together.
+        shared: As in `Written`.
     """
 
     each: tuple[Judged, ...] = ()
     read: int = 0
+    shared: int | None = None
+
+    @property
+    def read_apart(self) -> int:
+        """Tokens of as many prompts as documents were shown, each read from its beginning."""
+        alone = sum(judged.read for judged in self.each)
+        return (self.read - alone) * sum(judged.shown for judged in self.each) + alone
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class Outcome:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-_COUNTED = ("generated", "read", "calls", "searches", "documents_read", "iterations")
+_COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_read", "iterations")
 
 
 @dataclass
@@ -119,6 +119,7 @@ class _Course:
     hits: dict[tuple[str, str], Hit] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     tokens: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
+    begun: set[tuple[object, ...]] = dataclasses.field(default_factory=set)
     outcome: Outcome | None = None
 
     def go_on(self, reply: Reply | None) -> None:
@@ -163,6 +164,7 @@ class TrajectoryPipeline:
             replies, seconds = self._replies(f"{batch} {number}", chosen, requests)
             for course, request, reply in zip(chosen, requests, replies, strict=True):
                 _note(course, request, reply, seconds / len(chosen))
+                self._count_computed(course, request, reply)
                 course.go_on(reply)
             number += 1
         return [_trace(self.name, course) for course in courses]
@@ -179,6 +181,20 @@ class TrajectoryPipeline:
         if self._journal is not None:
             self._journal.put(key, requests, replies, seconds)
         return replies, seconds
+
+    def _count_computed(self, course: _Course, request: Request, reply: Reply) -> None:
+        """Count the tokens that a step made a model read: what its prompts about a picture share, with the first one.
+
+        Where that isn't known, as behind a server that may keep prefixes or not, the count is dropped for good.
+        """
+        if not isinstance(reply, (Written, Judged, JudgedEach)) or not isinstance(request, (Write, Judging)):
+            return
+        if reply.shared is None:
+            course.tokens.pop("computed", None)
+        elif "computed" in course.tokens:
+            beginning = (id(self._tools.models[request.model]), request.prompt.system, reply.shared)
+            course.tokens["computed"] += reply.read - (reply.shared if beginning in course.begun else 0)
+            course.begun.add(beginning)
 
     def _carry_out(self, images: Sequence[Image.Image], requests: Sequence[Request]) -> Sequence[Reply]:
         first = requests[0]
@@ -260,7 +276,7 @@ def _note(course: _Course, request: Request, reply: Reply, seconds: float) -> No
     elif isinstance(reply, JudgedEach):
         shown = sum(judged.shown for judged in reply.each)
         counts["calls"] += len(reply.each)
-        counts["read"] += reply.read
+        counts["read"] += reply.read_apart
         counts["documents_read"] += shown
         each = tuple(judged.yes for judged in reply.each)
         step = dataclasses.replace(step, each=each, shown=shown, read=reply.read)

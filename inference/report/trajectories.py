@@ -17,6 +17,7 @@ COST_HEADS = {
     "calls": "model calls",
     "searches": "searches",
     "read": "tokens read",
+    "computed": "tokens computed",
     "generated": "tokens written",
     "seconds": "seconds",
 }
@@ -36,8 +37,9 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
         if name != "best_baseline"
     ]
     caption = (
-        "Of a question, on average. Tokens read are counted as if every prompt were read from its beginning; what a "
-        "question's prompts share is read once. Seconds are of a batch, shared equally."
+        "Of a question, on average. Tokens read are those of all prompts, each from its beginning, as a loop of calls "
+        "reads them. What a question's prompts begin with is read once here: that is how tokens computed are "
+        "counted (not known behind a server). Seconds are of a batch, shared equally."
     )
     tables = [Table(["pipeline", *COST_HEADS.values()], rows, caption)]
     notes = []

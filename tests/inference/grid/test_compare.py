@@ -60,7 +60,7 @@ def test_the_front_is_what_nobody_beats_and_undercuts() -> None:
 
 def test_the_page_says_all_of_it() -> None:
     text = page(compared({"one": FIRST, "two": SECOND}))
-    assert "| pmsr | 60.0 (60.0 to 60.0) | +20.0 (+10.0 to +30.0) | 1 | 1 | 1 | 2,000 | 1 | 1 |" in text
+    assert "| pmsr | 60.0 (60.0 to 60.0) | +20.0 (+10.0 to +30.0) | 1 | 1 | 1 | 2,000 | 1 | 1 | 1 |" in text
     assert "| naive | 40.0 (30.0 to 50.0) | – |" in text
     assert "by tokens read pmsr, naive" in text
     assert "| 0 | 80.0 (70.0 to 90.0) | 40.0 (30.0 to 50.0) |" in text
