@@ -186,6 +186,17 @@ class TrajectoryConfig:
     think: bool = setting(
         False, "ReAG: have the model think before it answers, as its released one does; else a short answer"
     )
+    question_tokens: int = setting(
+        0,
+        "iterative: tokens, read and written, after which a question is answered from what there is; 0: any",
+        low=0,
+    )
+    run_tokens: int = setting(
+        0, "iterative: the same of all replies of the server's model; a higher limit goes on where it ended", low=0
+    )
+    run_cost: float = setting(
+        0.0, "iterative: the same in money, by llm_input_price and llm_output_price; 0: no limit", low=0
+    )
     identification_weight: float = setting(0.5, "IBA: α, of how likely the entity is in the picture", low=0)
     similarity_weight: float = setting(0.5, "IBA: β, of the picture's similarity to the entry", low=0)
     rerank_weight: float = setting(1.0, "IBA: γ, of the reranker's score, scaled to [0, 1]", low=0)

@@ -122,6 +122,7 @@ class Trace:
         fallback: How a question was answered for which nothing was judged relevant; "" if that did not happen.
         steps: An iterative pipeline's trajectory, in order; empty for others.
         ended: Why that trajectory ended.
+        limit: The budget that ended it, by its key in the config; empty if none did.
         seconds: Wall-clock seconds per step, this question's share of its batch.
         tokens: Counts per step, e.g. `{"generated": 4}`.
         error: Why the question could not be answered; "" if it could.
@@ -142,6 +143,7 @@ class Trace:
     fallback: str = ""
     steps: tuple[Step, ...] = ()
     ended: str = ""
+    limit: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     tokens: Mapping[str, int] = field(default_factory=dict)
     error: str = ""

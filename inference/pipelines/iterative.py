@@ -9,6 +9,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.inference.config import SERVER, ReadingConfig
 from reflectune.inference.operators import parsing
+from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, knowledge_bases, reranked
@@ -128,7 +129,7 @@ def iterative_recipe(
         most = {"texts": config.text_passages if parts.texts else 0, "pairs": config.pair_passages}
         budgets = {base: number for base, number in most.items() if number}
         rank = functools.partial(reranked, reranker=needed(parts.reranker)) if reranks else None
-        tools = Tools(reading_models(parts), bases.search, bases.embed, rank)
+        tools = Tools(reading_models(parts), bases.search, bases.embed, rank, Budget.of(config, parts.remote))
         return TrajectoryPipeline(name, make(config, budgets), tools, parts.journal)
 
     recipe = Recipe(

@@ -10,12 +10,14 @@ record.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.config import Scope
 from reflectune.inference.operators import parsing
+from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.trajectory import Outcome
 from reflectune.inference.operators.vocabulary import Steps, liken, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import Budgets, answer_instruction, expanded, iterative_recipe, split
@@ -67,20 +69,41 @@ class Pmsr:
     def __call__(self, question: Question) -> Steps[Outcome]:
         """The steps."""
         asked = {"question": question.text}
+        records: list[str] = []
+        passages: dict[str, Passage] = {}
+        repeats = False
+        with contextlib.suppress(BudgetSpent):
+            repeats = yield from self._search(question, records, passages)
+        template = ANSWER + answer_instruction(question, detailed=self.detailed)
+        answer = yield from write(
+            "answer",
+            max(len(records) - 1, 0),
+            template,
+            asked,
+            documents=records or texts_of(list(passages.values())),
+            max_tokens=self.max_answer,
+            model="answerer",
+        )
+        ended = REPEATS if repeats else f"after {self.iterations} iterations"
+        return Outcome(answer.text, ended, answer.score, tuple(passages.values()))
+
+    def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
+        """Search and reason; records and passages are added to those given, and stay if a budget cuts this short.
+
+        Returns:
+            Whether it ended since queries repeat.
+        """
+        asked = {"question": question.text}
         described = yield from write("caption", 0, DESCRIBE, asked, max_tokens=self.max_record)
         queries = [expanded(question.text, described.text)]
-        records: list[str] = []
         earlier: list[str] = []
-        passages: dict[str, Passage] = {}
-        ended = f"after {self.iterations} iterations"
         for iteration in range(self.iterations + 1):
             if iteration:
                 queries = yield from self._queries(iteration, question, records)
                 compared = [self._compared(query, question) for query in queries]
                 alike = yield from liken(iteration, compared, earlier)
                 if max(alike.highest, default=-1.0) >= self.saturation:
-                    ended = REPEATS
-                    break
+                    return True
             earlier += [self._compared(query, question) for query in queries]
             found = merge((yield from search(iteration, queries, split(self.budgets, [1] * len(queries)))))
             passages |= {passage.id: passage for passage in found}
@@ -89,11 +112,7 @@ class Pmsr:
                 "reason", iteration, REASON, asked, documents=documents, max_tokens=self.max_record
             )
             records.append(record.text)
-        template = ANSWER + answer_instruction(question, detailed=self.detailed)
-        answer = yield from write(
-            "answer", len(records) - 1, template, asked, documents=records, max_tokens=self.max_answer, model="answerer"
-        )
-        return Outcome(answer.text, ended, answer.score, tuple(passages.values()))
+        return False
 
     def _queries(self, iteration: int, question: Question, records: list[str]) -> Steps[list[str]]:
         """The queries of both scopes; that of the record alone if the model's reply holds no other."""

@@ -19,9 +19,11 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.resumable import Row
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import SERVER, ModelRole
+from reflectune.inference.operators.budget import Budget, outgrown
 from reflectune.inference.operators.journal import Journal, remove_journal
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.recipe import Parts
@@ -181,7 +183,7 @@ def _answer(
             models.append(facts)
         for name in names:
             determined = _fingerprint(name, config, dataset, models, ready)
-            with _journal(config, name, determined) as journal:
+            with _journal(config, name, determined, traces) as journal:
                 traces[name] = run_pipeline(
                     name,
                     functools.partial(build_pipeline, name, dataclasses.replace(ready, journal=journal)),
@@ -191,6 +193,7 @@ def _answer(
                     fingerprint=determined,
                     batch_questions=config.batch_questions,
                     on_error=config.on_error,
+                    reopen=functools.partial(_outgrown, Budget.of(config, None).limits),
                 )
         del ready
         gc.collect()
@@ -198,17 +201,27 @@ def _answer(
 
 
 @contextmanager
-def _journal(config: EvaluateConfig, name: str, determined: str) -> Iterator[Journal | None]:
-    """The journal of an iterative pipeline, which is deleted when all its questions have been answered."""
+def _journal(
+    config: EvaluateConfig, name: str, determined: str, traces: Mapping[str, Mapping[str, Trace]]
+) -> Iterator[Journal | None]:
+    """The journal of an iterative pipeline, which is deleted when all its questions have been answered.
+
+    It stays where a budget has ended trajectories, which a higher one goes on with.
+    """
     if not find_recipe(name).is_iterative:
         yield None
         return
     launch, folder = processes(), Path(config.output, "traces", "journal")
-    with Journal(folder, name, determined, launch.index) as journal:
+    with Journal(folder, name, determined, launch.index, Budget.of(config, None).limits) as journal:
         yield journal
     launch.wait()
-    if launch.index == 0:
+    if launch.index == 0 and not any(trace.limit for trace in traces[name].values()):
         remove_journal(folder, name)
+
+
+def _outgrown(limits: Mapping[str, float], row: Row) -> bool:
+    """Whether a trace was ended by a budget that has been raised since."""
+    return outgrown(row.get("limit", {}), limits)
 
 
 def _reads_texts(name: str, config: EvaluateConfig) -> bool:

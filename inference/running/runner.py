@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.core.resumable import Processes, Row, run_to_file
+from reflectune.core.resumable import Processes, Row, drop_rows, run_to_file
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import image_roots
 from reflectune.inference.pipelines.base import Pipeline
@@ -30,6 +30,7 @@ def run_pipeline(
     fingerprint: str,
     batch_questions: int,
     on_error: Literal["stop", "skip"],
+    reopen: Callable[[Row], bool] = lambda row: False,
 ) -> dict[str, Trace]:
     """Answer all questions that are not answered yet; return all traces, by question id.
 
@@ -45,6 +46,7 @@ def run_pipeline(
         fingerprint: Hash of everything that determines an answer.
         batch_questions: Questions in a batch.
         on_error: What to do with a question whose image or text is bad.
+        reopen: Which of the traces that are there don't count: those that a budget ended which is higher now.
 
     Raises:
         UserError: Two questions share an id, a question is bad (and `on_error` is "stop"), or `folder` holds traces
@@ -60,7 +62,11 @@ def run_pipeline(
         traces += [Trace(question_id=key, pipeline=name, error=message) for key, message in errors.items()]
         return ((trace.question_id, to_row(trace)) for trace in traces)
 
-    rows, _ = run_to_file(folder / f"{name}.jsonl", ordered, answer, fingerprint, batch_questions, processes())
+    launch, path = processes(), folder / f"{name}.jsonl"
+    if launch.index == 0:
+        drop_rows(path, fingerprint, reopen)
+    launch.wait()
+    rows, _ = run_to_file(path, ordered, answer, fingerprint, batch_questions, launch)
     return {question.id: from_row(rows[question.id]) for question in ordered}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,7 @@ def notices(
     told += _left_out(questions, traces, metrics, measure)
     told += _reflection(traces, metrics["reflection"])
     told += _nothing_found(traces)
+    told += _cut_short(traces)
     told += _failures(traces)
     return told
 
@@ -120,6 +122,20 @@ def _nothing_found(traces: Traces) -> list[str]:
     searched = [trace for trace in traces.get("retrieval", {}).values() if trace.retrieved]
     count = sum(not trace.hits for trace in searched)
     return [f"For {count} of {len(searched)} questions no entry was found."] if count else []
+
+
+def _cut_short(traces: Traces) -> list[str]:
+    """How many trajectories a budget ended, by pipeline."""
+    told = []
+    for name, pipeline_traces in traces.items():
+        ended = Counter(trace.ended for trace in pipeline_traces.values() if trace.limit)
+        if ended:
+            reasons = "; ".join(f"{reason}: {count}" for reason, count in ended.most_common())
+            told.append(
+                f"{name}: {ended.total()} of {len(pipeline_traces)} questions were answered from what there was when a "
+                f"budget was used up ({reasons}). With a higher one the same command goes on with them."
+            )
+    return told
 
 
 def _failures(traces: Traces) -> list[str]:
