@@ -15,6 +15,7 @@ from reflectune.models.schemes.registry import reflecting_schemes
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
+from reflectune.retrieval.retrievers.joint import OnFailure
 from reflectune.retrieval.retrievers.queries import Target
 
 Fallback = Literal["best_product", "random", "closed_book", "abstain"]
@@ -185,6 +186,9 @@ class TrajectoryConfig:
     )
     think: bool = setting(
         False, "ReAG: have the model think before it answers, as its released one does; else a short answer"
+    )
+    base_failure: OnFailure = setting(
+        "stop", "iterative: a knowledge base that can't be searched: stop, or degrade: go on without it, and say so"
     )
     question_tokens: int = setting(
         0,

@@ -80,6 +80,7 @@ class Step:
         text: What the model wrote.
         queries: What was searched with.
         found: What was found.
+        missing: By the name of each knowledge base that failed, why; it found nothing.
         probability: P(yes) of a judgement, in the full softmax; of `liken` the highest similarity.
         each: Where documents were judged or reranked each alone: P(yes), or the score, of each, in their order.
         shown: How many of the documents given the model's context held.
@@ -93,6 +94,7 @@ class Step:
     text: str = ""
     queries: tuple[str, ...] = ()
     found: tuple[FoundPassage, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
     probability: float | None = None
     each: tuple[float, ...] = ()
     shown: int = 0

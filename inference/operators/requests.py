@@ -173,9 +173,15 @@ class Search:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """What was found: for each query, by the name of each knowledge base searched, its passages, best first."""
+    """What was found.
+
+    Attributes:
+        hits: For each query, by the name of each knowledge base searched, its passages, best first.
+        missing: By the name of each knowledge base that failed and may, why; it found nothing for some of the queries.
+    """
 
     hits: tuple[Mapping[str, tuple[PassageHit, ...]], ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

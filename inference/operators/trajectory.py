@@ -310,7 +310,9 @@ def _note(course: _Course, request: Request, reply: Reply, seconds: float) -> No
         step = dataclasses.replace(step, probability=reply.yes)
     elif isinstance(reply, Retrieved) and isinstance(request, Search):
         counts["searches"] += len(request.queries)
-        step = dataclasses.replace(step, queries=request.queries, found=_found(reply))
+        step = dataclasses.replace(step, queries=request.queries, found=_found(reply), missing=reply.missing)
+        if reply.missing:
+            counts["searches_failed"] = counts.get("searches_failed", 0) + 1
         for hit in (hit for by_base in reply.hits for hits in by_base.values() for hit in hits):
             _keep_best(course.hits, hit)
     elif isinstance(reply, JudgedEach):

@@ -138,7 +138,9 @@ def mrag_recipe(
         config = parts.config
         weights = modality_weights(config.query_modality, config.entry_modality)
         reranker = needed(parts.reranker) if config.unit == "passage" else None
-        entries = EntryDocuments(entry_retriever(name, parts), parts.knowledge, weights, reranker, config.lead)
+        entries = EntryDocuments(
+            entry_retriever(name, parts), parts.knowledge, weights, reranker, config.lead, config.base_failure
+        )
         tools = Tools(reading_models(parts), entries.search, budget=Budget.of(config, parts.remote))
         return TrajectoryPipeline(name, make(config), tools, parts.journal)
 

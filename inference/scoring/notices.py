@@ -65,6 +65,7 @@ def notices(
     told += _reflection(traces, metrics["reflection"])
     told += _nothing_found(traces)
     told += _cut_short(traces)
+    told += _searched_in_vain(traces)
     told += _failures(traces)
     return told
 
@@ -134,6 +135,21 @@ def _cut_short(traces: Traces) -> list[str]:
             told.append(
                 f"{name}: {ended.total()} of {len(pipeline_traces)} questions were answered from what there was when a "
                 f"budget was used up ({reasons}). With a higher one the same command goes on with them."
+            )
+    return told
+
+
+def _searched_in_vain(traces: Traces) -> list[str]:
+    """How many searches went without a knowledge base that failed, by pipeline and base."""
+    told = []
+    for name, pipeline_traces in traces.items():
+        searches = [step for trace in pipeline_traces.values() for step in trace.steps if step.operator == "search"]
+        for base in sorted({base for step in searches for base in step.missing}):
+            failed = [step for step in searches if base in step.missing]
+            questions = sum(any(base in step.missing for step in trace.steps) for trace in pipeline_traces.values())
+            told.append(
+                f"{name}: {len(failed)} of {len(searches)} searches, of {questions} questions, went without the "
+                f"knowledge base `{base}`, which failed: {failed[0].missing[base]}"
             )
     return told
 
