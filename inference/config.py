@@ -187,6 +187,8 @@ class TrajectoryConfig:
     think: bool = setting(
         False, "ReAG: have the model think before it answers, as its released one does; else a short answer"
     )
+    noise: int = setting(0, "MI-RAG, PMSR: irrelevant passages among the records, drawn by `noise_seed`", low=0)
+    noise_seed: int = setting(0, "MI-RAG, PMSR: seed of the irrelevant passages and of their places", low=0)
     base_failure: OnFailure = setting(
         "stop", "iterative: a knowledge base that can't be searched: stop, or degrade: go on without it, and say so"
     )

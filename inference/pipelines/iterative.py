@@ -15,6 +15,7 @@ from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Outcome, Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import Steps
+from reflectune.inference.pipelines.noise import drawn_passages, with_noise
 from reflectune.inference.pipelines.recipe import Parts, Recipe, knowledge_based, needed
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
@@ -109,6 +110,7 @@ def iterative_recipe(
     pair_text: PairText = "section",
     by_picture: bool = False,
     reranks: bool = False,
+    has_records: bool = False,
 ) -> Mapping[str, Recipe]:
     """The recipe of an iterative pipeline: it reads with the base model, without training.
 
@@ -120,6 +122,7 @@ def iterative_recipe(
         pair_text: What stands beside a pair's image.
         by_picture: Whether pairs are searched by the picture alone.
         reranks: Whether it has passages compared by the config's reranker.
+        has_records: Whether it keeps records, among which irrelevant passages may be put.
     """
 
     def build(name: str, parts: Parts) -> TrajectoryPipeline:
@@ -130,7 +133,11 @@ def iterative_recipe(
         budgets = {base: number for base, number in most.items() if number}
         rank = functools.partial(reranked, reranker=needed(parts.reranker)) if reranks else None
         tools = Tools(reading_models(parts), bases.search, bases.embed, rank, Budget.of(config, parts.remote))
-        return TrajectoryPipeline(name, make(config, budgets), tools, parts.journal)
+        trajectory = make(config, budgets)
+        if has_records and config.noise:
+            drawn = drawn_passages(parts.knowledge, config.noise, config.noise_seed, config.lead)
+            trajectory = with_noise(trajectory, drawn, config.noise_seed)
+        return TrajectoryPipeline(name, trajectory, tools, parts.journal)
 
     recipe = Recipe(
         build,
@@ -141,5 +148,6 @@ def iterative_recipe(
         form=name,
         is_iterative=True,
         reranks=reranks,
+        variants=("noise", "noise_seed") if has_records else (),
     )
     return {name: recipe}

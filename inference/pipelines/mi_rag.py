@@ -115,4 +115,5 @@ RECIPES = iterative_recipe(
     lambda config, budgets: MiRag(
         config.iterations, budgets, config.max_new_tokens, config.max_record_tokens, config.detailed_answer
     ),
+    has_records=True,
 )

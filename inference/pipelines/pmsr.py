@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.config import Scope
+from reflectune.inference.config import ReadingConfig, Scope
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.trajectory import Outcome
@@ -40,6 +41,8 @@ Question: the question.
 """The trajectory's query. The paper's figure A2 is a picture; these words follow its description in A.2."""
 
 REPEATS = "queries repeat"
+NEVER = 2.0
+"""No similarity is as high: `pmsr_fixed` always takes all iterations, which says what the stop saves."""
 
 
 @dataclass(frozen=True)
@@ -131,18 +134,14 @@ class Pmsr:
         return query.removeprefix(expanded(question.text, "").rstrip()).strip() if self.strip_question else query
 
 
-RECIPES = iterative_recipe(
-    "pmsr",
-    lambda config, budgets: Pmsr(
-        config.iterations,
-        budgets,
-        config.saturation,
-        config.max_new_tokens,
-        config.max_record_tokens,
-        config.scopes,
-        config.strip_question,
-        config.detailed_answer,
-    ),
-    ("saturation", "scopes", "strip_question"),
-    pair_text="summary",
-)
+def _make(config: ReadingConfig, budgets: Budgets, saturation: float) -> Pmsr:
+    longest = config.max_new_tokens, config.max_record_tokens
+    scopes, strip = config.scopes, config.strip_question
+    return Pmsr(config.iterations, budgets, saturation, *longest, scopes, strip, config.detailed_answer)
+
+
+_BOTH = partial(iterative_recipe, pair_text="summary", has_records=True)
+RECIPES = {
+    **_BOTH("pmsr", lambda c, budgets: _make(c, budgets, c.saturation), ("saturation", "scopes", "strip_question")),
+    **_BOTH("pmsr_fixed", lambda c, budgets: _make(c, budgets, NEVER), ("scopes", "strip_question")),
+}

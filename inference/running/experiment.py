@@ -26,7 +26,7 @@ from reflectune.inference.config import SERVER, ModelRole
 from reflectune.inference.operators.budget import Budget, outgrown
 from reflectune.inference.operators.journal import Journal, remove_journal
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.recipe import Parts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, stages_for
 from reflectune.inference.reading.collaborators import (
     open_engine,
@@ -274,9 +274,15 @@ def _fingerprint(
             **({"reranker": parts.reranker.fingerprint} if parts.reranker and recipe.reranks else {}),
             **({"base_model": hashes["base_model"]} if recipe.answered_by_base(config) else {}),
             **({"answerer": hashes.get("answerer", SERVER)} if recipe.answerer(config) else {}),
-            "settings": {setting: getattr(config, setting) for setting in settings},
+            "settings": {setting: getattr(config, setting) for setting in (*settings, *_varied(config, recipe))},
         }
     )
+
+
+def _varied(config: EvaluateConfig, recipe: Recipe) -> list[str]:
+    """The settings of a recipe's variants, those that aren't at their defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    return [name for name in recipe.variants if getattr(config, name) != defaults[name]]
 
 
 def _server(config: EvaluateConfig) -> Any:
