@@ -17,6 +17,7 @@ from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.retrievers.joint import OnFailure
 from reflectune.retrieval.retrievers.queries import Target
+from reflectune.retrieval.web.config import WebConfig
 
 Fallback = Literal["best_product", "random", "closed_book", "abstain"]
 Scope = Literal["both", "record", "trajectory"]
@@ -128,7 +129,7 @@ def answerer_name(value: str) -> str:
 
 
 @dataclass
-class TrajectoryConfig:
+class TrajectoryConfig(WebConfig):
     """How far an iterative pipeline goes, and how much it reads on the way; a command's config inherits these keys."""
 
     iterations: int = setting(4, "MI-RAG, PMSR: searches after the first one, at most", low=0)
@@ -187,6 +188,9 @@ class TrajectoryConfig:
     think: bool = setting(
         False, "ReAG: have the model think before it answers, as its released one does; else a short answer"
     )
+    condense_above: int = setting(
+        400, "pmsr_web: a record's query of more characters is written anew for the search tool", low=0
+    )
     noise: int = setting(0, "MI-RAG, PMSR: irrelevant passages among the records, drawn by `noise_seed`", low=0)
     noise_seed: int = setting(0, "MI-RAG, PMSR: seed of the irrelevant passages and of their places", low=0)
     base_failure: OnFailure = setting(
@@ -223,4 +227,7 @@ class ReadingConfig(TrajectoryConfig, PipelineConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        return super().problems() + bound_problems(self, ReadingConfig) + bound_problems(self, TrajectoryConfig)
+        issues = super().problems() + self.web_problems()
+        return issues + [
+            each for kind in (ReadingConfig, TrajectoryConfig, WebConfig) for each in bound_problems(self, kind)
+        ]

@@ -75,7 +75,8 @@ class Step:
     """One step of an iterative pipeline's trajectory.
 
     Attributes:
-        operator: `caption`, `rewrite`, `search`, `rerank`, `judge`, `reason`, `liken`, `answer`, `verify` or `extract`.
+        operator: `caption`, `rewrite`, `search`, `rerank`, `judge`, `reason`, `summarize`, `liken`, `answer`, `verify`
+            or `extract`.
         iteration: From 0.
         text: What the model wrote.
         queries: What was searched with.

@@ -12,9 +12,9 @@ from reflectune.retrieval.hits import PassageHit
 
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom of a part of a picture, as shares of its width and height."""
-Writing = Literal["caption", "rewrite", "rerank", "reason", "answer", "verify", "extract"]
+Writing = Literal["caption", "rewrite", "rerank", "reason", "summarize", "answer", "verify", "extract"]
 """The operators by which a model writes: describe the picture, make queries, order documents, sum up what was found,
-answer, check an answer, shorten it."""
+or one page of it, answer, check an answer, shorten it."""
 ModelName = Literal["reader", "answerer"]
 """The models of a pipeline: the one that reads, writes queries and reasons, and the one that answers from it."""
 

@@ -24,6 +24,7 @@ from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFail
 from reflectune.retrieval.retrievers.queries import Query, Weights, equation_7
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 from reflectune.retrieval.retrievers.two_stage import PassagesInside, Summaries, article_of
+from reflectune.retrieval.web.pages import Pages, SearchTool
 
 ENTRIES: Final = "entries"
 """The base of entries that are a document each."""
@@ -75,6 +76,7 @@ def knowledge_bases(
     pair_text: PairText,
     *,
     by_picture: bool = False,
+    tool: SearchTool | None = None,
 ) -> KnowledgeBases:
     """The bases that a config names an index of.
 
@@ -89,6 +91,7 @@ def knowledge_bases(
         pair_text: What stands beside a pair's image.
         by_picture: Whether pairs are searched by the picture alone: ranked by equation 3 of mR²AG, as for the pipelines
             that retrieve once.
+        tool: A search tool that is searched beside them, as the base `web`.
     """
     weights = None if by_picture else equation_7(config.text_weight)
 
@@ -100,7 +103,8 @@ def knowledge_bases(
         if pair_text == "summary"
         else PassagesInside("pairs", entries, passages_of, entries=config.top_n, weights=weights)
     )
-    searchers = [pairs] if texts is None else [Texts("texts", texts), pairs]
+    searchers: list[Searcher] = [pairs] if texts is None else [Texts("texts", texts), pairs]
+    searchers += [Pages(tool)] if tool is not None else []
     joint = JointSearch(searchers, on_failure=config.base_failure)
     return KnowledgeBases(joint, texts.embed if texts is not None else entries.embed)
 

@@ -62,6 +62,9 @@ class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
         iterative = [name for name, recipe in recipes.items() if recipe.is_iterative]
         if iterative and self.ranked_entities:
             issues.append(f"`index` is needed by {', '.join(iterative)}: ranked entities can't be searched with texts")
+        asking_web = [name for name, recipe in recipes.items() if recipe.searches_web]
+        if asking_web and not (self.web_url or self.text_index):
+            issues.append(f"`text_index` is needed by {', '.join(asking_web)}, or `web_url`: one of them finds pages")
         reading_texts = [name for name, recipe in recipes.items() if recipe.searches_text]
         if reading_texts and not self.text_index:
             issues.append(f"`text_index` is needed by {', '.join(reading_texts)}: build one with build_text_index")

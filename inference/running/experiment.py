@@ -46,6 +46,7 @@ from reflectune.inference.trace import Trace
 from reflectune.models.remote.client import RemoteModel
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
+from reflectune.retrieval.web.server import ServedPages
 
 Plan = dict[str, list[Question]]
 
@@ -74,9 +75,10 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         retriever=open_retriever(config, dataset.knowledge) if config.finds_entries else None,
         reranker=open_reranker(config) if any(find_recipe(name).reranks for name in planned) else None,
         texts=_open_texts(config, dataset, device) if any(_reads_texts(name, config) for name in planned) else None,
+        text_knowledge=KnowledgeBase(config.text_knowledge) if config.text_knowledge else None,
     )
-    with _remote(config, planned) as remote:
-        traces, models = _answer(config, dataset, dataclasses.replace(parts, remote=remote), planned)
+    with _remote(config, planned) as remote, _pages(config, planned) as pages:
+        traces, models = _answer(config, dataset, dataclasses.replace(parts, remote=remote, pages=pages), planned)
     if not state.is_main_process:
         return {}
     metrics = {
@@ -297,12 +299,25 @@ def _remote(config: EvaluateConfig, planned: Iterable[str]) -> Iterator[RemoteMo
     if not any(find_recipe(name).asks_server(config) for name in planned):
         yield None
         return
-    replies = Path(config.llm_cache or Path(config.output, "replies.jsonl"))
-    launch = processes()
-    own = replies if launch.index == 0 else replies.with_suffix(f".{launch.index}{replies.suffix}")
-    with RemoteModel(config.endpoint(), own) as model:
+    with RemoteModel(config.endpoint(), _own(Path(config.llm_cache or Path(config.output, "replies.jsonl")))) as model:
         yield model
     print(model.summary())
+
+
+@contextmanager
+def _pages(config: EvaluateConfig, planned: Iterable[str]) -> Iterator[ServedPages | None]:
+    """The search server, if one is named and a pipeline asks it; what it finds is kept in a file of this process."""
+    if not config.web_url or not any(find_recipe(name).searches_web for name in planned):
+        yield None
+        return
+    with ServedPages(config.web_endpoint(), _own(Path(config.output, "pages.jsonl"))) as pages:
+        yield pages
+
+
+def _own(path: Path) -> Path:
+    """This process's file of replies."""
+    index = processes().index
+    return path if index == 0 else path.with_suffix(f".{index}{path.suffix}")
 
 
 def _name(dataset: Dataset) -> str:
