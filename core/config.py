@@ -151,10 +151,17 @@ def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, .
 def read_config(kind: type[Value], path: str | Path, **changes: str) -> Value:
     """Read a YAML file into a config, with some keys changed: a command that runs others by their files.
 
+    Args:
+        kind: The config.
+        path: The file.
+        **changes: Values as a command line has them; those of a list are separated by commas.
+
     Raises:
         UserError: As `parse_config`.
     """
-    flags = [text for name, value in changes.items() for text in (f"--{name}", value)]
+    lists = {name for name, hint in typing.get_type_hints(kind).items() if typing.get_origin(hint) is list}
+    values = {name: value.split(",") if name in lists else [value] for name, value in changes.items()}
+    flags = [text for name, texts in values.items() for text in (f"--{name}", *texts)]
     (config,) = parse_config(kind, argv=["--config", str(path), *flags])
     value: Value = config
     return value

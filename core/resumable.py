@@ -206,6 +206,26 @@ def unique_ids(items: Iterable[Any]) -> list[str]:
     return ids
 
 
+def drop_rows(path: Path, fingerprint: str, unwanted: Callable[[Row], bool]) -> None:
+    """Take rows out of a file of `run_to_file` and the logs beside it, so that they are made again.
+
+    Args:
+        path: The file; it need not be there.
+        fingerprint: Hash of everything that determines a row.
+        unwanted: Which rows.
+
+    Raises:
+        UserError: The file or a log is of other settings.
+    """
+    logs = Logs(path.parent / "parts", f"{path.stem}.*.jsonl", fingerprint)
+    for each in filter(Path.exists, (path, *logs.paths())):
+        rows = list(read_rows(each, fingerprint))
+        kept = [row for row in rows if not unwanted(row)]
+        if len(kept) < len(rows):
+            lines = [{"fingerprint": fingerprint}, *kept]
+            write_atomically(each, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
 def run_chunks(
     items: Sequence[Item],
     size: int,

@@ -16,9 +16,8 @@ def main() -> None:
     """Read the config, run the evaluations that are not finished, and print the table."""
     (config,) = parse_config(CompareConfig)
     evaluations = [
-        read_config(EvaluateConfig, name, output=str(folder))
-        for name, folder in config.folders().items()
-        if not Path(name).is_dir()
+        read_config(EvaluateConfig, changes["config"], **{k: v for k, v in changes.items() if k != "config"})
+        for changes in config.planned().values()
     ]
     hold(config.output, unless=config.dry_run)
     from reflectune.inference.grid import compare_run  # slow to import, so only once the config is known to be right

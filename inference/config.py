@@ -15,7 +15,9 @@ from reflectune.models.schemes.registry import reflecting_schemes
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.passages import Lead
 from reflectune.retrieval.rerankers.config import RerankerConfig
+from reflectune.retrieval.retrievers.joint import OnFailure
 from reflectune.retrieval.retrievers.queries import Fusion, Target
+from reflectune.retrieval.web.config import WebConfig
 
 Fallback = Literal["best_product", "random", "closed_book", "abstain"]
 Scope = Literal["both", "record", "trajectory"]
@@ -132,7 +134,7 @@ def answerer_name(value: str) -> str:
 
 
 @dataclass
-class TrajectoryConfig:
+class TrajectoryConfig(WebConfig):
     """How far an iterative pipeline goes, and how much it reads on the way; a command's config inherits these keys."""
 
     iterations: int = setting(4, "MI-RAG, PMSR: searches after the first one, at most", low=0)
@@ -194,6 +196,25 @@ class TrajectoryConfig:
     think: bool = setting(
         False, "ReAG: have the model think before it answers, as its released one does; else a short answer"
     )
+    condense_above: int = setting(
+        400, "pmsr_web: a record's query of more characters is written anew for the search tool", low=0
+    )
+    noise: int = setting(0, "MI-RAG, PMSR: irrelevant passages among the records, drawn by `noise_seed`", low=0)
+    noise_seed: int = setting(0, "MI-RAG, PMSR: seed of the irrelevant passages and of their places", low=0)
+    base_failure: OnFailure = setting(
+        "stop", "iterative: a knowledge base that can't be searched: stop, or degrade: go on without it, and say so"
+    )
+    question_tokens: int = setting(
+        0,
+        "iterative: tokens, read and written, after which a question is answered from what there is; 0: any",
+        low=0,
+    )
+    run_tokens: int = setting(
+        0, "iterative: the same of all replies of the server's model; a higher limit goes on where it ended", low=0
+    )
+    run_cost: float = setting(
+        0.0, "iterative: the same in money, by llm_input_price and llm_output_price; 0: no limit", low=0
+    )
     identification_weight: float = setting(0.5, "IBA: α, of how likely the entity is in the picture", low=0)
     similarity_weight: float = setting(0.5, "IBA: β, of the picture's similarity to the entry", low=0)
     rerank_weight: float = setting(1.0, "IBA: γ, of the reranker's score, scaled to [0, 1]", low=0)
@@ -214,4 +235,7 @@ class ReadingConfig(TrajectoryConfig, PipelineConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        return super().problems() + bound_problems(self, ReadingConfig) + bound_problems(self, TrajectoryConfig)
+        issues = super().problems() + self.web_problems()
+        return issues + [
+            each for kind in (ReadingConfig, TrajectoryConfig, WebConfig) for each in bound_problems(self, kind)
+        ]

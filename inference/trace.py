@@ -75,11 +75,13 @@ class Step:
     """One step of an iterative pipeline's trajectory.
 
     Attributes:
-        operator: `caption`, `rewrite`, `search`, `rerank`, `judge`, `reason`, `liken`, `answer`, `verify` or `extract`.
+        operator: `caption`, `rewrite`, `search`, `rerank`, `judge`, `reason`, `summarize`, `liken`, `answer`, `verify`
+            or `extract`.
         iteration: From 0.
         text: What the model wrote.
         queries: What was searched with.
         found: What was found.
+        missing: By the name of each knowledge base that failed, why; it found nothing.
         probability: P(yes) of a judgement, in the full softmax; of `liken` the highest similarity.
         each: Where documents were judged or reranked each alone: P(yes), or the score, of each, in their order.
         shown: How many of the documents given the model's context held.
@@ -93,6 +95,7 @@ class Step:
     text: str = ""
     queries: tuple[str, ...] = ()
     found: tuple[FoundPassage, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
     probability: float | None = None
     each: tuple[float, ...] = ()
     shown: int = 0
@@ -122,6 +125,7 @@ class Trace:
         fallback: How a question was answered for which nothing was judged relevant; "" if that did not happen.
         steps: An iterative pipeline's trajectory, in order; empty for others.
         ended: Why that trajectory ended.
+        limit: The budget that ended it, by its key in the config; empty if none did.
         seconds: Wall-clock seconds per step, this question's share of its batch.
         tokens: Counts per step, e.g. `{"generated": 4}`.
         error: Why the question could not be answered; "" if it could.
@@ -142,6 +146,7 @@ class Trace:
     fallback: str = ""
     steps: tuple[Step, ...] = ()
     ended: str = ""
+    limit: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     tokens: Mapping[str, int] = field(default_factory=dict)
     error: str = ""

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from reflectune.core.html import render
-from reflectune.inference.report.trajectories import COST_HEADS, number
+from reflectune.inference.report.trajectories import COST_HEADS, number, stop_sentence
 from reflectune.inference.scoring.trajectories import COSTS
 from reflectune.metrics.breakdown import OVERALL
 
+NOISE = ", noise "
+"""What stands between a pipeline's name and how many irrelevant passages stood among its records."""
 _LEAST = 1e-3
 """What a cost of nothing is drawn as."""
 
@@ -20,25 +22,31 @@ def page(record: Mapping[str, Any]) -> str:
     """A comparison as Markdown: scores, leads and costs, then each iterative pipeline by iteration."""
     named = " ".join(map(shlex.quote, record["evaluations"]))
     heads = {column: head for column, head in record["metric"]["columns"].items() if column != OVERALL}
-    strongest = ", ".join(dict.fromkeys(map(str, record["best_baselines"])))
+    named_costs = [COST_HEADS[cost] for cost in COSTS]
+    strongest = ", ".join(dict.fromkeys(filter(None, record["best_baselines"])))
     lines = [
         "# Pipelines side by side",
         "",
         f"`python -m reflectune.inference.compare --evaluations {named}`. {record['metric']['caption']}. Score in per "
         "cent and lead in points: mean over evaluations, in brackets the 95 % interval of one evaluation, or the "
         f"lowest to the highest of several. The lead is over the best baseline at equal depth ({strongest}), paired by "
-        "question. Costs are of one question.",
+        "question; a pipeline is ahead if its interval is above 0 in every evaluation. Costs are of one question: "
+        "tokens read are those of all prompts, each from its beginning; of tokens computed, what a question's prompts "
+        "begin with is read once.",
         "",
-        f"| {' | '.join(['pipeline', 'score', *heads.values(), 'lead', *(COST_HEADS[cost] for cost in COSTS)])} |",
-        f"|---|{'--:|' * (2 + len(heads) + len(COSTS))}",
+        f"| {' | '.join(['pipeline', 'score', *heads.values(), 'lead', *named_costs, 'against the best baseline'])} |",
+        f"|---|{'--:|' * (2 + len(heads) + len(COSTS))}---|",
     ]
     for name, row in _by_score(record["pipelines"]):
         costs = (number(row["costs"][cost]) for cost in COSTS)
         parts = (_spread(row["columns"][column]) for column in heads)
-        cells = [name, _spread(row["score"]), *parts, _spread(row["lead"], sign=True), *costs]
+        standing = row.get("standing") or "–"
+        cells = [name, _spread(row["score"]), *parts, _spread(row["lead"], sign=True), *costs, standing]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", f"Neither beaten nor undercut by another: {_fronts(record['pipelines'])}."]
-    lines += ["", "![Score against cost](compare.svg)", *_iterations(record["pipelines"])]
+    lines += ["", "![Score against cost](compare.svg)", *_noise(record["pipelines"])]
+    lines += [line for stop in record.get("stop_rules", ()) for line in ("", stop_sentence(stop))]
+    lines += _iterations(record["pipelines"])
     return "\n".join(lines) + "\n"
 
 
@@ -98,6 +106,24 @@ def _spread(scores: Sequence[Mapping[str, float] | None], *, sign: bool = False)
 def _fronts(pipelines: Mapping[str, Any]) -> str:
     told = ((COST_HEADS[cost], [name for name, row in _by_score(pipelines) if row["on_front"][cost]]) for cost in COSTS)
     return "; ".join(f"by {head} {', '.join(names)}" for head, names in told if names)
+
+
+def _noise(pipelines: Mapping[str, Any]) -> Iterator[str]:
+    """Scores by how many irrelevant passages stood among a pipeline's records; nothing if there were none."""
+    by_count: dict[str, dict[int, Any]] = {}
+    for name, row in pipelines.items():
+        plain, _, count = name.partition(NOISE)
+        if count:
+            by_count.setdefault(plain, {})[int(count)] = row["score"]
+    counts = sorted({count for scores in by_count.values() for count in scores})
+    if not counts:
+        return
+    yield from ("", "## Irrelevant passages among the records", "")
+    yield f"| pipeline | none | {' | '.join(map(str, counts))} |"
+    yield f"|---|{'--:|' * (1 + len(counts))}"
+    for name, scores in by_count.items():
+        clean = pipelines.get(name, {"score": []})["score"]
+        yield f"| {name} | {_spread(clean)} | {' | '.join(_spread(scores.get(count, [])) for count in counts)} |"
 
 
 def _iterations(pipelines: Mapping[str, Any]) -> Iterator[str]:

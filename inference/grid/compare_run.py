@@ -9,7 +9,7 @@ from typing import Any
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.inference.grid.compare_config import CompareConfig
-from reflectune.inference.grid.compare_page import page, plot
+from reflectune.inference.grid.compare_page import NOISE, page, plot
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.scoring.evaluation import BEST_BASELINE
@@ -56,7 +56,8 @@ def compared(metrics: Mapping[str, Mapping[str, Any]]) -> Record:
         metrics: The content of metrics.json, by evaluation.
 
     Returns:
-        `metric`, `evaluations` (their names), and by pipeline `score`, `columns` (the same of each column) and `lead`
+        `metric`, `evaluations` (their names), `stop_rules` (what PMSR's stop saves, of each that measured it), and by
+        pipeline `score`, `columns` (the same of each column) and `lead`
         over the best baseline at equal depth (one of each evaluation that ran it, None where it can't be said), `costs`
         (means over evaluations), `trajectories` (of each evaluation), and `on_front`: by kind of cost, whether no other
         pipeline is both at least as good and at least as cheap, and better in one.
@@ -64,6 +65,7 @@ def compared(metrics: Mapping[str, Mapping[str, Any]]) -> Record:
     Raises:
         UserError: The evaluations are scored by different metrics.
     """
+    metrics = {name: _with_noise_named(content) for name, content in metrics.items()}
     kinds = {content["metric"]["name"] for content in metrics.values()}
     if len(kinds) > 1:
         raise UserError(f"the evaluations are scored by {' and '.join(sorted(kinds))}; compare those of one metric")
@@ -76,7 +78,33 @@ def compared(metrics: Mapping[str, Mapping[str, Any]]) -> Record:
         "evaluations": list(metrics),
         "best_baselines": [content[BEST_BASELINE] for content in metrics.values()],
         "pipelines": pipelines,
+        "stop_rules": [content["stop_rule"] for content in metrics.values() if content.get("stop_rule")],
     }
+
+
+def _with_noise_named(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metrics of an evaluation; what had irrelevant passages among its records is a pipeline of its own."""
+    named = {name: f"{name}{NOISE}{count}" for name, count in content.get("noise", {}).items()}
+    leads = {f"{name} - {BEST_BASELINE}": f"{new} - {BEST_BASELINE}" for name, new in named.items()}
+    renamed = {
+        part: {(named | leads).get(name, name): value for name, value in content[part].items()}
+        for part in ("pipelines", "comparisons", "costs", "trajectories")
+    }
+    return {**content, **renamed} if named else content
+
+
+def standing(leads: Sequence[Mapping[str, Any] | None]) -> str:
+    """How a pipeline stands to the best baseline by the paired intervals of all evaluations; "" if there is none.
+
+    It is ahead if each of them is above 0, and behind if each is below.
+    """
+    known = [lead for lead in leads if lead is not None]
+    if not known:
+        return ""
+    ahead, behind = (sum(test) for test in ([lead["low"] > 0 for lead in known], [lead["high"] < 0 for lead in known]))
+    if len(known) in (ahead, behind):
+        return f"{'ahead' if ahead else 'behind'} in {len(known)} of {len(known)}"
+    return f"ties ({ahead} ahead, {behind} behind of {len(known)})"
 
 
 def _pipeline(name: str, evaluations: Sequence[Mapping[str, Any]]) -> Record:
@@ -88,8 +116,9 @@ def _pipeline(name: str, evaluations: Sequence[Mapping[str, Any]]) -> Record:
             for column in evaluations[0]["metric"]["columns"]
             if column != OVERALL
         },
-        "lead": [content["comparisons"].get(f"{name} - {BEST_BASELINE}") for content in ran],
-        "costs": {cost: mean_if_all([content["costs"][name][cost] for content in ran]) for cost in COSTS},
+        "lead": (leads := [content["comparisons"].get(f"{name} - {BEST_BASELINE}") for content in ran]),
+        "standing": standing(leads),
+        "costs": {cost: mean_if_all([content["costs"][name].get(cost) for content in ran]) for cost in COSTS},
         "trajectories": [content["trajectories"][name] for content in ran if name in content["trajectories"]],
     }
 

@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
-from reflectune.core.resumable import Row, run_chunks
+from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
@@ -54,17 +54,17 @@ def run(config: LessonsConfig) -> None:
     if before.get(config.split) == key and target.is_file():
         print(f"nothing to do: {target} is written")
         return
-    log_path = output / f".{config.split}.{key}.jsonl"
+    logs = Logs(output, f".{config.split}.{key}.*.jsonl", key)
 
     def make(chunk: Sequence[Question]) -> Row:
         return {"lessons": [to_row(lesson) for lesson in writer.lessons(chunk)]}
 
-    chunks = run_chunks(questions, config.batch_questions, make, log_path, key)
+    chunks = run_chunks(questions, config.batch_questions, make, logs)
     lessons = [from_row(PromptedExample, row) for chunk in chunks for row in chunk["lessons"]]
     write_examples(target, lessons, PromptedExample)
     folders = tuple(str(Path(root).resolve()) for root in dataset.image_roots)
     write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))
-    log_path.unlink()
+    logs.remove()
     print(f"{target}: {len(lessons):,} lessons of {len(questions):,} questions")
     counts = Counter(lesson.source for lesson in lessons)
     print("\n".join(f"  {name}: {count:,}" for name, count in sorted(counts.items())))

@@ -11,6 +11,7 @@ from reflectune.core import rows
 from reflectune.core.durable import RowLog, read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
+from reflectune.inference.operators.budget import Spent
 from reflectune.inference.operators.requests import (
     Judged,
     JudgedEach,
@@ -38,12 +39,16 @@ class Journal:
         name: The pipeline's.
         fingerprint: Hash of everything that determines a reply.
         process: The number of this process.
+        limits: What trajectories may use. Where they were told to end by other limits, their steps are asked for anew.
 
     Raises:
         UserError: A journal of other settings lies there, or another run writes it.
     """
 
-    def __init__(self, folder: Path, name: str, fingerprint: str, process: int = 0) -> None:
+    def __init__(
+        self, folder: Path, name: str, fingerprint: str, process: int = 0, limits: Mapping[str, float] | None = None
+    ) -> None:
+        self._limits = dict(limits or {})
         self._log = RowLog(folder / f"{name}.{process}.jsonl", fingerprint)
         paths = sorted(folder.glob(f"{name}.*.jsonl"))
         self._rows = {row["id"]: row for path in paths for row in read_rows(path, fingerprint)}
@@ -58,16 +63,27 @@ class Journal:
         if row is None:
             return None
         if row["requests"] != fingerprint(list(requests)):
+            if row.get("limits", {}) != self._limits:
+                return None
             raise UserError(
                 f"{self._log.path} was written by another version of this pipeline: its steps ask for other things; "
                 "delete it to start these questions again"
             )
         return [rows.from_row(_KINDS[reply["kind"]], reply["value"]) for reply in row["replies"]], row["seconds"]
 
-    def put(self, key: str, requests: Sequence[Request], replies: Sequence[Reply], seconds: float) -> None:
+    def spent(self, key: str) -> Spent | None:
+        """How much of the run's budget was used when a round began; None if it was not carried out."""
+        row = self._rows.get(key)
+        return None if row is None else (row.get("spent", [0, 0.0])[0], row.get("spent", [0, 0.0])[1])
+
+    def put(
+        self, key: str, requests: Sequence[Request], replies: Sequence[Reply], seconds: float, spent: Spent = (0, 0.0)
+    ) -> None:
         """Keep a round; it is on the disk when this returns."""
         kept = [{"kind": type(reply).__name__, "value": rows.to_row(reply)} for reply in replies]
-        self._log.append(key, {"requests": fingerprint(list(requests)), "seconds": seconds, "replies": kept})
+        told = {"spent": list(spent), "limits": self._limits}
+        row = {"requests": fingerprint(list(requests)), "seconds": seconds, "replies": kept, **told}
+        self._log.append(key, row)
 
     def __enter__(self) -> Journal:
         return self

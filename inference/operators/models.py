@@ -14,6 +14,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.inference.operators.requests import Judged, JudgedEach, Prompt, Written
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.image_prefix import split
 from reflectune.models.remote.client import Messages, RemoteModel
 from reflectune.models.remote.client import Reply as RemoteReply
 from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
@@ -52,6 +53,7 @@ class LocalModel:
                 len(generation.token_ids),
                 generation.finished,
                 generation.score,
+                self._shared(rendered),
             )
             for generation, (shown, rendered) in zip(made, fitted, strict=True)
         ]
@@ -64,9 +66,10 @@ class LocalModel:
         """
         same, ids = self._told_apart(yes, no)
         fitted = [self.fit(image, prompt, len(same) + 1) for image, prompt in asked]
-        prefixes = self._engine.read([_followed_by(rendered, same) for _, rendered in fitted])
+        fitted = [(shown, _followed_by(rendered, same)) for shown, rendered in fitted]
+        prefixes = self._engine.read([rendered for _, rendered in fitted])
         return [
-            Judged(pair[0], pair[1], shown, len(rendered.ids))
+            Judged(pair[0], pair[1], shown, len(rendered.ids), self._shared(rendered))
             for pair, (shown, rendered) in zip(prefixes.probabilities(ids).tolist(), fitted, strict=True)
         ]
 
@@ -92,8 +95,9 @@ class LocalModel:
         for (prefix, branches), fitting, pairs in zip(read, kept, state.probabilities(ids), strict=True):
             each = [Judged(0.0, 0.0)] * len(branches)
             for k, pair in zip(fitting, pairs.tolist(), strict=True):
-                each[k] = Judged(pair[0], pair[1], 1, len(branches[k]))
-            judged.append(JudgedEach(tuple(each), len(prefix.ids) + sum(one.read for one in each)))
+                each[k] = Judged(pair[0], pair[1], 1, len(branches[k]) + len(same))
+            read_together = len(prefix.ids) + sum(one.read for one in each)
+            judged.append(JudgedEach(tuple(each), read_together, self._shared(prefix)))
         return judged
 
     def fit(self, image: Image.Image, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
@@ -109,6 +113,11 @@ class LocalModel:
     def _lines(self, reply: str) -> str:
         """A decoded reply without reflection tokens and runs of spaces; its lines stay, since queries stand in them."""
         return "\n".join(filter(None, map(self._renderer.strip, reply.splitlines())))
+
+    def _shared(self, rendered: Rendered) -> int:
+        """Tokens up to just after the picture, which the engine keeps; 0 without a picture."""
+        parts = split(rendered, self._renderer.image_token_id)
+        return 0 if parts is None else len(parts[0].ids)
 
     def _branches(self, image: Image.Image, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
         """What a prompt begins with whatever its document, and what it goes on with for each."""

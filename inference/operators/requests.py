@@ -12,9 +12,9 @@ from reflectune.retrieval.hits import PassageHit
 
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom of a part of a picture, as shares of its width and height."""
-Writing = Literal["caption", "rewrite", "rerank", "reason", "answer", "verify", "extract"]
+Writing = Literal["caption", "rewrite", "rerank", "reason", "summarize", "answer", "verify", "extract"]
 """The operators by which a model writes: describe the picture, make queries, order documents, sum up what was found,
-answer, check an answer, shorten it."""
+or one page of it, answer, check an answer, shorten it."""
 ModelName = Literal["reader", "answerer"]
 """The models of a pipeline: the one that reads, writes queries and reasons, and the one that answers from it."""
 
@@ -73,6 +73,8 @@ class Written:
         tokens: Tokens of the reply.
         finished: Whether it ended by itself.
         score: Geometric mean probability of the reply's tokens and the end token; None where it isn't known.
+        shared: How many of the prompt's tokens, from its beginning, every step about the picture begins with, so that
+            they are read once; None where that isn't known: behind a server.
     """
 
     text: str
@@ -81,6 +83,7 @@ class Written:
     tokens: int = 0
     finished: bool = True
     score: float | None = None
+    shared: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,12 +115,13 @@ class JudgeEach(Judging):
 
 @dataclass(frozen=True)
 class Judged:
-    """P(yes) and P(no), in the full softmax over the reply's first token; and what was read for them."""
+    """P(yes) and P(no), in the full softmax over the reply's first token; and what was read, as in `Written`."""
 
     yes: float
     no: float
     shown: int = 0
     read: int = 0
+    shared: int | None = None
 
     @property
     def share(self) -> float:
@@ -132,10 +136,18 @@ class JudgedEach:
     Attributes:
         each: In the documents' order; `read` counts the tokens that were read for one alone.
         read: Tokens that were read for all of them together.
+        shared: As in `Written`.
     """
 
     each: tuple[Judged, ...] = ()
     read: int = 0
+    shared: int | None = None
+
+    @property
+    def read_apart(self) -> int:
+        """Tokens of as many prompts as documents were shown, each read from its beginning."""
+        alone = sum(judged.read for judged in self.each)
+        return (self.read - alone) * sum(judged.shown for judged in self.each) + alone
 
 
 @dataclass(frozen=True)
@@ -161,9 +173,15 @@ class Search:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """What was found: for each query, by the name of each knowledge base searched, its passages, best first."""
+    """What was found.
+
+    Attributes:
+        hits: For each query, by the name of each knowledge base searched, its passages, best first.
+        missing: By the name of each knowledge base that failed and may, why; it found nothing for some of the queries.
+    """
 
     hits: tuple[Mapping[str, tuple[PassageHit, ...]], ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, QueryRetriever
-from reflectune.retrieval.retrievers.joint import JointSearch, Searcher, Texts
+from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts
 from reflectune.retrieval.retrievers.queries import Query, Weights, equation_7
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 from reflectune.retrieval.retrievers.two_stage import PassagesInside, Summaries, article_of
+from reflectune.retrieval.web.pages import Pages, SearchTool
 
 ENTRIES: Final = "entries"
 """The base of entries that are a document each."""
@@ -55,15 +56,16 @@ class KnowledgeBases:
             for base in self.joint.names
         }
         found = iter(self.joint.search(queries, tops))
-        return [
-            Retrieved(
-                tuple(
-                    {base: tuple(_scored(hit, text) for hit in hits.hits[base]) for base in request.tops}
-                    for text, hits in zip(request.queries, itertools.islice(found, len(request.queries)), strict=True)
-                )
-            )
-            for _, request in asked
-        ]
+        return [_retrieved(request, list(itertools.islice(found, len(request.queries)))) for _, request in asked]
+
+
+def _retrieved(request: Search, found: Sequence[JointHits]) -> Retrieved:
+    """What was found for the queries of one search."""
+    hits = tuple(
+        {base: tuple(_scored(hit, text) for hit in own.hits[base]) for base in request.tops}
+        for text, own in zip(request.queries, found, strict=True)
+    )
+    return Retrieved(hits, {base: why for own in found for base, why in own.missing.items()})
 
 
 def knowledge_bases(
@@ -74,6 +76,7 @@ def knowledge_bases(
     pair_text: PairText,
     *,
     by_picture: bool = False,
+    tool: SearchTool | None = None,
 ) -> KnowledgeBases:
     """The bases that a config names an index of.
 
@@ -89,6 +92,7 @@ def knowledge_bases(
         pair_text: What stands beside a pair's image.
         by_picture: Whether pairs are searched by the picture alone: ranked by equation 3 of mR²AG, as for the pipelines
             that retrieve once.
+        tool: A search tool that is searched beside them, as the base `web`.
     """
     weights = None
     if not by_picture:
@@ -103,8 +107,10 @@ def knowledge_bases(
         if pair_text == "summary"
         else PassagesInside("pairs", entries, passages_of, entries=config.top_n, weights=weights)
     )
-    searchers = [pairs] if texts is None else [Texts("texts", texts), pairs]
-    return KnowledgeBases(JointSearch(searchers), texts.embed if texts is not None else entries.embed)
+    searchers: list[Searcher] = [pairs] if texts is None else [Texts("texts", texts), pairs]
+    searchers += [Pages(tool)] if tool is not None else []
+    joint = JointSearch(searchers, on_failure=config.base_failure)
+    return KnowledgeBases(joint, texts.embed if texts is not None else entries.embed)
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,7 @@ class EntryDocuments:
         weights: Of the parts of an entry's score: the modalities of both sides; see `modality_weights`.
         reranker: Chooses a passage of each entry by the question; None: an entry's document is its whole article.
         lead: What stands before each document.
+        on_failure: What is done if entries can't be searched.
     """
 
     entries: QueryRetriever
@@ -124,12 +131,22 @@ class EntryDocuments:
     weights: Weights
     reranker: Reranker | None = None
     lead: Lead = "first_sentence"
+    on_failure: OnFailure = "stop"
 
     def search(self, asked: Sequence[tuple[Image.Image, Search]]) -> list[Retrieved]:
         """What the searches of several questions find: one document an entry, best entry first.
 
         Entries without text have no document and are passed over.
         """
+        try:
+            return self._search(asked)
+        except Exception as error:
+            if self.on_failure == "stop":
+                raise
+            why = f"searching the knowledge base `{ENTRIES}`: {' '.join(str(error).split())}"
+            return [Retrieved(tuple({ENTRIES: ()} for _ in request.queries), {ENTRIES: why}) for _, request in asked]
+
+    def _search(self, asked: Sequence[tuple[Image.Image, Search]]) -> list[Retrieved]:
         rows = [
             (query, top, request.question or query.text)
             for image, request in asked

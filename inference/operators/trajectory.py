@@ -14,6 +14,7 @@ from PIL import Image
 
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage, Question
+from reflectune.inference.operators.budget import Budget, BudgetSpent, Limit, Spent
 from reflectune.inference.operators.journal import Journal
 from reflectune.inference.operators.requests import (
     Judge,
@@ -71,12 +72,14 @@ class Tools:
         search: Looks things up; None for pipelines that don't.
         embed: Encodes texts to compare them; None for pipelines that don't.
         rerank: Compares texts with passages; None for pipelines that don't.
+        budget: How much may be used.
     """
 
     models: Mapping[ModelName, Model]
     search: SearchTool | None = None
     embed: Embed | None = None
     rerank: RerankTool | None = None
+    budget: Budget = dataclasses.field(default_factory=Budget)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Outcome:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-_COUNTED = ("generated", "read", "calls", "searches", "documents_read", "iterations")
+_COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_read", "iterations")
 
 
 @dataclass
@@ -119,6 +122,8 @@ class _Course:
     hits: dict[tuple[str, str], Hit] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     tokens: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
+    begun: set[tuple[object, ...]] = dataclasses.field(default_factory=set)
+    limit: Limit | None = None
     outcome: Outcome | None = None
 
     def go_on(self, reply: Reply | None) -> None:
@@ -127,6 +132,25 @@ class _Course:
             self.waiting = next(self.steps) if reply is None else self.steps.send(reply)
         except StopIteration as end:
             self.waiting, self.outcome = None, end.value
+
+    @property
+    def may_end(self) -> bool:
+        """Whether a budget that is used up can still end it: once, and not when it asks for its answer."""
+        answers = isinstance(self.waiting, Write) and self.waiting.operator == "answer"
+        return self.waiting is not None and self.limit is None and not (answers and self.taken)
+
+    def end(self, limit: Limit) -> None:
+        """Have it answer from what it has, or else end with its last answer; one that has not begun ends with none."""
+        self.limit = limit
+        try:
+            if not self.taken:
+                raise BudgetSpent(limit)
+            self.waiting = self.steps.throw(BudgetSpent(limit))
+        except StopIteration as end:
+            self.waiting, self.outcome = None, end.value
+        except BudgetSpent:
+            answers = [step.text for step in self.taken if step.operator == "answer"]
+            self.waiting, self.outcome = None, Outcome("".join(answers[-1:]), str(limit), fallback="budget")
 
 
 class TrajectoryPipeline:
@@ -166,18 +190,36 @@ class TrajectoryPipeline:
         for course in courses:
             course.go_on(None)
         batch, number = fingerprint([question.id for question in questions]), 0
-        while waiting := [course for course in courses if course.waiting is not None]:
+        while any(course.waiting for course in courses):
+            key = f"{batch} {number}"
+            spent = self._end_spent(key, courses)
+            waiting = [course for course in courses if course.waiting is not None]
+            if not waiting:
+                break
             chosen = _largest_group(waiting)
             requests = [course.waiting for course in chosen if course.waiting is not None]
-            replies, seconds = self._replies(f"{batch} {number}", chosen, requests)
+            replies, seconds = self._replies(key, chosen, requests, spent)
             for course, request, reply in zip(chosen, requests, replies, strict=True):
                 _note(course, request, reply, seconds / len(chosen))
+                self._count_computed(course, request, reply)
                 course.go_on(reply)
             number += 1
         return [_trace(self.name, course) for course in courses]
 
+    def _end_spent(self, key: str, courses: Sequence[_Course]) -> Spent:
+        """End the trajectories whose budget is used up before a round; what of the run's budget is used then.
+
+        A round that the journal has was begun with what is noted there: the replies that came later don't count.
+        """
+        budget, noted = self._tools.budget, self._journal.spent(key) if self._journal is not None else None
+        spent = budget.spent() if noted is None else noted
+        for course in courses:
+            if course.may_end and (limit := budget.reached(course.tokens, spent)) is not None:
+                course.end(limit)
+        return spent
+
     def _replies(
-        self, key: str, courses: Sequence[_Course], requests: Sequence[Request]
+        self, key: str, courses: Sequence[_Course], requests: Sequence[Request], spent: Spent
     ) -> tuple[Sequence[Reply], float]:
         """What is replied in a round, and the seconds that it took; from the journal if it is there."""
         if self._journal is not None and (kept := self._journal.get(key, requests)) is not None:
@@ -186,8 +228,22 @@ class TrajectoryPipeline:
         replies = self._carry_out([course.image for course in courses], requests)
         seconds = time.perf_counter() - start
         if self._journal is not None:
-            self._journal.put(key, requests, replies, seconds)
+            self._journal.put(key, requests, replies, seconds, spent)
         return replies, seconds
+
+    def _count_computed(self, course: _Course, request: Request, reply: Reply) -> None:
+        """Count the tokens that a step made a model read: what its prompts about a picture share, with the first one.
+
+        Where that isn't known, as behind a server that may keep prefixes or not, the count is dropped for good.
+        """
+        if not isinstance(reply, (Written, Judged, JudgedEach)) or not isinstance(request, (Write, Judging)):
+            return
+        if reply.shared is None:
+            course.tokens.pop("computed", None)
+        elif "computed" in course.tokens:
+            beginning = (id(self._tools.models[request.model]), request.prompt.system, reply.shared)
+            course.tokens["computed"] += reply.read - (reply.shared if beginning in course.begun else 0)
+            course.begun.add(beginning)
 
     def _carry_out(self, images: Sequence[Image.Image], requests: Sequence[Request]) -> Sequence[Reply]:
         first = requests[0]
@@ -263,13 +319,15 @@ def _note(course: _Course, request: Request, reply: Reply, seconds: float) -> No
         step = dataclasses.replace(step, probability=reply.yes)
     elif isinstance(reply, Retrieved) and isinstance(request, Search):
         counts["searches"] += len(request.queries)
-        step = dataclasses.replace(step, queries=request.queries, found=_found(reply))
+        step = dataclasses.replace(step, queries=request.queries, found=_found(reply), missing=reply.missing)
+        if reply.missing:
+            counts["searches_failed"] = counts.get("searches_failed", 0) + 1
         for hit in (hit for by_base in reply.hits for hits in by_base.values() for hit in hits):
             _keep_best(course.hits, hit)
     elif isinstance(reply, JudgedEach):
         shown = sum(judged.shown for judged in reply.each)
         counts["calls"] += len(reply.each)
-        counts["read"] += reply.read
+        counts["read"] += reply.read_apart
         counts["documents_read"] += shown
         each = tuple(judged.yes for judged in reply.each)
         step = dataclasses.replace(step, each=each, shown=shown, read=reply.read)
@@ -324,5 +382,6 @@ def _trace(name: str, course: _Course) -> Trace:
         seconds={operator: round(seconds, 6) for operator, seconds in course.seconds.items()},
         tokens={**course.tokens, **outcome.counts},
         steps=tuple(course.taken),
-        ended=outcome.ended,
+        ended=outcome.ended if course.limit is None else str(course.limit),
+        limit={} if course.limit is None else {course.limit.key: course.limit.value},
     )

@@ -46,7 +46,7 @@ def write(
     system: str = "",
     picture: bool = True,
 ) -> Steps[Written]:
-    """Have a model write: caption, rewrite, rerank, reason, answer, verify or extract.
+    """Have a model write: caption, rewrite, rerank, reason, summarize, answer, verify or extract.
 
     Args:
         operator: What for.

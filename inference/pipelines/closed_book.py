@@ -36,7 +36,7 @@ class ClosedBook:
                 answer=answer.text,
                 confidence=answer.score,
                 seconds=clock.share(len(questions)),
-                tokens={"generated": answer.tokens, "read": answer.read, "calls": 1},
+                tokens=answer.usage,
             )
             for question, answer in zip(questions, answers, strict=True)
         ]

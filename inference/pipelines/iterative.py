@@ -9,15 +9,18 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.inference.config import SERVER, ReadingConfig
 from reflectune.inference.operators import parsing
+from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Outcome, Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import Steps
+from reflectune.inference.pipelines.noise import drawn_passages, with_noise
 from reflectune.inference.pipelines.recipe import Parts, Recipe, knowledge_based, needed
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.joint import split_budget
+from reflectune.retrieval.web.pages import KnowledgePages, SearchTool
 
 Budgets = Mapping[str, int]
 """The most passages of an iteration, by knowledge base: `texts` and `pairs`."""
@@ -91,6 +94,11 @@ def reading_models(parts: Parts) -> Mapping[ModelName, Model]:
     return {"reader": reader, "answerer": served if served and config.answerer == SERVER else reader}
 
 
+def search_tool(parts: Parts) -> SearchTool:
+    """The search tool: a server's if there is one, else the articles of the text knowledge base."""
+    return parts.pages if parts.pages is not None else KnowledgePages(needed(parts.texts), parts.article_source)
+
+
 SETTINGS = (
     *("iterations", "text_passages", "pair_passages", "text_weight", "top_n"),
     *("detailed_answer", "max_record_tokens"),
@@ -108,6 +116,8 @@ def iterative_recipe(
     pair_text: PairText = "section",
     by_picture: bool = False,
     reranks: bool = False,
+    has_records: bool = False,
+    searches_web: bool = False,
 ) -> Mapping[str, Recipe]:
     """The recipe of an iterative pipeline: it reads with the base model, without training.
 
@@ -119,17 +129,26 @@ def iterative_recipe(
         pair_text: What stands beside a pair's image.
         by_picture: Whether pairs are searched by the picture alone.
         reranks: Whether it has passages compared by the config's reranker.
+        has_records: Whether it keeps records, among which irrelevant passages may be put.
+        searches_web: Whether it searches a search tool: the config's server, or the text knowledge base's articles.
     """
 
     def build(name: str, parts: Parts) -> TrajectoryPipeline:
         config = parts.config
         entries = entry_retriever(name, parts)
-        bases = knowledge_bases(entries, parts.texts, parts.knowledge, config, pair_text, by_picture=by_picture)
+        tool = search_tool(parts) if searches_web else None
+        bases = knowledge_bases(
+            entries, parts.texts, parts.knowledge, config, pair_text, by_picture=by_picture, tool=tool
+        )
         most = {"texts": config.text_passages if parts.texts else 0, "pairs": config.pair_passages}
         budgets = {base: number for base, number in most.items() if number}
         rank = functools.partial(reranked, reranker=needed(parts.reranker)) if reranks else None
-        tools = Tools(reading_models(parts), bases.search, bases.embed, rank)
-        return TrajectoryPipeline(name, make(config, budgets), tools, parts.journal)
+        tools = Tools(reading_models(parts), bases.search, bases.embed, rank, Budget.of(config, parts.remote))
+        trajectory = make(config, budgets)
+        if has_records and config.noise:
+            drawn = drawn_passages(parts.knowledge, config.noise, config.noise_seed, config.lead)
+            trajectory = with_noise(trajectory, drawn, config.noise_seed)
+        return TrajectoryPipeline(name, trajectory, tools, parts.journal)
 
     recipe = Recipe(
         build,
@@ -140,5 +159,7 @@ def iterative_recipe(
         form=name,
         is_iterative=True,
         reranks=reranks,
+        searches_web=searches_web,
+        variants=("noise", "noise_seed") if has_records else (),
     )
     return {name: recipe}

@@ -7,10 +7,12 @@ and a multimodal knowledge base, and sums up what is new in a record. The answer
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
+from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.trajectory import Outcome
 from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import Budgets, answer_instruction, expanded, iterative_recipe, split
@@ -70,9 +72,27 @@ class MiRag:
     def __call__(self, question: Question) -> Steps[Outcome]:
         """The steps."""
         asked = {"question": question.text}
-        described = yield from write("caption", 0, DESCRIBE, asked, max_tokens=self.max_record)
         records: list[str] = []
         passages: dict[str, Passage] = {}
+        with contextlib.suppress(BudgetSpent):
+            yield from self._search(question, records, passages)
+        template = ANSWER + answer_instruction(question, detailed=self.detailed)
+        answer = yield from write(
+            "answer",
+            max(len(records) - 1, 0),
+            template,
+            asked,
+            documents=records or texts_of(list(passages.values())),
+            max_tokens=self.max_answer,
+            model="answerer",
+        )
+        ended = f"after {self.iterations} iterations"
+        return Outcome(answer.text, ended, answer.score, tuple(passages.values()))
+
+    def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[None]:
+        """Search and reason; records and passages are added to those given, and stay if a budget cuts this short."""
+        asked = {"question": question.text}
+        described = yield from write("caption", 0, DESCRIBE, asked, max_tokens=self.max_record)
         for iteration in range(self.iterations + 1):
             queries = [expanded(question.text, records[-1] if records else described.text)]
             if records:
@@ -88,12 +108,6 @@ class MiRag:
                 "reason", iteration, REASON, asked, documents=description + texts_of(found), max_tokens=self.max_record
             )
             records.append(record.text)
-        template = ANSWER + answer_instruction(question, detailed=self.detailed)
-        answer = yield from write(
-            "answer", self.iterations, template, asked, documents=records, max_tokens=self.max_answer, model="answerer"
-        )
-        ended = f"after {self.iterations} iterations"
-        return Outcome(answer.text, ended, answer.score, tuple(passages.values()))
 
 
 RECIPES = iterative_recipe(
@@ -101,4 +115,5 @@ RECIPES = iterative_recipe(
     lambda config, budgets: MiRag(
         config.iterations, budgets, config.max_new_tokens, config.max_record_tokens, config.detailed_answer
     ),
+    has_records=True,
 )

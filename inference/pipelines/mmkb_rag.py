@@ -94,7 +94,7 @@ class MMKBRAG:
             answers = self._answer(opened, images, contexts)
         seconds = clock.share(len(questions))
         return [
-            dataclasses.replace(_answered(trace, answers[i], len(contexts[i])), seconds=seconds)
+            dataclasses.replace(_answered(trace, answers[i], len(contexts[i]), opened.usage.of(i)), seconds=seconds)
             for i, trace in enumerate(traces)
         ]
 
@@ -148,6 +148,8 @@ class MMKBRAG:
         if self._base is None:
             return self._reader.answer(opened, contexts)
         made = self._base.answer_plainly(opened.questions, images, [contexts[i] for i in range(len(images))])
+        for i, answer in enumerate(made):
+            opened.usage.add(i, **answer.usage)
         return dict(enumerate(made))
 
 
@@ -162,7 +164,7 @@ def _summary(mct: MctTrace) -> Passage:
     return Passage(entry_id="", section=0, index=0, title="", lead="", heading="", text=mct.summary)
 
 
-def _answered(trace: Trace, answer: Answer, given: int) -> Trace:
+def _answered(trace: Trace, answer: Answer, given: int, usage: Mapping[str, int]) -> Trace:
     """The trace with its answer, and with how much of its context the answering model could hold."""
     read = answer.passages_read
     mct = trace.mct
@@ -177,7 +179,7 @@ def _answered(trace: Trace, answer: Answer, given: int) -> Trace:
         fallback="closed_book" if trace.retrieved and not read else trace.fallback,
         tokens={
             **trace.tokens,
-            "generated": answer.tokens,
+            **usage,
             "passages_read": read,
             "passages_not_read": given - read,
         },

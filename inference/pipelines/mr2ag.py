@@ -82,7 +82,13 @@ class MR2AG:
         seconds = clock.share(len(questions))
         return [
             self._trace(
-                dataclasses.replace(trace, passages=tuple(reads[i]), fallback=fallbacks.get(i, ""), seconds=seconds),
+                dataclasses.replace(
+                    trace,
+                    passages=tuple(reads[i]),
+                    fallback=fallbacks.get(i, ""),
+                    tokens={**trace.tokens, **gated.opened.usage.of(i)},
+                    seconds=seconds,
+                ),
                 direct.get(i),
             )
             for i, trace in enumerate(traces)
@@ -111,8 +117,7 @@ class MR2AG:
     def _trace(self, trace: Trace, direct: Answer | None) -> Trace:
         """Add the answer: the direct one if there is one, else that of the passage with the highest product."""
         if direct is not None:
-            counts = {**trace.tokens, "generated": direct.tokens}
-            return dataclasses.replace(trace, answer=direct.text, confidence=direct.score, tokens=counts)
+            return dataclasses.replace(trace, answer=direct.text, confidence=direct.score)
         candidates = [(k, p.scores) for k, p in enumerate(trace.passages) if p.scores is not None]
         if not candidates:
             return trace

@@ -12,6 +12,7 @@ from typing import Final
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.config import Pairs, QueryModality, ReadingConfig, Reranking
+from reflectune.inference.operators.budget import Budget, BudgetSpent
 from reflectune.inference.operators.requests import Written
 from reflectune.inference.operators.reranking import UNREAD, Ranked, paragraphs, rerank
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments
@@ -71,7 +72,10 @@ class Documents:
             caption = yield from write("caption", 0, CAPTION, {"question": question.text}, max_tokens=self.max_caption)
             text = caption.text.strip() or question.text  # a text must be searched with where there is no image
         found = merge((yield from search(0, [text], {ENTRIES: [self.top_n]}, question=question.text)))
-        return (yield from rerank(self.how, question.text, found, pairs=self.pairs, max_tokens=self.max_rank))
+        try:
+            return (yield from rerank(self.how, question.text, found, pairs=self.pairs, max_tokens=self.max_rank))
+        except BudgetSpent:
+            return Ranked(tuple(found))
 
 
 def generate(iteration: int, question: Question, documents: Sequence[Passage], most: int) -> Steps[Written]:
@@ -137,8 +141,9 @@ def mrag_recipe(
         reranker = needed(parts.reranker) if config.unit == "passage" else None
         retriever = entry_retriever(name, parts)
         retriever.check(weights)
-        entries = EntryDocuments(retriever, parts.knowledge, weights, reranker, config.lead)
-        return TrajectoryPipeline(name, make(config), Tools(reading_models(parts), entries.search), parts.journal)
+        entries = EntryDocuments(retriever, parts.knowledge, weights, reranker, config.lead, config.base_failure)
+        tools = Tools(reading_models(parts), entries.search, budget=Budget.of(config, parts.remote))
+        return TrajectoryPipeline(name, make(config), tools, parts.journal)
 
     shared = ("top_n", "query_modality", "entry_modality", "unit", "pairs")
     settings = (*shared, "max_record_tokens", "max_rank_tokens", *RERANKING, *settings)

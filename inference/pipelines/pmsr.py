@@ -10,12 +10,15 @@ record.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.config import Scope
+from reflectune.inference.config import ReadingConfig, Scope
 from reflectune.inference.operators import parsing
+from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.trajectory import Outcome
 from reflectune.inference.operators.vocabulary import Steps, liken, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import Budgets, answer_instruction, expanded, iterative_recipe, split
@@ -38,6 +41,8 @@ Question: the question.
 """The trajectory's query. The paper's figure A2 is a picture; these words follow its description in A.2."""
 
 REPEATS = "queries repeat"
+NEVER = 2.0
+"""No similarity is as high: `pmsr_fixed` always takes all iterations, which says what the stop saves."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +72,41 @@ class Pmsr:
     def __call__(self, question: Question) -> Steps[Outcome]:
         """The steps."""
         asked = {"question": question.text}
+        records: list[str] = []
+        passages: dict[str, Passage] = {}
+        repeats = False
+        with contextlib.suppress(BudgetSpent):
+            repeats = yield from self._search(question, records, passages)
+        template = ANSWER + answer_instruction(question, detailed=self.detailed)
+        answer = yield from write(
+            "answer",
+            max(len(records) - 1, 0),
+            template,
+            asked,
+            documents=records or texts_of(list(passages.values())),
+            max_tokens=self.max_answer,
+            model="answerer",
+        )
+        ended = REPEATS if repeats else f"after {self.iterations} iterations"
+        return Outcome(answer.text, ended, answer.score, tuple(passages.values()))
+
+    def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
+        """Search and reason; records and passages are added to those given, and stay if a budget cuts this short.
+
+        Returns:
+            Whether it ended since queries repeat.
+        """
+        asked = {"question": question.text}
         described = yield from write("caption", 0, DESCRIBE, asked, max_tokens=self.max_record)
         queries = [expanded(question.text, described.text)]
-        records: list[str] = []
         earlier: list[str] = []
-        passages: dict[str, Passage] = {}
-        ended = f"after {self.iterations} iterations"
         for iteration in range(self.iterations + 1):
             if iteration:
                 queries = yield from self._queries(iteration, question, records)
                 compared = [self._compared(query, question) for query in queries]
                 alike = yield from liken(iteration, compared, earlier)
                 if max(alike.highest, default=-1.0) >= self.saturation:
-                    ended = REPEATS
-                    break
+                    return True
             earlier += [self._compared(query, question) for query in queries]
             found = merge((yield from search(iteration, queries, split(self.budgets, [1] * len(queries)))))
             passages |= {passage.id: passage for passage in found}
@@ -89,11 +115,7 @@ class Pmsr:
                 "reason", iteration, REASON, asked, documents=documents, max_tokens=self.max_record
             )
             records.append(record.text)
-        template = ANSWER + answer_instruction(question, detailed=self.detailed)
-        answer = yield from write(
-            "answer", len(records) - 1, template, asked, documents=records, max_tokens=self.max_answer, model="answerer"
-        )
-        return Outcome(answer.text, ended, answer.score, tuple(passages.values()))
+        return False
 
     def _queries(self, iteration: int, question: Question, records: list[str]) -> Steps[list[str]]:
         """The queries of both scopes; that of the record alone if the model's reply holds no other."""
@@ -112,18 +134,14 @@ class Pmsr:
         return query.removeprefix(expanded(question.text, "").rstrip()).strip() if self.strip_question else query
 
 
-RECIPES = iterative_recipe(
-    "pmsr",
-    lambda config, budgets: Pmsr(
-        config.iterations,
-        budgets,
-        config.saturation,
-        config.max_new_tokens,
-        config.max_record_tokens,
-        config.scopes,
-        config.strip_question,
-        config.detailed_answer,
-    ),
-    ("saturation", "scopes", "strip_question"),
-    pair_text="summary",
-)
+def _make(config: ReadingConfig, budgets: Budgets, saturation: float) -> Pmsr:
+    longest = config.max_new_tokens, config.max_record_tokens
+    scopes, strip = config.scopes, config.strip_question
+    return Pmsr(config.iterations, budgets, saturation, *longest, scopes, strip, config.detailed_answer)
+
+
+_BOTH = partial(iterative_recipe, pair_text="summary", has_records=True)
+RECIPES = {
+    **_BOTH("pmsr", lambda c, budgets: _make(c, budgets, c.saturation), ("saturation", "scopes", "strip_question")),
+    **_BOTH("pmsr_fixed", lambda c, budgets: _make(c, budgets, NEVER), ("scopes", "strip_question")),
+}

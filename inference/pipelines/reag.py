@@ -13,10 +13,12 @@ isn't written for the model. The critic's prompts share their picture and questi
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from reflectune.core.types import Question
 from reflectune.inference.operators import parsing
+from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.trajectory import Outcome
 from reflectune.inference.operators.vocabulary import Steps, best_entries, judge_each, search, texts_of, write
 from reflectune.inference.pipelines.iterative import answer_instruction, iterative_recipe, part_of_picture
@@ -106,9 +108,10 @@ class ReAG:
         boxes = (None, *part_of_picture(question, self.crop, self.box_field))
         tops = {"pairs": [self.candidates] * len(boxes)}
         found = yield from search(0, [""] * len(boxes), tops, boxes=boxes)
-        passages = best_entries(found, self.entries)
-        judged = yield from judge_each(0, CRITIC, asked, texts_of(passages), system=CRITIC_SYSTEM)
-        kept = [passage for passage, each in zip(passages, judged.each, strict=True) if each.yes > self.threshold]
+        passages, kept = best_entries(found, self.entries), []
+        with contextlib.suppress(BudgetSpent):
+            judged = yield from judge_each(0, CRITIC, asked, texts_of(passages), system=CRITIC_SYSTEM)
+            kept = [passage for passage, each in zip(passages, judged.each, strict=True) if each.yes > self.threshold]
         template = ANSWER if kept else "{question}"
         if not self.think:
             unaided = answer_prompt(question.answer_style, documents=False)

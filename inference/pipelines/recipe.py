@@ -18,6 +18,7 @@ from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever
+from reflectune.retrieval.web.pages import SearchTool
 
 Part = TypeVar("Part")
 
@@ -35,6 +36,8 @@ class Parts:
         retriever: Finds entries.
         reranker: Picks the passages of naive RAG.
         texts: Finds passages of a text knowledge base.
+        text_knowledge: That knowledge base; None: it is `knowledge`.
+        pages: A search server; None: pages are the text knowledge base's articles.
         answerer: Reads with a second model of this machine, which answers; None if there is none.
         journal: Keeps the replies to an iterative pipeline's steps; None keeps nothing.
         remote: A model behind a server, for iterative pipelines; None if there is none.
@@ -49,10 +52,17 @@ class Parts:
     retriever: Retriever | None = None
     reranker: Reranker | None = None
     texts: TextRetriever | None = None
+    text_knowledge: KnowledgeBase | None = None
+    pages: SearchTool | None = None
     answerer: PrefixEngine | None = None
     journal: Journal | None = None
     remote: RemoteModel | None = None
     judging: bool = True
+
+    @property
+    def article_source(self) -> KnowledgeBase:
+        """The knowledge base that `texts` finds passages of."""
+        return self.text_knowledge if self.text_knowledge is not None else self.knowledge
 
 
 @dataclass(frozen=True)
@@ -66,11 +76,13 @@ class Recipe:
         retrieves: Whether it needs the retriever.
         takes: Which questions it answers.
         settings: The config's fields that its answers depend on, beyond those that all depend on.
+        variants: Further ones, of variants: at their defaults they leave what was answered before as it is.
         form: The name in a config that stands for it, perhaps with others; "" for a stage.
         scheme: The scheme of the checkpoint that `model` has to be; "" if any will do.
         measured_by: The stage that measures its decisions; "" if there is none.
         reranks: Whether passages are picked by the reranker.
         searches_text: Whether passages are found by a text.
+        searches_web: Whether it asks a search tool for pages.
         is_iterative: Whether it is a trajectory of steps, whose replies a journal keeps.
         base_answers: Whether the base model answers if `answer_model` is `base`.
         answer_each: Makes a pipeline that answers from each passage alone, whatever the gates say; for rewards.
@@ -81,11 +93,13 @@ class Recipe:
     retrieves: bool
     takes: Callable[[Question], bool]
     settings: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
     form: str = ""
     scheme: str = ""
     measured_by: str = ""
     reranks: bool = False
     searches_text: bool = False
+    searches_web: bool = False
     is_iterative: bool = False
     base_answers: bool = False
     answer_each: Callable[[Parts], Pipeline] | None = None

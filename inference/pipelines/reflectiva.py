@@ -40,6 +40,8 @@ class ReflectivaReader(PassageReader):
         branches = [[fitted[i][1]] if i in fitted else [] for i in range(len(opened.questions))]
         state = self._engine.branch(opened.prefixes, branches)
         answers = self._generate(state, [(i, 0) for i in fitted], [])
+        for i, answer in zip(fitted, answers, strict=True):
+            opened.usage.branch(i, opened.lengths[i], len(fitted[i][1]), answer.tokens)
         return {
             i: dataclasses.replace(answer, passages_read=fitted[i][0])
             for i, answer in zip(fitted, answers, strict=True)
@@ -108,8 +110,10 @@ class ReflectiVA:
         with clock.step("answer"):
             answers = self._answer(gated.opened, traces)
         seconds = clock.share(len(questions))
+        counted = [{**trace.tokens, **gated.opened.usage.of(i)} for i, trace in enumerate(traces)]
         return [
-            dataclasses.replace(_answered(trace, answers.get(i)), seconds=seconds) for i, trace in enumerate(traces)
+            dataclasses.replace(_answered(trace, answers.get(i)), seconds=seconds, tokens=counted[i])
+            for i, trace in enumerate(traces)
         ]
 
     def _chosen(self, question: Question, trace: Trace) -> Trace:
@@ -136,9 +140,8 @@ class ReflectiVA:
 def _answered(trace: Trace, answer: Answer | None) -> Trace:
     if answer is None:
         return trace
-    counts = {**trace.tokens, "generated": answer.tokens}
     used = trace.used[: answer.passages_read]
-    return dataclasses.replace(trace, answer=answer.text, confidence=answer.score, used=used, tokens=counts)
+    return dataclasses.replace(trace, answer=answer.text, confidence=answer.score, used=used)
 
 
 def _make(name: str, parts: Parts) -> ReflectiVA:

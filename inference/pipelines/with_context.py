@@ -50,9 +50,7 @@ def answer_with_context(
             passages=tuple(PassageTrace(passage, s_ret=scores[i].get(passage.entry_id)) for passage in kept[i]),
             seconds=clock.share(len(questions)),
             tokens={
-                "generated": answer.tokens,
-                "read": answer.read,
-                "calls": 1,
+                **answer.usage,
                 "passages_read": len(kept[i]),
                 "passages_left_out": len(passages[i]) - len(kept[i]),
             },

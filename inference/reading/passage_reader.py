@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.reading.reader import Answer, Opened, Reader, share
+from reflectune.inference.reading.reader import Answer, Opened, Reader, Usage, share
 from reflectune.models.prefix.engine import Branches, PrefixEngine
 from reflectune.models.schemes.passages import PassageScheme
 
@@ -22,11 +22,13 @@ class Judged:
         branches: The engine's state.
         passages: Per question, the passages that were read: all that the model's context holds.
         relevance: Per question and passage: p([Relevant]) (S_rel, equation 6) and p([Irrelevant]), full softmax.
+        usage: What is counted of each question.
     """
 
     branches: Branches
     passages: list[list[Passage]]
     relevance: list[list[tuple[float, float]]]
+    usage: Usage = field(default_factory=Usage)
 
 
 class PassageReader(Reader):
@@ -42,11 +44,13 @@ class PassageReader(Reader):
         rendered = [
             self._scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)
         ]
-        return Opened(questions, self._engine.read(rendered), [len(each.ids) for each in rendered])
+        return Opened.of(questions, self._engine.read(rendered), [len(each.ids) for each in rendered])
 
     def gates(self, opened: Opened) -> list[float]:
         """P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) of each question, after equation 1."""
         both = opened.prefixes.probabilities(self._ids("retrieve", "no_retrieve")).tolist()
+        for row, length in enumerate(opened.lengths):
+            opened.usage.branch(row, length, 0)
         return [share(yes, no) for yes, no in both]
 
     def answer_directly(self, opened: Opened, rows: Sequence[int]) -> list[Answer]:
@@ -59,7 +63,10 @@ class PassageReader(Reader):
             for row, question in enumerate(opened.questions)
         ]
         state = self._engine.branch(opened.prefixes, branches)
-        return self._generate(state, [(row, 0) for row in rows], [])
+        answers = self._generate(state, [(row, 0) for row in rows], [])
+        for row, answer in zip(rows, answers, strict=True):
+            opened.usage.branch(row, opened.lengths[row], len(branches[row][0]), answer.tokens)
+        return answers
 
     def judge(self, opened: Opened, passages: Sequence[Sequence[Passage]]) -> Judged:
         """Read each question's passages after [Retrieval], all in one batch; a question may have none.
@@ -79,13 +86,22 @@ class PassageReader(Reader):
             branches.append([ids[k] for k in fitting])
         state = self._engine.branch(opened.prefixes, branches)
         probabilities = state.probabilities(self._ids("relevant", "irrelevant"))
-        return Judged(
-            state, kept, [[(yes, no) for yes, no in question_pairs.tolist()] for question_pairs in probabilities]
-        )
+        for row, (length, question_branches) in enumerate(zip(opened.lengths, branches, strict=True)):
+            for branch in question_branches:
+                opened.usage.branch(row, length, len(branch))
+        relevance = [[(yes, no) for yes, no in question_pairs.tolist()] for question_pairs in probabilities]
+        return Judged(state, kept, relevance, opened.usage)
 
     def answer_from(self, judged: Judged, rows: Sequence[tuple[int, int]]) -> list[Answer]:
-        """Answer from passages, given as (question, passage) positions, after [Relevant], equation 5."""
-        return self._generate(judged.branches, rows, self._ids("relevant"))
+        """Answer from passages, given as (question, passage) positions, after [Relevant], equation 5.
+
+        Each goes on with the call that judged its passage.
+        """
+        forced = self._ids("relevant")
+        answers = self._generate(judged.branches, rows, forced)
+        for (row, _), answer in zip(rows, answers, strict=True):
+            judged.usage.add(row, computed=len(forced), generated=answer.tokens)
+        return answers
 
     def _ids(self, *roles: str) -> list[int]:
         return [self._renderer.token_id(role) for role in roles]

@@ -53,12 +53,14 @@ class PromptedReader:
         prefixes = [
             self._scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)
         ]
-        return Opened(questions, self._engine.read(prefixes), [len(prefix.ids) for prefix in prefixes])
+        return Opened.of(questions, self._engine.read(prefixes), [len(prefix.ids) for prefix in prefixes])
 
     def gates(self, opened: Opened) -> list[float]:
         """Score_RET of each question, equation 4: the softmax of two logits, in [0, 1]."""
         prompt = self._scheme.prompt_branch(self._renderer, "ret")
         state = self._engine.branch(opened.prefixes, [[prompt] for _ in opened.questions])
+        for row, length in enumerate(opened.lengths):
+            opened.usage.branch(row, length, len(prompt))
         probabilities = state.probabilities(self._ids("retrieve", "no_retrieve"))
         return [share(*question_probabilities[0].tolist()) for question_probabilities in probabilities]
 
@@ -76,6 +78,8 @@ class PromptedReader:
             room = self._engine.max_length - length - self._max_new_tokens
             places.append([k for k, prompt in enumerate(ids) if len(prompt) <= room])
             branches.append([ids[k] for k in places[-1]])
+            for prompt in branches[-1]:
+                opened.usage.branch(len(branches) - 1, length, len(prompt))
         state = self._engine.branch(opened.prefixes, branches)
         scores: list[list[float | None]] = [[None] * len(question_documents) for question_documents in documents]
         for i, probabilities in enumerate(state.probabilities(self._ids("relevant", "irrelevant"))):
@@ -129,6 +133,8 @@ class PromptedReader:
         state = self._engine.branch(opened.prefixes, branches)
         generations = self._engine.generate(state, [(i, 0) for i in prompts], max_new_tokens=most)
         self._engine.check_numbers(*(generation.score for generation in generations))
+        for i, made in zip(prompts, generations, strict=True):
+            opened.usage.branch(i, opened.lengths[i], len(prompts[i]), len(made.token_ids))
         return dict(zip(prompts, generations, strict=True))
 
     def _one_line(self, text: str) -> str:

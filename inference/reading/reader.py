@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from PIL import Image
 
@@ -32,6 +33,41 @@ class Answer:
     passages_read: int = 0
     read: int = 0
 
+    @property
+    def usage(self) -> Mapping[str, int]:
+        """What an answer in one turn cost."""
+        return {"calls": 1, "read": self.read, "computed": self.read, "generated": self.tokens}
+
+
+USAGE = ("calls", "read", "computed", "generated")
+
+
+class Usage:
+    """What each question of a batch has cost so far, by its position.
+
+    `calls` are prompts put to the model, `read` their tokens as a loop of separate calls would read them, each prompt
+    from its beginning, and `computed` the tokens that were read here, where what a question's prompts begin with is
+    read once; `generated` are tokens written. What a small memory made the engine read again isn't counted, nor that
+    questions may share a picture: the counts of a question are the same in any company.
+    """
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self._counts: dict[int, Counter[str]] = {}
+
+    def add(self, row: int, **counts: int) -> None:
+        """Add to a question's counts, which are named as in `USAGE`."""
+        self._counts.setdefault(row, Counter()).update(counts)
+
+    def branch(self, row: int, prefix: int, tokens: int, generated: int = 0) -> None:
+        """Count a prompt that goes on for so many tokens behind a prefix that has been read, and what was replied."""
+        self.add(row, calls=1, read=prefix + tokens, computed=tokens, generated=generated)
+
+    def of(self, row: int) -> Mapping[str, int]:
+        """A question's counts, for its trace."""
+        counts = self._counts.get(row, Counter())
+        return {name: counts[name] for name in USAGE}
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -41,11 +77,21 @@ class Opened:
         questions: The questions.
         prefixes: The engine's state.
         lengths: Length of each prefix in tokens.
+        usage: What is counted of each question.
     """
 
     questions: Sequence[Question]
     prefixes: Prefixes
     lengths: Sequence[int]
+    usage: Usage = field(default_factory=Usage)
+
+    @classmethod
+    def of(cls, questions: Sequence[Question], prefixes: Prefixes, lengths: Sequence[int]) -> Opened:
+        """Questions whose prefixes have just been read, which is counted."""
+        opened = cls(questions, prefixes, lengths)
+        for row, length in enumerate(lengths):
+            opened.usage.add(row, computed=length)
+        return opened
 
 
 class Reader:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from reflectune.core.html import Table, render
 from reflectune.inference.report.tables import score_cell
 from reflectune.inference.scoring.trajectories import COSTS
+from reflectune.inference.scoring.variants import LEAST_SAVED, MOST_LOST
 from reflectune.inference.trace import Trace
 
 COST_HEADS = {
@@ -17,6 +18,7 @@ COST_HEADS = {
     "calls": "model calls",
     "searches": "searches",
     "read": "tokens read",
+    "computed": "tokens computed",
     "generated": "tokens written",
     "seconds": "seconds",
 }
@@ -36,15 +38,34 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
         if name != "best_baseline"
     ]
     caption = (
-        "Of a question, on average. Tokens read are counted as if every prompt were read from its beginning; what a "
-        "question's prompts share is read once. Seconds are of a batch, shared equally."
+        "Of a question, on average. Tokens read are those of all prompts, each from its beginning, as a loop of calls "
+        "reads them. What a question's prompts begin with is read once here: that is how tokens computed are "
+        "counted (not known behind a server). Seconds are of a batch, shared equally."
     )
     tables = [Table(["pipeline", *COST_HEADS.values()], rows, caption)]
     notes = []
     for name, measured in metrics["trajectories"].items():
         tables.append(_iterations(name, measured))
         notes.append(_sentence(name, measured))
+    if stop := metrics.get("stop_rule"):
+        notes.append(stop_sentence(stop))
     return render("inference/report/templates/tables.html", tables=tables, notes=notes)
+
+
+def stop_sentence(stop: Mapping[str, Any]) -> str:
+    """What PMSR's stop rule saves and costs, in words."""
+    saved, lost = stop["saved"], stop["lost"]
+    told = (
+        f"PMSR's stop rule: {number(stop['iterations'])} iterations with a record in place of {number(stop['fixed'])}, "
+        f"{100 * saved['value']:.1f} % saved ({100 * saved['low']:.1f} to {100 * saved['high']:.1f})"
+    )
+    cost = (
+        f", at {100 * lost['value']:+.1f} points lost ({100 * lost['low']:+.1f} to {100 * lost['high']:+.1f})"
+        if lost is not None
+        else ""
+    )
+    marks = f"At least {100 * LEAST_SAVED:.0f} % saved at no more than {100 * MOST_LOST:.0f} point lost"
+    return f"{told}{cost}, over the same {saved['n']} questions. {marks}: {stop['verdict']}."
 
 
 def browsed(trace: Trace) -> list[dict[str, Any]]:

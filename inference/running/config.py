@@ -67,6 +67,9 @@ class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
         iterative = [name for name, recipe in recipes.items() if recipe.is_iterative]
         if iterative and self.ranked_entities:
             issues.append(f"`index` is needed by {', '.join(iterative)}: ranked entities can't be searched with texts")
+        asking_web = [name for name, recipe in recipes.items() if recipe.searches_web]
+        if asking_web and not (self.web_url or self.text_index):
+            issues.append(f"`text_index` is needed by {', '.join(asking_web)}, or `web_url`: one of them finds pages")
         reading_texts = [name for name, recipe in recipes.items() if recipe.searches_text]
         if reading_texts and not self.text_index:
             issues.append(f"`text_index` is needed by {', '.join(reading_texts)}: build one with build_text_index")
@@ -88,8 +91,14 @@ class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
             issues.append(
                 f"`plain_model` is needed by {', '.join(tuned_plainly)}: a checkpoint of scheme plain, see build_plain"
             )
-        if any(recipe.asks_server(self) for recipe in recipes.values()):
+        served = any(recipe.asks_server(self) for recipe in recipes.values())
+        if served:
             issues += self.llm_problems()
+        for key in ("run_tokens", "run_cost"):
+            if getattr(self, key) and not served:
+                issues.append(f"`{key}` is of a server's model, and none is asked; set `reader` or `answerer`: server")
+        if self.run_cost and served and not (self.llm_input_price or self.llm_output_price):
+            issues.append("`run_cost` needs `llm_input_price` or `llm_output_price`: without a price nothing costs")
         based = [n for n, r in recipes.items() if r.role(self) == "base_model" or r.answered_by_base(self)]
         if based and not self.base_model:
             issues.append("`base_model` is needed by " + ", ".join(based))

@@ -22,9 +22,10 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import SERVER, ModelRole
+from reflectune.inference.operators.budget import Budget, outgrown
 from reflectune.inference.operators.journal import Journal, remove_journal
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.recipe import Parts
+from reflectune.inference.pipelines.recipe import Parts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, stages_for
 from reflectune.inference.reading.collaborators import (
     open_engine,
@@ -44,6 +45,7 @@ from reflectune.inference.trace import Trace
 from reflectune.models.remote.client import RemoteModel
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
+from reflectune.retrieval.web.server import ServedPages
 
 Plan = dict[str, list[Question]]
 
@@ -72,9 +74,10 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         retriever=open_retriever(config, dataset.knowledge) if config.finds_entries else None,
         reranker=open_reranker(config) if any(find_recipe(name).reranks for name in planned) else None,
         texts=_open_texts(config, dataset, device) if any(_reads_texts(name, config) for name in planned) else None,
+        text_knowledge=KnowledgeBase(config.text_knowledge) if config.text_knowledge else None,
     )
-    with _remote(config, planned) as remote:
-        traces, models = _answer(config, dataset, dataclasses.replace(parts, remote=remote), planned)
+    with _remote(config, planned) as remote, _pages(config, planned) as pages:
+        traces, models = _answer(config, dataset, dataclasses.replace(parts, remote=remote, pages=pages), planned)
     if not state.is_main_process:
         return {}
     metrics = {
@@ -179,7 +182,7 @@ def _answer(config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Pla
             models.append(facts)
         for name in names:
             determined = _fingerprint(name, config, dataset, models, ready)
-            with _journal(config, name, determined) as journal:
+            with _journal(config, name, determined, traces) as journal:
                 traces[name] = run_pipeline(
                     name,
                     functools.partial(build_pipeline, name, dataclasses.replace(ready, journal=journal)),
@@ -190,6 +193,7 @@ def _answer(config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Pla
                     batch_questions=config.batch_questions,
                     on_error=config.on_error,
                     form=config.traces,
+                    reopen=functools.partial(outgrown, now=Budget.of(config, None).limits),
                 )
         del ready
         gc.collect()
@@ -197,16 +201,21 @@ def _answer(config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Pla
 
 
 @contextmanager
-def _journal(config: EvaluateConfig, name: str, determined: str) -> Iterator[Journal | None]:
-    """The journal of an iterative pipeline, which is deleted when all its questions have been answered."""
+def _journal(
+    config: EvaluateConfig, name: str, determined: str, traces: Mapping[str, Mapping[str, Trace]]
+) -> Iterator[Journal | None]:
+    """The journal of an iterative pipeline, which is deleted when all its questions have been answered.
+
+    It stays where a budget has ended trajectories, which a higher one goes on with.
+    """
     if not find_recipe(name).is_iterative:
         yield None
         return
     launch, folder = processes(), Path(config.output, "traces", "journal")
-    with Journal(folder, name, determined, launch.index) as journal:
+    with Journal(folder, name, determined, launch.index, Budget.of(config, None).limits) as journal:
         yield journal
     launch.wait()
-    if launch.index == 0:
+    if launch.index == 0 and not any(trace.limit for trace in traces[name].values()):
         remove_journal(folder, name)
 
 
@@ -262,9 +271,15 @@ def _fingerprint(
             **({"reranker": parts.reranker.fingerprint} if parts.reranker and recipe.reranks else {}),
             **({"base_model": hashes["base_model"]} if recipe.answered_by_base(config) else {}),
             **({"answerer": hashes.get("answerer", SERVER)} if recipe.answerer(config) else {}),
-            "settings": {setting: getattr(config, setting) for setting in settings},
+            "settings": {setting: getattr(config, setting) for setting in (*settings, *_varied(config, recipe))},
         }
     )
+
+
+def _varied(config: EvaluateConfig, recipe: Recipe) -> list[str]:
+    """The settings of a recipe's variants, those that aren't at their defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    return [name for name in recipe.variants if getattr(config, name) != defaults[name]]
 
 
 def _server(config: EvaluateConfig) -> Any:
@@ -279,12 +294,25 @@ def _remote(config: EvaluateConfig, planned: Iterable[str]) -> Iterator[RemoteMo
     if not any(find_recipe(name).asks_server(config) for name in planned):
         yield None
         return
-    replies = Path(config.llm_cache or Path(config.output, "replies.jsonl"))
-    launch = processes()
-    own = replies if launch.index == 0 else replies.with_suffix(f".{launch.index}{replies.suffix}")
-    with RemoteModel(config.endpoint(), own) as model:
+    with RemoteModel(config.endpoint(), _own(Path(config.llm_cache or Path(config.output, "replies.jsonl")))) as model:
         yield model
     print(model.summary())
+
+
+@contextmanager
+def _pages(config: EvaluateConfig, planned: Iterable[str]) -> Iterator[ServedPages | None]:
+    """The search server, if one is named and a pipeline asks it; what it finds is kept in a file of this process."""
+    if not config.web_url or not any(find_recipe(name).searches_web for name in planned):
+        yield None
+        return
+    with ServedPages(config.web_endpoint(), _own(Path(config.output, "pages.jsonl"))) as pages:
+        yield pages
+
+
+def _own(path: Path) -> Path:
+    """This process's file of replies."""
+    index = processes().index
+    return path if index == 0 else path.with_suffix(f".{index}{path.suffix}")
 
 
 def _name(dataset: Dataset) -> str:

@@ -18,7 +18,7 @@ from reflectune.core.types import Question
 from reflectune.data_builders.dataset import image_roots
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.trace import Trace, to_row
-from reflectune.inference.trace_files.keeping import TraceForm, TraceStore
+from reflectune.inference.trace_files.keeping import Reopen, TraceForm, TraceStore
 
 
 def run_pipeline(
@@ -32,6 +32,7 @@ def run_pipeline(
     batch_questions: int,
     on_error: Literal["stop", "skip"],
     form: TraceForm = "jsonl",
+    reopen: Reopen = lambda limit: False,
 ) -> Mapping[str, Trace]:
     """Answer all questions that are not answered yet; return all traces, by question id.
 
@@ -48,6 +49,7 @@ def run_pipeline(
         batch_questions: Questions in a batch.
         on_error: What to do with a question whose image or text is bad.
         form: How traces are kept. Those in Parquet stay on the disk, and have no passages' text (see `TraceColumns`).
+        reopen: Whether a trace that was ended by this budget (`Trace.limit`) is made again: a higher one goes on.
 
     Raises:
         UserError: Two questions share an id, a question is bad (and `on_error` is "stop"), or `folder` holds traces
@@ -63,7 +65,8 @@ def run_pipeline(
         traces += [Trace(question_id=key, pipeline=name, error=message) for key, message in errors.items()]
         return ((trace.question_id, to_row(trace)) for trace in traces)
 
-    return TraceStore(folder, name, fingerprint, form).fill(ordered, answer, batch_questions, processes())
+    store = TraceStore(folder, name, fingerprint, form)
+    return store.fill(ordered, answer, batch_questions, processes(), reopen=reopen)
 
 
 def processes() -> Processes:

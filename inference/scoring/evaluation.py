@@ -17,6 +17,7 @@ from reflectune.inference.scoring.paper_numbers import MR2AG_5
 from reflectune.inference.scoring.reflection_metrics import reflection
 from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows, traces_of_reflecting
 from reflectune.inference.scoring.trajectories import costs, trajectories
+from reflectune.inference.scoring.variants import noise, stop_rule
 from reflectune.inference.selection.ranking import FULL, RANKINGS, order_agreement
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics import gates
@@ -95,6 +96,8 @@ def evaluate(
         },
         "costs": {name: costs(pipeline_traces) for name, pipeline_traces in pipelines.items()},
         "trajectories": trajectories(official, pipelines, seed=seed),
+        "stop_rule": stop_rule(official, pipelines, measure=measure, seed=seed),
+        "noise": noise(pipelines),
         "coverage": {name: _coverage(questions, pipeline_traces) for name, pipeline_traces in pipelines.items()},
         BEST_BASELINE: strongest,
         "too_long_for_bem": list(measure.too_long),

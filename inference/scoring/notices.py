@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,8 @@ def notices(
     told += _left_out(questions, traces, metrics, measure)
     told += _reflection(traces, metrics["reflection"])
     told += _nothing_found(traces)
+    told += _cut_short(traces)
+    told += _searched_in_vain(traces)
     told += _failures(traces)
     return told
 
@@ -120,6 +123,35 @@ def _nothing_found(traces: Traces) -> list[str]:
     searched = [trace for trace in traces.get("retrieval", {}).values() if trace.retrieved]
     count = sum(not trace.hits for trace in searched)
     return [f"For {count} of {len(searched)} questions no entry was found."] if count else []
+
+
+def _cut_short(traces: Traces) -> list[str]:
+    """How many trajectories a budget ended, by pipeline."""
+    told = []
+    for name, pipeline_traces in traces.items():
+        ended = Counter(trace.ended for trace in pipeline_traces.values() if trace.limit)
+        if ended:
+            reasons = "; ".join(f"{reason}: {count}" for reason, count in ended.most_common())
+            told.append(
+                f"{name}: {ended.total()} of {len(pipeline_traces)} questions were answered from what there was when a "
+                f"budget was used up ({reasons}). With a higher one the same command goes on with them."
+            )
+    return told
+
+
+def _searched_in_vain(traces: Traces) -> list[str]:
+    """How many searches went without a knowledge base that failed, by pipeline and base."""
+    told = []
+    for name, pipeline_traces in traces.items():
+        searches = [step for trace in pipeline_traces.values() for step in trace.steps if step.operator == "search"]
+        for base in sorted({base for step in searches for base in step.missing}):
+            failed = [step for step in searches if base in step.missing]
+            questions = sum(any(base in step.missing for step in trace.steps) for trace in pipeline_traces.values())
+            told.append(
+                f"{name}: {len(failed)} of {len(searches)} searches, of {questions} questions, went without the "
+                f"knowledge base `{base}`, which failed: {failed[0].missing[base]}"
+            )
+    return told
 
 
 def _failures(traces: Traces) -> list[str]:

@@ -16,24 +16,32 @@ Course = Literal["stable_correct", "correction", "conflict", "persistent_fail"]
 """PMSR's types of trajectories (table 8): right after every iteration; wrong at first and right at the end; right in
 between or at first, and wrong at the end; never right."""
 
-COSTS = ("passages", "calls", "searches", "read", "generated", "seconds")
+COSTS = ("passages", "calls", "searches", "read", "computed", "generated", "seconds")
 
 
 def costs(traces: Mapping[str, Trace]) -> dict[str, float | None]:
     """What a question costs on average.
 
     Returns:
-        `passages` that were read, `calls` of a model, `searches`, tokens that were `read` and `generated`, and
-        `seconds`; None for what the pipeline doesn't count.
+        `passages` that were read, `calls` of a model, `searches`, tokens that prompts had (`read`), that were read
+        once where prompts begin alike (`computed`) and that were `generated`, and `seconds`; None for what isn't known:
+        of traces that an earlier version wrote, or of a server.
     """
     counted = [trace for trace in traces.values() if not trace.error]
     if not counted:
         return dict.fromkeys(COSTS)
     return {
         "passages": mean_if_all([len(trace.passages) for trace in counted]),
-        **{name: mean_if_all([trace.tokens.get(name) for trace in counted]) for name in COSTS[1:-1]},
+        **{name: mean_if_all([_count(name, trace) for trace in counted]) for name in COSTS[1:-1]},
         "seconds": mean_if_all([sum(trace.seconds.values()) for trace in counted]),
     }
+
+
+def _count(name: str, trace: Trace) -> float | None:
+    """What a question cost; what isn't a trajectory searches at most once, and an oracle is told what it would find."""
+    if name == "searches" and not trace.steps:
+        return float(trace.retrieved and any(hit.query != "gold" for hit in trace.hits))
+    return trace.tokens.get(name)
 
 
 def trajectories(questions: Sequence[Question], traces: Traces, *, seed: int) -> dict[str, Any]:

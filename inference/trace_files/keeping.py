@@ -10,17 +10,20 @@ from typing import Final, Literal
 import numpy as np
 
 from reflectune.core.durable import read_rows
-from reflectune.core.resumable import Processes, Row, run_batches, unique_ids
+from reflectune.core.resumable import Processes, Row, drop_rows, run_batches, unique_ids
 from reflectune.core.types import Question
 from reflectune.inference.trace import Trace, from_row
 from reflectune.inference.trace_files.columns import TraceColumns
 from reflectune.inference.trace_files.layout import passages_path, read_column
-from reflectune.inference.trace_files.merging import merge_lines, merge_tables
+from reflectune.inference.trace_files.merging import drop_traces, merge_lines, merge_tables
 from reflectune.inference.trace_files.reading import TraceFile
 from reflectune.inference.trace_files.sealing import SealingLogs, seal
 
 TraceForm = Literal["auto", "jsonl", "parquet"]
 """How a pipeline's traces are kept; `auto`: as Parquet once they have more than `MOST_LOGGED` as JSONL."""
+
+Reopen = Callable[[Mapping[str, float]], bool]
+"""Whether a trace that was ended by a budget (`Trace.limit`) is to be made again."""
 
 MOST_LOGGED: Final = 64 * 2**20
 """Bytes of JSONL: about 500 questions with 150 passages each."""
@@ -54,6 +57,8 @@ class TraceStore:
         answer: Callable[[Sequence[Question]], Iterable[tuple[str, Row]]],
         batch_questions: int,
         processes: Processes,
+        *,
+        reopen: Reopen = lambda limit: False,
     ) -> Mapping[str, Trace]:
         """Make the traces that are missing (see `run_batches`), merge them, and return all.
 
@@ -62,6 +67,7 @@ class TraceStore:
             answer: Makes a batch's rows, each with its question's id.
             batch_questions: Questions in a batch.
             processes: Of the launch.
+            reopen: Which traces are dropped before, so that they are missing.
 
         Returns:
             The questions' traces by id, in order; in Parquet they stay on the disk (see `TraceColumns`).
@@ -70,6 +76,9 @@ class TraceStore:
             UserError: Two questions share an id, or a file is damaged or of other settings.
         """
         ids = unique_ids(questions)
+        if processes.index == 0:
+            self._drop(reopen)
+        processes.wait()
         logged = {*self._logs.places(), *self._ids(self._logs.sealed())}
         done = logged | self._ids(self._table) | {row["id"] for log in self._lines for row in self._rows(log)}
         if logged or not done.issuperset(ids):
@@ -108,6 +117,13 @@ class TraceStore:
     def _lines(self) -> list[Path]:
         """The merged file in JSONL, if there is one."""
         return [path for path in [self.folder / f"{self.name}.jsonl"] if path.exists()]
+
+    def _drop(self, unwanted: Reopen) -> None:
+        """Drop traces that were ended by an unwanted budget, wherever they stand."""
+        merged = self.folder / f"{self.name}.jsonl"
+        drop_rows(merged, self.fingerprint, lambda row: unwanted(row.get("limit") or {}))
+        for table in (*self._table, *self._logs.sealed()):
+            drop_traces(table, self.fingerprint, unwanted)
 
     def _rows(self, log: Path) -> Iterator[Row]:
         return read_rows(log, self.fingerprint)

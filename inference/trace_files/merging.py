@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +91,27 @@ def _regrouped(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
             left = left.slice(size)
     if len(left):
         yield left
+
+
+def drop_traces(path: Path, fingerprint: str, unwanted: Callable[[Mapping[str, float]], bool]) -> None:
+    """Take traces out of a questions' file; their passages stay where they are.
+
+    Args:
+        path: The file.
+        fingerprint: Hash of everything that determines a trace.
+        unwanted: Whether a trace goes, by the budget that ended it (`Trace.limit`).
+    """
+    kept = np.array([not unwanted(dict(limit or ())) for limit in read_column(path, "limit", fingerprint).to_pylist()])
+    if kept.all():
+        return
+    start = 0
+    with open_table(path, fingerprint) as file, parquet_file(path, QUESTIONS, fingerprint) as writer, reading(path):
+        for number in range(file.num_row_groups):
+            group = file.read_row_group(number)
+            left = group.filter(pa.array(kept[start : start + len(group)]))
+            start += len(group)
+            if len(left):
+                writer.write_table(left.cast(QUESTIONS))
 
 
 def merge_lines(logs: Sequence[Path], tables: Sequence[Path], path: Path, fingerprint: str) -> None:

@@ -118,6 +118,8 @@ class PrefixEngine:
         self.max_length: int = self._model.config.get_text_config().max_position_embeddings
         self._ends = torch.tensor(_end_tokens(loaded), device=self._model.device)
 
+    tokens_read = property(lambda self: self._forward.tokens_read, doc="Tokens of prompts that were read so far.")
+
     @torch.no_grad()
     def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
         """Read images and prefixes, each once; of prefixes with the same pictures, those pictures once.
@@ -285,8 +287,6 @@ class PrefixEngine:
                 f"the model computes what is no number, in {str(self._model.dtype).removeprefix('torch.')}: float16 "
                 "overflows in some models, where bfloat16 and float32 do not; else its weights are damaged"
             )
-
-    # Branches and answers.
 
     def _read_branches(
         self, prefixes: Prefixes, branches: Sequence[Sequence[Sequence[int]]], rows: Sequence[tuple[int, int]]

@@ -35,6 +35,9 @@ class Forward:
     Args:
         model: The model. Its attention is replaced by one that computes the same and can share prefixes.
 
+    Attributes:
+        tokens_read: Tokens of prompts that it has read so far, padding and decoded tokens left out.
+
     Raises:
         UserError: The model's attention is not one that can.
     """
@@ -43,6 +46,7 @@ class Forward:
         share_prefixes(model)
         self.model = model.eval()
         self.positions = Positions(model)
+        self.tokens_read = 0
 
     def prefill(self, prefixes: Sequence[Rendered]) -> Rows:
         """Read the images and the prefixes of one batch, into key-value caches of their own."""
@@ -114,6 +118,7 @@ class Forward:
         """Token ids padded on the right, and which are real, both of shape (rows, longest)."""
         counts = np.array([len(row_ids) for row_ids in ids])
         real = np.arange(counts.max()) < counts[:, None]
+        self.tokens_read += int(counts.sum())
         padded = np.zeros(real.shape, dtype=np.int64)
         padded[real] = np.concatenate([np.asarray(row_ids, dtype=np.int64) for row_ids in ids])
         return torch.from_numpy(padded).to(self.model.device), torch.from_numpy(real).to(self.model.device)

@@ -34,6 +34,7 @@ class Endpoint:
         options: Fields merged into every request; one that is None is taken out of it.
         input_price: Of a million tokens sent, in any currency.
         output_price: Of a million tokens received.
+        keys: What the keys of a config that name this server begin with, for messages.
 
     Raises:
         UserError: The URL is no address, or the key can't stand in a request's header.
@@ -50,6 +51,7 @@ class Endpoint:
     options: Mapping[str, Any] = field(default_factory=dict)
     input_price: float = 0.0
     output_price: float = 0.0
+    keys: str = "llm"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key.strip())

@@ -63,13 +63,14 @@ class Transport:
 
     Args:
         endpoint: The server.
+        path: What of it is asked, behind its root.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        sent = _completions(endpoint.url)
+    def __init__(self, endpoint: Endpoint, path: str = "/chat/completions") -> None:
+        self._endpoint, self._path = endpoint, path
+        sent = _below(endpoint, endpoint.url, path)
         # httpx logs the address, so it is given the one that may be shown, and the secrets as `auth` and `target`.
-        self._url, self._target = str(_completions(endpoint.shown_url)), sent.raw_path
+        self._url, self._target = str(_below(endpoint, endpoint.shown_url, path)), sent.raw_path
         self._secrets = [endpoint.key, *secrets_in(str(sent))]
         bearer = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
         self._client = httpx.Client(  # what is sent packed could be any size when it is unpacked: `identity`
@@ -124,7 +125,8 @@ class Transport:
             problem = str(failure)
         raise UserError(
             f"{self._url} failed {self._endpoint.retries + 1} times in a row, the last time: {problem}; what was "
-            "answered is kept: run the same command again to go on (a lower `llm_concurrency` helps a busy server)"
+            f"answered is kept: run the same command again to go on (a lower `{self._endpoint.keys}_concurrency` "
+            "helps a busy server)"
         )
 
     def _attempt(self, body: dict[str, Any], parse: Callable[[Any], Parsed]) -> Parsed:
@@ -137,7 +139,8 @@ class Transport:
             return parse(value)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             # no cause: it may quote the reply, and the reply the key
-            raise _Passing(f"no chat completion, but: {_shown(content, self._secrets)}") from None
+            expected = "chat completion" if self._path else "list of results"
+            raise _Passing(f"no {expected}, but: {_shown(content, self._secrets)}") from None
 
     def _send(self, body: dict[str, Any]) -> bytes:
         parts: dict[str, Any] = {
@@ -149,7 +152,7 @@ class Transport:
         try:
             with self._client.stream("POST", self._url, **parts) as response:
                 if response.is_success:
-                    return _read(response, deadline)
+                    return _read(response, deadline, f"{self._endpoint.keys}_timeout")
                 raise self._status(response)
         except (httpx.HTTPError, OSError) as error:
             reason = _masked(str(error), self._secrets)
@@ -161,6 +164,7 @@ class Transport:
         with suppress(httpx.HTTPError):
             content = next(response.iter_raw(1 << 16), b"")
         said = f"status {response.status_code}: {_shown(content, self._secrets)}"
+        keys = self._endpoint.keys
         out_of_money = response.status_code == 402 or b"insufficient_quota" in content
         if response.status_code in PASSING and not out_of_money:
             return _Passing(said, retry_after(response.headers.get("Retry-After", "")))
@@ -169,7 +173,8 @@ class Transport:
         advice = (
             "the account has no credit left"
             if out_of_money
-            else "check `llm_url`, `llm_model` and the API key in the variable that `llm_key_variable` names"
+            else f"check `{keys}_url`,{' `llm_model`' if keys == 'llm' else ''} and the API key in the variable that "
+            f"`{keys}_key_variable` names"
         )
         return UserError(f"{self._url} answers {said}; {advice}; what was answered before is kept")
 
@@ -187,14 +192,15 @@ class Transport:
             self._not_before = max(self._not_before, until)
 
 
-def _completions(url: str) -> httpx.URL:
-    """Where the API of this root is asked for completions; a query stays behind the path."""
+def _below(endpoint: Endpoint, url: str, wanted: str) -> httpx.URL:
+    """Where a root is asked for something; a query stays behind the path. With nothing wanted it is the root itself."""
     try:
         root = httpx.URL(url.strip())
     except httpx.InvalidURL:  # no cause: it may quote a password
-        raise UserError(f"`llm_url` is no address that a request can be sent to: `{shown_url(url)}`") from None
+        told = f"`{endpoint.keys}_url` is no address that a request can be sent to: `{shown_url(url)}`"
+        raise UserError(told) from None
     path, mark, query = root.raw_path.partition(b"?")
-    return root.copy_with(raw_path=path.rstrip(b"/") + b"/chat/completions" + mark + query)
+    return root.copy_with(raw_path=path.rstrip(b"/") + wanted.encode() + mark + query) if wanted else root
 
 
 def _failure(state: tenacity.RetryCallState) -> _Passing:
@@ -218,7 +224,7 @@ def environment_proxy(url: str) -> httpx.Proxy | None:
         raise UserError(f"the environment's {scheme}_proxy is no address; write it as http://HOST:PORT") from None
 
 
-def _read(response: httpx.Response, deadline: float) -> bytes:
+def _read(response: httpx.Response, deadline: float, key: str) -> bytes:
     """The body, whole: a server that trickles or breaks off is a failure that may pass."""
     content = bytearray()
     for part in response.iter_raw():
@@ -226,7 +232,7 @@ def _read(response: httpx.Response, deadline: float) -> bytes:
         if len(content) > MOST_BYTES:
             raise _Passing(f"a reply of more than {MOST_BYTES >> 20} MiB")
         if time.monotonic() > deadline:
-            raise _Passing("the reply took longer than `llm_timeout`")
+            raise _Passing(f"the reply took longer than `{key}`")
     return bytes(content)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final, Literal, Protocol
 
@@ -15,6 +15,8 @@ from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 Merge = Literal["concat", "in_turn", "rrf", "scores"]
+OnFailure = Literal["stop", "degrade"]
+"""What a knowledge base that fails means: an error, or that it finds nothing, which is told."""
 MERGES: Final[tuple[Merge, ...]] = ("concat", "in_turn", "rrf", "scores")
 _RRF: Final = 60
 """k of reciprocal rank fusion, as Cormack et al. (SIGIR 2009) have it."""
@@ -61,24 +63,28 @@ class JointHits:
         query: The query.
         hits: By the name of the searcher, in the order of searchers: its hits, each passage once, best first.
         merged: All of them by the rule of merging, each passage once, ranked anew.
+        missing: By the name of each searcher that failed, why; its hits are empty.
     """
 
     query: Query
     hits: Mapping[str, Sequence[PassageHit]]
     merged: Sequence[PassageHit]
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 class JointSearch:
     """Searches several knowledge bases at the same time.
 
     What is returned depends on queries and knowledge bases, never on which of them answers first. A knowledge base that
-    fails ends the search with its name: results without it would pass for complete.
+    fails ends the search with its name: results without it would pass for complete. Who looks at `missing` may ask for
+    those of the others.
 
     Args:
         searchers: One for each knowledge base, in the order that merging goes by.
         merge: The rule; see `merge_hits`.
         parallel: By name, how many threads share a searcher's queries; 1 if it isn't named. More than 1 is for a
             searcher that waits for a server and may be called by several threads.
+        on_failure: `degrade`: of a searcher that fails, the queries that it was asked for find nothing there.
 
     Raises:
         ValueError: There is no searcher, two have one name, or `parallel` names none of them or is less than 1.
@@ -90,8 +96,14 @@ class JointSearch:
     """
 
     def __init__(
-        self, searchers: Sequence[Searcher], *, merge: Merge = "in_turn", parallel: Mapping[str, int] | None = None
+        self,
+        searchers: Sequence[Searcher],
+        *,
+        merge: Merge = "in_turn",
+        parallel: Mapping[str, int] | None = None,
+        on_failure: OnFailure = "stop",
     ) -> None:
+        self._on_failure = on_failure
         self.names = tuple(searcher.name for searcher in searchers)
         if not searchers or len(set(self.names)) != len(self.names):
             raise ValueError(f"searchers need names of their own, at least one; found {list(self.names)}")
@@ -113,7 +125,7 @@ class JointSearch:
 
         Raises:
             ValueError: `tops` names other searchers, has another number of queries, or is negative.
-            UserError: A knowledge base fails; of several that do the first is named.
+            UserError: A knowledge base fails, and that stops; of several that do the first is named.
         """
         budgets = {name: _budget(name, tops, len(queries)) for name in self.names}
         if tops.keys() != budgets.keys():
@@ -124,11 +136,20 @@ class JointSearch:
             for searcher in self._searchers
             for places in _cut(budgets[searcher.name], self._parallel[searcher.name])
         ]
-        for lane, lists in zip(lanes, _run(lanes, queries, budgets), strict=True):
+        missing: list[dict[str, str]] = [{} for _ in queries]
+        for lane, future in zip(lanes, _run(lanes, queries, budgets), strict=True):
+            try:
+                lists = _result(lane, future)
+            except UserError as error:
+                if self._on_failure == "stop":
+                    raise
+                for place in lane.places:
+                    missing[place][lane.searcher.name] = str(error)
+                continue
             for place, hits in zip(lane.places, lists, strict=True):
                 found[lane.searcher.name][place] = _ranked(_once(hits))
         return [
-            JointHits(query, own, merge_hits(list(own.values()), self._merge))
+            JointHits(query, own, merge_hits(list(own.values()), self._merge), missing[place])
             for place, query in enumerate(queries)
             for own in [{name: lists[place] for name, lists in found.items()}]
         ]
@@ -206,13 +227,12 @@ class _Lane:
 
 def _run(
     lanes: Sequence[_Lane], queries: Sequence[Query], budgets: Mapping[str, Sequence[int]]
-) -> list[list[list[PassageHit]]]:
-    """What each lane finds for its queries; all of them have ended when one raises."""
+) -> list[Future[list[list[PassageHit]]]]:
+    """What each lane finds for its queries; all of them have ended."""
     if not lanes:
         return []
     with ThreadPoolExecutor(len(lanes), thread_name_prefix="joint-search") as pool:
-        futures = [pool.submit(_search, lane, queries, budgets[lane.searcher.name]) for lane in lanes]
-    return [_result(lane, future) for lane, future in zip(lanes, futures, strict=True)]
+        return [pool.submit(_search, lane, queries, budgets[lane.searcher.name]) for lane in lanes]
 
 
 def _search(lane: _Lane, queries: Sequence[Query], budget: Sequence[int]) -> list[list[PassageHit]]:

@@ -85,11 +85,11 @@ INPUTS = frozenset(
 OUTPUTS = frozenset("output output_dir captions cache cache_features rewards llm_cache llm_batch".split())
 SPLITS = frozenset("split splits train_split eval_split visual_split".split())
 DEVICES = frozenset({"device"})
-ADDRESSES = frozenset({"llm_url"})
+ADDRESSES = frozenset({"llm_url", "web_url"})
 CHOSEN = frozenset(
     "annotator annotators pipelines scheme evidence gates train_towers report_to sources metric best_metric dtype "
     "reranker_dtype knowledge questions lora_targets push_to_hub llm_key_variable llm_options grid options part "
-    "choose extras only redo cost pipeline query_forms".split()
+    "choose extras only redo cost pipeline query_forms web_key_variable".split()
 )
 """Keys whose values are names of things that the tree has, or have a form of their own."""
 

@@ -12,7 +12,7 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.inference.grid.compare_config import CompareConfig
 from reflectune.inference.grid.compare_page import page, plot
-from reflectune.inference.grid.compare_run import compared, describe, run
+from reflectune.inference.grid.compare_run import compared, describe, run, standing
 from reflectune.inference.scoring.trajectories import COSTS
 
 
@@ -60,7 +60,10 @@ def test_the_front_is_what_nobody_beats_and_undercuts() -> None:
 
 def test_the_page_says_all_of_it() -> None:
     text = page(compared({"one": FIRST, "two": SECOND}))
-    assert "| pmsr | 60.0 (60.0 to 60.0) | +20.0 (+10.0 to +30.0) | 1 | 1 | 1 | 2,000 | 1 | 1 |" in text
+    assert (
+        "| pmsr | 60.0 (60.0 to 60.0) | +20.0 (+10.0 to +30.0) | 1 | 1 | 1 | 2,000 | 1 | 1 | 1 | ties (1 ahead, "
+        "0 behind of 2) |" in text
+    )
     assert "| naive | 40.0 (30.0 to 50.0) | – |" in text
     assert "by tokens read pmsr, naive" in text
     assert "| 0 | 80.0 (70.0 to 90.0) | 40.0 (30.0 to 50.0) |" in text
@@ -99,6 +102,53 @@ def test_finished_evaluations_are_read_and_not_run(tmp_path: Path) -> None:
         run(config, [])
 
 
+def test_one_config_may_be_run_with_other_keys(tmp_path: Path) -> None:
+    (file := tmp_path / "x.yaml").write_text("")
+    named = [f"{file}", f"{file} seed=1 'splits=[val_unseen_entity]'", f"{file} seed=2"]
+    config = CompareConfig(evaluations=named, output=str(tmp_path / "out"), limit=3)
+    assert config.problems() == []
+    folders = config.folders()
+    assert len(set(folders.values())) == 3
+    assert folders[named[0]].name == "x"
+    (plain, changed, _) = config.planned().values()
+    assert plain == {"config": str(file), "limit": "3", "output": str(folders[named[0]])}
+    assert (changed["seed"], changed["splits"]) == ("1", "[val_unseen_entity]")
+
+
+@pytest.mark.parametrize(
+    ("leads", "expected"),
+    [
+        ([], ""),
+        ([None], ""),
+        ([0.2, 0.3], "ahead in 2 of 2"),
+        ([-0.2, None], "behind in 1 of 1"),
+        ([0.2, 0.05], "ties (1 ahead, 0 behind of 2)"),
+    ],
+    ids=["nothing", "unknown", "ahead", "behind", "a tie"],
+)
+def test_a_pipeline_is_ahead_where_every_interval_is(leads: list[float | None], expected: str) -> None:
+    assert standing([None if lead is None else score(lead) for lead in leads]) == expected
+
+
+def test_irrelevant_passages_make_a_pipeline_of_their_own_and_a_table() -> None:
+    noisy = {**SECOND, "noise": {"pmsr": 4}}
+    record = compared({"clean": FIRST, "noisy": noisy})
+    assert list(record["pipelines"]) == ["naive", "pmsr", "slow", "pmsr, noise 4"]
+    assert [len(row["score"]) for row in record["pipelines"].values()] == [2, 1, 2, 1]
+    assert record["pipelines"]["pmsr, noise 4"]["lead"][0]["value"] == pytest.approx(0.3)
+    text = page(record)
+    assert "| pipeline | none | 4 |" in text
+    assert "| pmsr | 60.0 (50.0 to 70.0) | 60.0 (50.0 to 70.0) |" in text
+    assert "Irrelevant" not in page(compared({"clean": FIRST}))
+
+
+def test_what_the_stop_rule_saves_is_told() -> None:
+    stop = {"iterations": 2.0, "fixed": 5.0, "stopped": 1.0, "saved": score(0.6), "lost": score(0.0)}
+    text = page(compared({"one": {**FIRST, "stop_rule": {**stop, "verdict": "not settled"}}, "two": SECOND}))
+    assert "2 iterations with a record in place of 5, 60.0 % saved (50.0 to 70.0), at +0.0 points lost" in text
+    assert "no more than 1 point lost: not settled." in text
+
+
 def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("a/x.yaml", "b/x.yaml"):
@@ -110,4 +160,9 @@ def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert "neither a YAML file nor a folder" in told
     assert "two configs have one file name" in told
     assert "`output` is needed" in told
+    spoilt = [str(tmp_path / "a/x.yaml") + more for more in (" limit", " 'limit=1", " output=o")]
+    told = " ".join(CompareConfig(evaluations=spoilt, output=str(tmp_path / "out")).problems())
+    assert "`limit` behind" in told
+    assert "No closing quotation" in told
+    assert "leave out output=" in told
     assert any("`evaluations` is empty" in issue for issue in CompareConfig(output="o").problems())

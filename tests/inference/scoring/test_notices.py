@@ -6,6 +6,7 @@ from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.selection.document_choice import MctTrace
+from reflectune.inference.trace import Step
 
 MINIATURE = ModelFacts("model", "miniature/llava", "f", 1_700_000)
 LARGE = ModelFacts("model", "llava-1.5-7b", "f", 7_000_000_000)
@@ -44,6 +45,22 @@ def test_failures_are_counted_and_the_first_are_shown(make) -> None:
     assert "closed_book: 5 questions failed" in text
     assert "q000: image 0 is gone" in text
     assert "q004" not in text
+
+
+def test_searches_without_a_base_and_budgets_that_are_used_up_are_counted(make) -> None:
+    fine, away = Step("search", 0), Step("search", 1, missing={"pairs": "no route to host"})
+    limited = {"limit": {"question_tokens": 90}, "ended": "the question's 90 tokens are used up"}
+    traces = {
+        "pmsr": {
+            "q000": make.trace(0, "pmsr", steps=(fine, away)),
+            "q001": make.trace(1, "pmsr", steps=(fine,), **limited),
+        }
+    }
+    text = told([make.question(0), make.question(1)], traces, {}, [LARGE])
+    assert "pmsr: 1 of 3 searches, of 1 questions, went without the knowledge base `pairs`" in text
+    assert "no route to host" in text
+    assert "pmsr: 1 of 2 questions were answered from what there was when a budget was used up" in text
+    assert "(the question's 90 tokens are used up: 1). With a higher one" in text
 
 
 def test_questions_without_truth_are_counted(make) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from reflectune.inference.scoring.trajectories import costs, course, found_until, records_right, trajectories
-from reflectune.inference.trace import FoundPassage, Step, Trace
+from reflectune.inference.trace import FoundPassage, Step, Trace, from_row, to_row
 
 
 def found(entry_id: str, base: str) -> FoundPassage:
@@ -34,7 +35,7 @@ def walked(make: SimpleNamespace) -> Trace:
             *(search(1, ("e2", "texts"), ("e1", "pairs")), reason(1, "It is made of oak.")),
         ),
         ended="queries repeat",
-        tokens={"iterations": 3, "calls": 5, "searches": 2, "read": 70, "generated": 12},
+        tokens={"iterations": 3, "calls": 5, "searches": 2, "read": 70, "computed": 40, "generated": 12},
         seconds={"search": 0.25, "reason": 0.5},
     )
 
@@ -97,8 +98,22 @@ def test_costs_are_means_and_unknown_where_they_are_not_counted(make: SimpleName
         "calls": 5.0,
         "searches": 2.0,
         "read": 70.0,
+        "computed": 40.0,
         "generated": 12.0,
         "seconds": 0.75,
     }
     assert costs({"q001": walked, "q002": make.trace(2)})["calls"] is None
     assert costs({"q001": make.trace(1, error="no picture")})["passages"] is None
+
+
+def test_what_searches_at_most_once_has_its_searches_counted_by_what_it_found(make: SimpleNamespace) -> None:
+    found, told = make.hit("e1", 1), dataclasses.replace(make.hit("e1", 1), query="gold")
+    looked_up = {"q001": make.trace(1, retrieved=True, hits=(found,)), "q002": make.trace(2, retrieved=False)}
+    assert costs(looked_up)["searches"] == 0.5
+    assert costs({"q001": make.trace(1, retrieved=True, hits=(told,))})["searches"] == 0.0
+
+
+def test_a_trace_without_later_counts_is_still_read(make: SimpleNamespace) -> None:
+    earlier = from_row({**to_row(make.trace(1)), "tokens": {"generated": 4}})
+    told = costs({"q001": earlier})
+    assert (told["generated"], told["read"], told["computed"], told["calls"]) == (4.0, None, None, None)

@@ -188,6 +188,18 @@ def test_a_knowledge_base_that_fails_is_named(error: Exception | None, told: str
     assert len(slow.asked) == 1
 
 
+def test_a_knowledge_base_that_fails_may_find_nothing_and_is_named_all_the_same() -> None:
+    fine, away = Fixed("fine"), Failing("away", ConnectionError("no route"))
+    tops = {"fine": [1, 1], "away": [2, 0]}
+    asked = [Query(text="a"), Query(text="b")]
+    found = JointSearch([fine, away], on_failure="degrade").search(asked, tops)
+    alone = JointSearch([Fixed("fine")]).search(asked, {"fine": [1, 1]})
+    assert [each.merged for each in found] == [each.merged for each in alone]
+    assert [each.hits["away"] for each in found] == [[], []]
+    assert [list(each.missing) for each in found] == [["away"], []]  # of the second nothing was asked there
+    assert "`away` failed (ConnectionError: no route)" in found[0].missing["away"]
+
+
 @pytest.mark.parametrize(
     ("tops", "told"),
     [

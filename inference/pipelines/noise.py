@@ -1,0 +1,114 @@
+"""Noise in trajectories: irrelevant passages of the knowledge base among the records that a model is shown.
+
+PMSR's appendix M adds distractors to what a model answers from, and watches the score fall. Here they stand among the
+records of MI-RAG's and PMSR's trajectories, wherever a model sees all of these: when it writes queries, and when it
+answers. What a query is expanded by, the last record alone, stays the model's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.annotators.string import annotate_by_string
+from reflectune.inference.operators.budget import BudgetSpent
+from reflectune.inference.operators.requests import Request, Write
+from reflectune.inference.operators.trajectory import Outcome
+from reflectune.inference.operators.vocabulary import Steps
+from reflectune.models.rendering.turns import passage_text
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.passages import Lead, split_passages
+
+NOISE = "noise"
+"""What counts irrelevant passages in a trace's tokens."""
+_TRIES = 50
+"""Entries that are looked at for one passage before the knowledge base is said to have too few."""
+_READ_FROM_RECORDS = ("rewrite", "answer")
+
+
+def with_noise(
+    trajectory: Callable[[Question], Steps[Outcome]], draw: Callable[[Question], Sequence[str]], seed: int
+) -> Callable[[Question], Steps[Outcome]]:
+    """A pipeline's trajectory with irrelevant texts among the records that it shows a model.
+
+    Args:
+        trajectory: Whose documents of `rewrite` and `answer` are its records.
+        draw: A question's irrelevant texts.
+        seed: Of their places among the records, which are drawn by the question's id and kept from step to step.
+    """
+
+    def steps(question: Question) -> Steps[Outcome]:
+        texts = list(draw(question))
+        inner = trajectory(question)
+        places = random.Random(f"{seed} places {question.id}")
+        spread = [places.random() for _ in texts]
+
+        def shown(request: Request) -> Request:
+            if not isinstance(request, Write) or request.operator not in _READ_FROM_RECORDS:
+                return request
+            mixed = among(request.prompt.documents, texts, spread)
+            return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, documents=mixed))
+
+        try:
+            request = next(inner)
+            while True:
+                try:
+                    reply = yield shown(request)
+                except BudgetSpent as spent:
+                    request = inner.throw(spent)
+                else:
+                    request = inner.send(reply)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+        return dataclasses.replace(outcome, counts={**outcome.counts, NOISE: len(texts)})
+
+    return steps
+
+
+def among(records: Sequence[str], texts: Sequence[str], spread: Sequence[float]) -> tuple[str, ...]:
+    """Records with texts between them, at shares of their length from 0 (before the first) to 1 (behind the last).
+
+    Example:
+        >>> among(["first", "second"], ["noise"], [0.5])
+        ('first', 'noise', 'second')
+    """
+    placed = [((place + 0.5) / len(records), record) for place, record in enumerate(records)]
+    return tuple(text for _, text in sorted([*placed, *zip(spread, texts, strict=True)], key=lambda each: each[0]))
+
+
+def drawn_passages(knowledge: KnowledgeBase, count: int, seed: int, lead: Lead) -> Callable[[Question], list[str]]:
+    """Draws passages of entries that a question isn't about, and that hold none of its answers, by its id.
+
+    Args:
+        knowledge: The entries.
+        count: How many passages of each question; the first ones are the same for any count.
+        seed: Of the draw.
+        lead: What stands before a passage.
+
+    Returns:
+        The draw. It raises a UserError if the knowledge base has too few such passages.
+    """
+
+    def draw(question: Question) -> list[str]:
+        rng = random.Random(f"{seed} {question.id}")
+        about = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
+        texts: list[str] = []
+        for _ in range(_TRIES * count):
+            if len(texts) == count:
+                break
+            entry = knowledge.get(knowledge.id_at(rng.randrange(len(knowledge))))
+            passages = [] if entry.id in about else split_passages(entry, lead=lead)
+            passages = [passage for passage in passages if not annotate_by_string(question, passage).relevant]
+            if passages and (text := passage_text(rng.choice(passages))) not in texts:
+                texts.append(text)
+        if len(texts) < count:
+            raise UserError(
+                f"`noise` is {count}, but the knowledge base has hardly {len(texts)} passages that are irrelevant to "
+                f"question {question.id}; lower it"
+            )
+        return texts
+
+    return draw

@@ -1,0 +1,150 @@
+"""PMSR over a search tool (its appendices B and C): search, condense, summarise; the rest is PMSR.
+
+Iteration 0 looks the picture up, without words, in the multimodal knowledge base. Iteration t searches with the last
+record, written anew as a short query where it is long (equation C.11, figure A5), and with the trajectory's query. Each
+page that is found is summed up by the query that found it (figure A6), and the record is made of these summaries and of
+the pairs. The search tool is a local knowledge base unless a server is named: no network is asked by default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from reflectune.core.types import Passage, Question
+from reflectune.inference.config import ReadingConfig
+from reflectune.inference.operators import parsing
+from reflectune.inference.operators.requests import Retrieved
+from reflectune.inference.operators.vocabulary import Steps, liken, merge, search, texts_of, write
+from reflectune.inference.pipelines.iterative import Budgets, expanded, iterative_recipe, split
+from reflectune.inference.pipelines.mi_rag import REASON
+from reflectune.inference.pipelines.pmsr import TRAJECTORY, Pmsr
+from reflectune.retrieval.web.pages import WEB
+
+CONDENSE: Final = """\
+Rewrite this query to be a concise question for search engine including main entity and essential point.
+
+Query: {query}
+"""
+SUMMARIZE: Final = """\
+Query: {query}
+
+Summarize the following web content, focusing on information relevant to the query. Provide a concise summary in a \
+single paragraph:
+
+Title: {title}
+Content: {documents}
+"""
+"""Figures A5 and A6; the model sees no picture with either."""
+
+_PIECE = 1_000
+"""Characters of a piece of a page: as many leading pieces are read as the model's context holds."""
+
+
+@dataclass(frozen=True)
+class PmsrWeb(Pmsr):
+    """PMSR's trajectory of one question over a search tool.
+
+    Attributes:
+        results: Pages of each query.
+        condense_above: A record's query of more characters is written anew; 400 in the paper.
+    """
+
+    results: int = 3
+    condense_above: int = 400
+
+    def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
+        """As `Pmsr._search`; what is kept of a page is its summary."""
+        asked, earlier = {"question": question.text}, list[str]()
+        for iteration in range(self.iterations + 1):
+            queries = (yield from self._queries(iteration, question, records)) if iteration else [""]
+            if iteration:
+                compared = [self._compared(query, question) for query in queries]
+                alike = yield from liken(iteration, compared, earlier)
+                if max(alike.highest, default=-1.0) >= self.saturation:
+                    return True
+                earlier += compared
+            tops = split(self.budgets, [1] * len(queries))
+            web = {WEB: [self.results] * len(queries)} if iteration else {}
+            found = yield from search(iteration, queries, {**web, **tops})
+            summaries = yield from self._summaries(iteration, question, queries, found)
+            pairs = Retrieved(tuple({base: hits[base] for base in tops} for hits in found.hits))
+            read = [*summaries, *merge(pairs)]
+            passages |= {passage.id: passage for passage in read}
+            record = yield from write(
+                "reason", iteration, REASON, asked, documents=texts_of(read), max_tokens=self.max_record
+            )
+            records.append(record.text)
+        return False
+
+    def _queries(self, iteration: int, question: Question, records: list[str]) -> Steps[list[str]]:
+        """The queries of both scopes, that of the record condensed where it is long."""
+        of_record = expanded(question.text, records[-1])
+        if self.scopes != "trajectory" and len(of_record) > self.condense_above:
+            short = yield from write(
+                "rewrite",
+                iteration,
+                CONDENSE,
+                {"question": question.text, "query": of_record},
+                max_tokens=self.max_record,
+                picture=False,
+            )
+            of_record = " ".join(parsing.spoken(short.text).split()) or question.text
+        if self.scopes == "record":
+            return [of_record]
+        asked = {"question": question.text}
+        reply = yield from write("rewrite", iteration, TRAJECTORY, asked, documents=records, max_tokens=self.max_record)
+        of_trajectory = [*parsing.queries(reply.text, 1)]
+        if self.scopes == "trajectory":
+            return of_trajectory or [question.text]
+        return [of_record, *of_trajectory]
+
+    def _summaries(
+        self, iteration: int, question: Question, queries: Sequence[str], found: Retrieved
+    ) -> Steps[list[Passage]]:
+        """What each page says about the first query that found it; a page of which nothing is said is left out."""
+        pages: dict[str, tuple[str, Passage]] = {}
+        for query, by_base in zip(queries, found.hits, strict=True):
+            for hit in by_base.get(WEB, ()):
+                pages.setdefault(hit.passage.id, (query, hit.passage))
+        summaries = []
+        for query, page in pages.values():
+            told = yield from write(
+                "summarize",
+                iteration,
+                SUMMARIZE,
+                {"question": question.text, "query": query, "title": page.title},
+                documents=pieces(page.text),
+                max_tokens=self.max_record,
+                picture=False,
+            )
+            if told.text.strip():
+                summaries.append(dataclasses.replace(page, text=told.text))
+        return summaries
+
+
+def pieces(text: str) -> list[str]:
+    """A page's text in pieces, a line each unless it is long."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return [line[start : start + _PIECE] for line in lines for start in range(0, len(line), _PIECE)]
+
+
+def _make(config: ReadingConfig, budgets: Budgets) -> PmsrWeb:
+    return PmsrWeb(
+        config.iterations,
+        {"pairs": budgets["pairs"]} if "pairs" in budgets else {},
+        config.saturation,
+        config.max_new_tokens,
+        config.max_record_tokens,
+        config.scopes,
+        config.strip_question,
+        config.detailed_answer,
+        config.web_results,
+        config.condense_above,
+    )
+
+
+_SETTINGS = ("saturation", "scopes", "strip_question", "web_results", "condense_above", "web_place")
+RECIPES = iterative_recipe("pmsr_web", _make, _SETTINGS, pair_text="summary", has_records=True, searches_web=True)

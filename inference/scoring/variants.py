@@ -1,0 +1,85 @@
+"""What variants of one iterative pipeline tell: what PMSR's stop rule saves and costs, and how much noise a run had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from reflectune.core.types import Question
+from reflectune.inference.scoring.scores import Measure, Score, Traces, score_rows
+from reflectune.inference.trace import Trace
+
+STOPPING, FIXED = "pmsr", "pmsr_fixed"
+LEAST_SAVED, MOST_LOST = 0.4, 0.01
+"""What is asked of the stop rule: this share of iterations saved, at no more than this much of the score lost."""
+Verdict = Literal["holds", "doesn't hold", "not settled"]
+
+
+def stop_rule(questions: Sequence[Question], traces: Traces, *, measure: Measure, seed: int) -> dict[str, Any] | None:
+    """What PMSR's stop saves, against the same trajectories without it.
+
+    Both have equal steps up to the stop: queries, searches and records are what they are with greedy decoding, and the
+    rule only looks at queries. An iteration counts if it made a record; the queries that end a trajectory are made in
+    vain, but neither search nor record follows them.
+
+    Args:
+        questions: Those that scores are over.
+        traces: By pipeline, then by question id.
+        measure: What an answer is worth.
+        seed: Of the intervals.
+
+    Returns:
+        None unless `pmsr` and `pmsr_fixed` were run. Else `iterations` and `fixed` (means a question), `saved` (the
+        share of iterations, with its interval over questions), `lost` (the score without the stop less the score with
+        it, paired by question), `stopped` (the share of questions that it ended), `saved_verdict` on `LEAST_SAVED` and
+        `verdict` on both marks.
+    """
+    stopping, fixed = traces.get(STOPPING, {}), traces.get(FIXED, {})
+    both = [q for q in questions if q.id in stopping and q.id in fixed]
+    both = [q for q in both if not stopping[q.id].error and not fixed[q.id].error]
+    if not both:
+        return None
+    rows = np.array([(_records(stopping[q.id]), _records(fixed[q.id])) for q in both], dtype=float)
+    saved = score_rows(rows, seed, _saved)
+    lost = measure.difference(both, measure.correct(both, fixed), measure.correct(both, stopping), seed)
+    return {
+        "iterations": round(float(rows[:, 0].mean()), 6),
+        "fixed": round(float(rows[:, 1].mean()), 6),
+        "stopped": float((rows[:, 0] < rows[:, 1]).mean()),
+        "saved": saved,
+        "lost": lost,
+        "saved_verdict": _at_least(saved, LEAST_SAVED),
+        "verdict": verdict(saved, lost),
+    }
+
+
+def verdict(saved: Mapping[str, Any] | None, lost: Mapping[str, Any] | None) -> Verdict:
+    """Whether the stop saves enough at no more than it may cost: by both intervals, and unsettled if one is not."""
+    enough = _at_least(saved, LEAST_SAVED)
+    if lost is None or enough == "not settled":
+        return "not settled"
+    if enough == "doesn't hold" or lost["low"] > MOST_LOST:
+        return "doesn't hold"
+    return "holds" if lost["high"] <= MOST_LOST else "not settled"
+
+
+def noise(traces: Traces) -> dict[str, int]:
+    """How many irrelevant passages stood among a pipeline's records, of those that had any."""
+    counted = {name: max((t.tokens.get("noise", 0) for t in own.values()), default=0) for name, own in traces.items()}
+    return {name: count for name, count in counted.items() if count}
+
+
+def _records(trace: Trace) -> int:
+    return sum(step.operator == "reason" for step in trace.steps)
+
+
+def _saved(rows: np.ndarray) -> float:
+    return float(1 - rows[:, 0].sum() / rows[:, 1].sum())
+
+
+def _at_least(score: Score | Mapping[str, Any] | None, mark: float) -> Verdict:
+    if score is None or score["low"] < mark <= score["high"]:
+        return "not settled"
+    return "holds" if score["low"] >= mark else "doesn't hold"

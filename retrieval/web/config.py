@@ -1,0 +1,90 @@
+"""The keys of a search tool, and what is wrong with them."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from reflectune.core.addresses import is_address, shown_url
+from reflectune.core.config import setting
+from reflectune.models.remote.endpoint import Endpoint, key_problem
+
+
+def search_address(url: str) -> str:
+    """Why this can't be a search server's address, to be read after the key's name; "" if it can be, or is unset.
+
+    What is sent in the clear, a query made of somebody's picture and question among it, is for this machine and for
+    private networks.
+    """
+    if not url:
+        return ""
+    if not is_address(url):
+        return f"must look like https://HOST/api/web_search, found `{shown_url(url)}`"
+    if urlsplit(url).scheme == "http" and not _is_near(urlsplit(url).hostname or ""):
+        return f"is plain http to another machine (`{shown_url(url)}`); use https"
+    return ""
+
+
+@dataclass
+class WebConfig:
+    """The keys of a YAML that name a search tool; a config that needs one inherits them."""
+
+    # the end of the help keeps argparse from printing what `--config` says: it may hold a password
+    web_url: str = setting(
+        "",
+        "pmsr_web: search server to POST to; default: the text index, no network%(default).0s",
+        repr=False,
+        check=search_address,
+    )
+    web_key_variable: str = setting(
+        "WEB_SEARCH_API_KEY", "environment variable that holds that server's API key; never the key itself", repr=False
+    )
+    web_results: int = setting(3, "pmsr_web: pages of each query", low=1, high=100)
+    web_concurrency: int = setting(4, "pmsr_web: searches under way at a time", low=1)
+    web_timeout: float = setting(
+        30.0, "pmsr_web: seconds that one search may take", above=0, says="must be more than 0"
+    )
+    web_retries: int = setting(4, "pmsr_web: how often a search is sent again after a passing failure", low=0)
+    web_backoff: float = setting(
+        1.0, "pmsr_web: seconds before the first retry, doubled for each", above=0, says="must be more than 0"
+    )
+
+    @property
+    def web_place(self) -> str:
+        """The server's address without its secrets, for fingerprints; "" for the local tool."""
+        return shown_url(self.web_url) if self.web_url else ""
+
+    def web_problems(self) -> list[str]:
+        """What is wrong with a search server's keys, one sentence each."""
+        if not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", self.web_key_variable):
+            return ["`web_key_variable` must be the name of an environment variable, not the key itself"]
+        problem = key_problem(self._web_key())
+        return [f"the API key that `web_key_variable` names {problem}; set it again, as one line"] if problem else []
+
+    def web_endpoint(self) -> Endpoint:
+        """The server, with the key read from the environment."""
+        return Endpoint(
+            url=self.web_url,
+            model="",
+            key=self._web_key(),
+            concurrency=self.web_concurrency,
+            timeout=self.web_timeout,
+            retries=self.web_retries,
+            backoff=self.web_backoff,
+            keys="web",
+        )
+
+    def _web_key(self) -> str:
+        return os.environ.get(self.web_key_variable, "").strip()
+
+
+def _is_near(host: str) -> bool:
+    """Whether a host is this machine, or an address of a private network."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return address.is_loopback or address.is_private
+    return host == "localhost"

@@ -1,0 +1,93 @@
+"""What a search tool is: queries in, pages out. The default one is a local knowledge base, and asks no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from reflectune.core.types import Passage
+from reflectune.retrieval.hits import PassageHit
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+from reflectune.retrieval.retrievers.queries import Query
+from reflectune.retrieval.retrievers.text_retriever import TextRetriever
+from reflectune.retrieval.retrievers.two_stage import article_of
+
+WEB: Final = "web"
+"""The name of a search tool among the knowledge bases that a step searches."""
+MOST_CHARACTERS: Final = 20_000
+"""Of a page's text; what comes behind is left out."""
+_PASSAGES: Final = 4
+"""Passages that the local tool looks at for a page: an article may be found by several of its own."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that a search found. It is untrusted text: whatever it says is read as letters.
+
+    Attributes:
+        id: Its address, or the id of a knowledge base's entry.
+        title: Its title.
+        text: What it says, without markup, at most `MOST_CHARACTERS`.
+    """
+
+    id: str
+    title: str
+    text: str
+
+
+class SearchTool(Protocol):
+    """Finds pages for queries."""
+
+    def pages(self, queries: Sequence[str], top: int) -> list[list[Page]]:
+        """For each query, in order, at most `top` pages, best first."""
+        ...
+
+
+class KnowledgePages:
+    """The local tool: the articles of a knowledge base, each by its passage that is nearest to the query.
+
+    Args:
+        retriever: Over the knowledge base's passages.
+        knowledge: The knowledge base.
+    """
+
+    def __init__(self, retriever: TextRetriever, knowledge: KnowledgeBase) -> None:
+        self._retriever, self._knowledge = retriever, knowledge
+
+    def pages(self, queries: Sequence[str], top: int) -> list[list[Page]]:
+        """For each query the articles of its best passages, best first."""
+        found = self._retriever.search(queries, _PASSAGES * top)
+        entries = [list(dict.fromkeys(hit.passage.entry_id for hit in hits))[:top] for hits in found]
+        return [[self._page(entry_id) for entry_id in row] for row in entries]
+
+    def _page(self, entry_id: str) -> Page:
+        entry = self._knowledge.get(entry_id)
+        article = article_of(entry)
+        return Page(entry.id, entry.title, article.text[:MOST_CHARACTERS] if article is not None else "")
+
+
+class Pages:
+    """A search tool as a knowledge base among others; a query without text finds nothing there.
+
+    Args:
+        tool: What finds pages.
+    """
+
+    name = WEB
+
+    def __init__(self, tool: SearchTool) -> None:
+        self._tool = tool
+
+    def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
+        """For each query its pages, each as one passage without a heading; the best has the highest score."""
+        found = iter(self._tool.pages([query.text for query in queries if query.has_text], top))
+        pages = [next(found) if query.has_text else [] for query in queries]
+        return [
+            [PassageHit(_passage(page), 1.0 / rank, rank, WEB) for rank, page in enumerate(row, start=1)]
+            for row in pages
+        ]
+
+
+def _passage(page: Page) -> Passage:
+    return Passage(page.id, 0, 0, page.title, "", "", page.text)

@@ -1,0 +1,112 @@
+"""What pipelines count of each question, against what the engine has really read and what separate calls would read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.types import Question
+from reflectune.inference.operators.models import LocalModel
+from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
+from reflectune.inference.pipelines.base import Pipeline
+from reflectune.inference.pipelines.closed_book import ClosedBook
+from reflectune.inference.pipelines.documents import DocumentFinder
+from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, Reflection
+from reflectune.inference.pipelines.mr2ag import MR2AG
+from reflectune.inference.pipelines.naive_rag import NaiveRAG
+from reflectune.inference.pipelines.reflectiva import ReflectiVA, ReflectivaReader
+from reflectune.inference.reading.passage_reader import PassageReader
+from reflectune.inference.reading.prompted_reader import PromptedReader
+from reflectune.inference.reading.reader import USAGE, Reader
+from reflectune.inference.trace import Trace
+from reflectune.models.loading import load
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.retrieval.contexts import ContextBuilder
+from reflectune.retrieval.knowledge_base import KnowledgeBase
+
+MAX_NEW = 4
+
+
+@pytest.fixture
+def build(
+    checkpoints: SimpleNamespace,
+    prompted: SimpleNamespace,
+    scripted: SimpleNamespace,
+    scripting: type[Any],
+    knowledge: KnowledgeBase,
+) -> Callable[[str], tuple[Pipeline, PrefixEngine]]:
+    def make(name: str) -> tuple[Pipeline, PrefixEngine]:
+        retriever = scripted.retriever({"a": 0.8, "b": 0.4})
+        finder = DocumentFinder(retriever, knowledge, top_n=2)
+        tuned = {"mmkb_rag": prompted.tuned, "mr2ag": checkpoints.tuned, "direct": checkpoints.tuned}
+        scheme = {"scheme": "reflectiva", "seed": 2} if name == "reflectiva" else {}
+        engine = PrefixEngine(load(tuned.get(name, checkpoints.base), **scheme), token_budget=4096)
+        texts = scripting(find=lambda query, base: ["It is made of oak.", "Title e1."])
+        tools = Tools({"reader": (local := LocalModel(engine, 64)), "answerer": local}, texts.search)
+        pipelines: dict[str, Callable[[], Any]] = {
+            "closed_book": lambda: ClosedBook(name, Reader(engine, MAX_NEW)),
+            "naive_rag": lambda: NaiveRAG(
+                name, Reader(engine, MAX_NEW), retriever, ContextBuilder(knowledge, None, 2, 5, "none"), "article"
+            ),
+            "mr2ag": lambda: MR2AG(PassageReader(engine, MAX_NEW), retriever, knowledge, gamma=0.0),
+            "direct": lambda: MR2AG(PassageReader(engine, MAX_NEW), retriever, knowledge, gamma=1.0),
+            "reflectiva": lambda: ReflectiVA(ReflectivaReader(engine, MAX_NEW), retriever, knowledge, gamma=0.0),
+            "mmkb_rag": lambda: MMKBRAG(
+                PromptedReader(engine, MAX_NEW, MAX_NEW), finder, Reflection(gamma=0.0, k=2, mct="rerank")
+            ),
+            "mi_rag": lambda: TrajectoryPipeline(name, MiRag(1, {"texts": 2}, MAX_NEW, MAX_NEW), tools),
+        }
+        return pipelines[name](), engine
+
+    return make
+
+
+NAMES = ("closed_book", "naive_rag", "mr2ag", "direct", "reflectiva", "mmkb_rag", "mi_rag")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_computed_are_those_that_the_engine_has_read(
+    name: str,
+    build: Callable[[str], tuple[Pipeline, PrefixEngine]],
+    make: SimpleNamespace,
+    pictures: Sequence[Image.Image],
+) -> None:
+    questions: list[Question] = [make.question(n, text=text) for n, text in enumerate(("What is it?", "Who?", "Oak?"))]
+    pipeline, engine = build(name)
+    traces = pipeline.run(questions, pictures)
+    assert all(set(USAGE) <= set(trace.tokens) for trace in traces)
+    assert sum(trace.tokens["computed"] for trace in traces) == engine.tokens_read
+    assert all(trace.tokens["generated"] > 0 for trace in traces)
+
+    alone, _ = build(name)
+    singly = [counts(alone.run([question], [image])[0]) for question, image in zip(questions, pictures, strict=True)]
+    assert [counts(trace) for trace in traces] == singly
+
+
+def counts(trace: Trace) -> dict[str, int]:
+    return {name: trace.tokens[name] for name in USAGE}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_is_read_from_its_beginning_as_often_as_the_model_is_called(
+    name: str,
+    build: Callable[[str], tuple[Pipeline, PrefixEngine]],
+    make: SimpleNamespace,
+    pictures: Sequence[Image.Image],
+) -> None:
+    pipeline, _ = build(name)
+    (trace,) = pipeline.run([make.question(0)], pictures[:1])
+    told = counts(trace)
+    calls = {"closed_book": 1, "naive_rag": 1, "mr2ag": 1 + 4, "direct": 2, "mi_rag": 1 + 1 + 2 + 1}
+    calls |= {"reflectiva": 1 + 4 + 1, "mmkb_rag": 1 + 4 + 1 + 1}
+    assert told["calls"] == calls[name]
+    if told["calls"] == 1:
+        assert told["read"] == told["computed"]
+    else:
+        assert told["read"] > told["computed"]
+    assert told["generated"] <= MAX_NEW * told["calls"]

@@ -1,0 +1,103 @@
+"""Irrelevant passages among records: where they stand, what they are drawn from, and what they leave as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Question, Section
+from reflectune.inference.operators.budget import Budget
+from reflectune.inference.operators.trajectory import TrajectoryPipeline
+from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.pipelines.noise import among, drawn_passages, with_noise
+from reflectune.inference.pipelines.pmsr import Pmsr
+from reflectune.inference.trace import Trace
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+
+ASKED = Question("q", "image.png", "What does it eat?", ("mice",), entity_ids=("e0",))
+PIPELINES = {"mi_rag": MiRag(2, {"texts": 2}, 8, 32), "pmsr": Pmsr(2, {"texts": 2}, 2.0, 8, 32)}
+
+
+@pytest.fixture(scope="module")
+def knowledge(tmp_path_factory: pytest.TempPathFactory) -> KnowledgeBase:
+    """Entry e0 that is asked about, e1 that states the answer, and four others."""
+    texts = ["It eats berries.", "It eats mice.", *(f"It is number {n}." for n in range(2, 6))]
+    folder: Path = tmp_path_factory.mktemp("kb") / "knowledge"
+    entries = [Entry(f"e{n}", f"Title {n}", sections=(Section("Diet", text),)) for n, text in enumerate(texts)]
+    write_knowledge_base(folder, entries, name="kb", image_root="..", shard_size=4)
+    return KnowledgeBase(folder)
+
+
+def say(text: str) -> str:
+    if "## Output" in text or "## Queries" in text:
+        return f"## Output\nQuestion: What of {len(text)}?"
+    return "It is RECORD."
+
+
+def run(name: str, scripting: type[Any], noise: list[str], budget: Budget | None = None) -> tuple[Trace, list[str]]:
+    script = scripting(say=say, find=lambda query, base: ["found"])
+    tools = dataclasses.replace(script.tools, budget=budget or Budget())
+    steps = with_noise(PIPELINES[name], lambda _: noise, seed=1)
+    (trace,) = TrajectoryPipeline(name, steps, tools).run([ASKED], [Image.new("RGB", (8, 8))])
+    return trace, [entry[1] for entry in script.asked if entry[0] == "write"]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_model_sees_noise_where_it_sees_its_records_and_nowhere_else(name: str, scripting: type[Any]) -> None:
+    trace, prompts = run(name, scripting, ["NOISE one", "NOISE two"])
+    assert trace.tokens["noise"] == 2
+    writes = [step.operator for step in trace.steps if step.operator in ("caption", "rewrite", "reason", "answer")]
+    for operator, prompt in zip(writes, prompts, strict=True):
+        assert prompt.count("NOISE") == (2 if operator in ("rewrite", "answer") else 0)
+    assert not any("NOISE" in query for step in trace.steps for query in step.queries)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_without_noise_nothing_is_changed(name: str, scripting: type[Any]) -> None:
+    script = scripting(say=say, find=lambda query, base: ["found"])
+    TrajectoryPipeline(name, PIPELINES[name], script.tools).run([ASKED], [Image.new("RGB", (8, 8))])
+    _, prompts = run(name, scripting, [])
+    assert prompts == [entry[1] for entry in script.asked if entry[0] == "write"]
+
+
+def test_a_budget_ends_a_noisy_trajectory_with_an_answer(scripting: type[Any]) -> None:
+    trace, prompts = run("pmsr", scripting, ["NOISE"], Budget(question_tokens=40))
+    assert trace.limit
+    assert trace.steps[-1].operator == "answer"
+    assert "NOISE" in prompts[-1]
+
+
+@settings(deadline=None)
+@given(
+    records=st.lists(st.text("abc", min_size=1), max_size=6),
+    noise=st.lists(st.tuples(st.text("xyz", min_size=1), st.floats(0, 1)), max_size=6),
+)
+def test_records_keep_their_order_and_nothing_is_lost(records: list[str], noise: list[tuple[str, float]]) -> None:
+    mixed = among(records, [text for text, _ in noise], [share for _, share in noise])
+    assert [text for text in mixed if set(text) <= set("abc")] == records
+    assert sorted(text for text in mixed if set(text) <= set("xyz")) == sorted(text for text, _ in noise)
+
+
+def test_passages_are_irrelevant_drawn_by_the_seed_and_nested_in_larger_draws(knowledge: KnowledgeBase) -> None:
+    drawn = {count: drawn_passages(knowledge, count, 3, "none")(ASKED) for count in (1, 2, 4)}
+    assert drawn[2][:1] == drawn[1]
+    assert drawn[4][:2] == drawn[2]
+    assert len(set(drawn[4])) == 4
+    assert all("number" in text for text in drawn[4])  # neither the entry asked about nor one that has the answer
+    assert drawn_passages(knowledge, 4, 3, "none")(ASKED) == drawn[4]
+    seeds = {tuple(drawn_passages(knowledge, 2, seed, "none")(ASKED)) for seed in range(9)}
+    others = {tuple(drawn_passages(knowledge, 2, 3, "none")(dataclasses.replace(ASKED, id=f"q{n}"))) for n in range(9)}
+    assert len(seeds) > 1
+    assert len(others) > 1
+
+
+def test_a_knowledge_base_with_too_few_is_an_error(knowledge: KnowledgeBase) -> None:
+    with pytest.raises(UserError, match="hardly 4 passages that are irrelevant to question q"):
+        drawn_passages(knowledge, 5, 0, "none")(ASKED)

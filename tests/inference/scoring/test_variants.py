@@ -1,0 +1,58 @@
+"""What PMSR's stop rule saves and costs, against counts made by hand, and when its marks are met."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.scoring.variants import noise, stop_rule, verdict
+from reflectune.inference.trace import Step, Trace
+
+
+def walked(make: SimpleNamespace, number: int, records: int, answer: str, pipeline: str, **more: Any) -> Trace:
+    steps = tuple(Step("reason", iteration, text="r") for iteration in range(records))
+    return make.trace(number, pipeline, answer=answer, steps=steps, **more)
+
+
+def test_iterations_with_a_record_are_counted_on_both_sides(make: SimpleNamespace) -> None:
+    questions = [make.question(n, split=f"val_unseen_{('question', 'entity')[n % 2]}") for n in range(4)]
+    stopping = {q.id: walked(make, n, 1 + n, "oak", "pmsr") for n, q in enumerate(questions)}  # 1, 2, 3 and 4 records
+    fixed = {q.id: walked(make, n, 5, ("oak", "elm")[n == 3], "pmsr_fixed") for n, q in enumerate(questions)}
+    fixed["q003"] = walked(make, 3, 4, "elm", "pmsr_fixed")  # one that the rule didn't end
+    traces = {"pmsr": stopping, "pmsr_fixed": fixed}
+    told = stop_rule(questions, traces, measure=Measure("infoseek"), seed=0)
+    assert told is not None
+    assert (told["iterations"], told["fixed"], told["stopped"]) == (2.5, 4.75, 0.75)
+    assert told["saved"]["value"] == pytest.approx(1 - 10 / 19)
+    assert told["saved"]["n"] == 4
+    assert told["lost"]["value"] < 0  # with the stop one more answer is right
+    assert stop_rule(questions, {"pmsr": stopping}, measure=Measure("infoseek"), seed=0) is None
+    failed = {"pmsr_fixed": {q.id: make.trace(n, error="no picture") for n, q in enumerate(questions)}}
+    assert stop_rule(questions, {**traces, **failed}, measure=Measure("infoseek"), seed=0) is None
+
+
+def interval(low: float, high: float) -> dict[str, float]:
+    return {"value": (low + high) / 2, "low": low, "high": high}
+
+
+@pytest.mark.parametrize(
+    ("saved", "lost", "expected"),
+    [
+        pytest.param((0.5, 0.6), (-0.01, 0.005), "holds", id="both"),
+        pytest.param((0.5, 0.6), (-0.01, 0.05), "not settled", id="the loss is open"),
+        pytest.param((0.5, 0.6), (0.02, 0.05), "doesn't hold", id="too much is lost"),
+        pytest.param((0.1, 0.3), (-0.01, 0.0), "doesn't hold", id="too little is saved"),
+        pytest.param((0.3, 0.5), (-0.01, 0.0), "not settled", id="the saving is open"),
+        pytest.param((0.5, 0.6), None, "not settled", id="no score"),
+    ],
+)
+def test_both_intervals_decide(saved: tuple[float, float], lost: tuple[float, float] | None, expected: str) -> None:
+    assert verdict(interval(*saved), None if lost is None else interval(*lost)) == expected
+
+
+def test_noise_is_told_of_what_had_some(make: SimpleNamespace) -> None:
+    noisy = {"q001": make.trace(1, tokens={"noise": 4}), "q002": make.trace(2, tokens={})}
+    assert noise({"pmsr": noisy, "mi_rag": {"q001": make.trace(1)}, "empty": {}}) == {"pmsr": 4}
