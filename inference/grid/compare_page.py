@@ -14,21 +14,24 @@ from reflectune.metrics.breakdown import OVERALL
 
 NOISE = ", noise "
 """What stands between a pipeline's name and how many irrelevant passages stood among its records."""
+_MOST_NAMED = 3
 _LEAST = 1e-3
 """What a cost of nothing is drawn as."""
 
 
 def page(record: Mapping[str, Any]) -> str:
     """A comparison as Markdown: scores, leads and costs, then each iterative pipeline by iteration."""
-    named = " ".join(map(shlex.quote, record["evaluations"]))
+    many = len(record["evaluations"]) > _MOST_NAMED
+    named = "…" if many else " ".join(map(shlex.quote, record["evaluations"]))
+    told = f" ({len(record['evaluations'])} of them, which compare.json names)" if many else ""
     heads = {column: head for column, head in record["metric"]["columns"].items() if column != OVERALL}
     named_costs = [COST_HEADS[cost] for cost in COSTS]
     strongest = ", ".join(dict.fromkeys(filter(None, record["best_baselines"])))
     lines = [
         "# Pipelines side by side",
         "",
-        f"`python -m reflectune.inference.compare --evaluations {named}`. {record['metric']['caption']}. Score in per "
-        "cent and lead in points: mean over evaluations, in brackets the 95 % interval of one evaluation, or the "
+        f"`python -m reflectune.inference.compare --evaluations {named}`{told}. {record['metric']['caption']}. Score in "
+        "per cent and lead in points: mean over evaluations, in brackets the 95 % interval of one evaluation, or the "
         f"lowest to the highest of several. The lead is over the best baseline at equal depth ({strongest}), paired by "
         "question; a pipeline is ahead if its interval is above 0 in every evaluation. Costs are of one question: "
         "tokens read are those of all prompts, each from its beginning; of tokens computed, what a question's prompts "

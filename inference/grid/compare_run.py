@@ -9,6 +9,7 @@ from typing import Any
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.inference.grid.compare_config import CompareConfig
+from reflectune.inference.grid.compare_merge import merged
 from reflectune.inference.grid.compare_page import NOISE, page, plot
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
@@ -20,7 +21,9 @@ Record = dict[str, Any]
 
 
 def run(config: CompareConfig, evaluations: Sequence[EvaluateConfig]) -> Record:
-    """Run evaluations, then write `compare.md`, `compare.svg` and `compare.json` of these and the finished ones.
+    """Run evaluations, and write `compare.md`, `compare.svg` and `compare.json` of these and the finished ones.
+
+    Those of the same questions are scored together; see `merged`.
 
     Args:
         config: What to compare.
@@ -35,7 +38,9 @@ def run(config: CompareConfig, evaluations: Sequence[EvaluateConfig]) -> Record:
     for evaluation in evaluations:
         experiment.run(evaluation)
     metrics = {name: _read(folder) for name, folder in config.folders().items()}
-    record = compared(metrics)
+    by_folder = {Path(evaluation.output): evaluation for evaluation in evaluations}
+    run_here = {name: by_folder[folder] for name, folder in config.folders().items() if folder in by_folder}
+    record = {**compared(merged(run_here, metrics)), "evaluations": config.evaluations}
     write_json(Path(config.output, "compare.json"), record)
     write_atomically(Path(config.output, "compare.svg"), plot(record, config.cost))
     write_atomically(Path(config.output, "compare.md"), page(record))

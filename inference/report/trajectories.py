@@ -64,8 +64,15 @@ def stop_sentence(stop: Mapping[str, Any]) -> str:
         if lost is not None
         else ""
     )
+    reason = ""
+    if stop["verdict"] == "not measurable":
+        gained = stop["gained"]
+        reason = (
+            f", since even without the stop it is {100 * gained['value']:+.1f} points ({100 * gained['low']:+.1f} to "
+            f"{100 * gained['high']:+.1f}) from the model alone: there is nothing to lose"
+        )
     marks = f"At least {100 * LEAST_SAVED:.0f} % saved at no more than {100 * MOST_LOST:.0f} point lost"
-    return f"{told}{cost}, over the same {saved['n']} questions. {marks}: {stop['verdict']}."
+    return f"{told}{cost}, over the same {saved['n']} questions. {marks}: {stop['verdict']}{reason}."
 
 
 def browsed(trace: Trace) -> list[dict[str, Any]]:

@@ -14,7 +14,8 @@ from reflectune.inference.trace import Trace
 STOPPING, FIXED = "pmsr", "pmsr_fixed"
 LEAST_SAVED, MOST_LOST = 0.4, 0.01
 """What is asked of the stop rule: this share of iterations saved, at no more than this much of the score lost."""
-Verdict = Literal["holds", "doesn't hold", "not settled"]
+UNAIDED = "closed_book"
+Verdict = Literal["holds", "doesn't hold", "not settled", "not measurable"]
 
 
 def stop_rule(questions: Sequence[Question], traces: Traces, *, measure: Measure, seed: int) -> dict[str, Any] | None:
@@ -33,17 +34,19 @@ def stop_rule(questions: Sequence[Question], traces: Traces, *, measure: Measure
     Returns:
         None unless `pmsr` and `pmsr_fixed` were run. Else `iterations` and `fixed` (means a question), `saved` (the
         share of iterations, with its interval over questions), `lost` (the score without the stop less the score with
-        it, paired by question), `stopped` (the share of questions that it ended), `saved_verdict` on `LEAST_SAVED` and
-        `verdict` on both marks.
+        it, paired by question), `stopped` (the share of questions that it ended), `gained` (what the trajectory without
+        the stop is ahead of `closed_book`; None if that was not run), `saved_verdict` on `LEAST_SAVED` and `verdict` on
+        both marks.
     """
     stopping, fixed = traces.get(STOPPING, {}), traces.get(FIXED, {})
     both = [q for q in questions if q.id in stopping and q.id in fixed]
     both = [q for q in both if not stopping[q.id].error and not fixed[q.id].error]
-    if not both:
+    rows = np.array([(_records(stopping[q.id]), _records(fixed[q.id])) for q in both], dtype=float).reshape(-1, 2)
+    if not len(rows) or not rows[:, 1].all():  # none was asked, or a trajectory was cut short before its first record
         return None
-    rows = np.array([(_records(stopping[q.id]), _records(fixed[q.id])) for q in both], dtype=float)
     saved = score_rows(rows, seed, _saved)
     lost = measure.difference(both, measure.correct(both, fixed), measure.correct(both, stopping), seed)
+    gained = _gained(both, traces, measure, seed)
     return {
         "iterations": round(float(rows[:, 0].mean()), 6),
         "fixed": round(float(rows[:, 1].mean()), 6),
@@ -51,18 +54,35 @@ def stop_rule(questions: Sequence[Question], traces: Traces, *, measure: Measure
         "saved": saved,
         "lost": lost,
         "saved_verdict": _at_least(saved, LEAST_SAVED),
-        "verdict": verdict(saved, lost),
+        "gained": gained,
+        "verdict": verdict(saved, lost, gained),
     }
 
 
-def verdict(saved: Mapping[str, Any] | None, lost: Mapping[str, Any] | None) -> Verdict:
-    """Whether the stop saves enough at no more than it may cost: by both intervals, and unsettled if one is not."""
+def verdict(
+    saved: Mapping[str, Any] | None, lost: Mapping[str, Any] | None, gained: Mapping[str, Any] | None = None
+) -> Verdict:
+    """Whether the stop saves enough at no more than it may cost: by both intervals, and unsettled if one is not.
+
+    Where trajectories are no better than the model alone there is nothing to lose, so that nothing lost says nothing.
+    """
+    if gained is not None and gained["low"] <= 0:
+        return "not measurable"
     enough = _at_least(saved, LEAST_SAVED)
     if lost is None or enough == "not settled":
         return "not settled"
     if enough == "doesn't hold" or lost["low"] > MOST_LOST:
         return "doesn't hold"
     return "holds" if lost["high"] <= MOST_LOST else "not settled"
+
+
+def _gained(questions: Sequence[Question], traces: Traces, measure: Measure, seed: int) -> Mapping[str, Any] | None:
+    """What trajectories without the stop are ahead of the model alone, paired by question."""
+    alone = traces.get(UNAIDED, {})
+    known = [question for question in questions if question.id in alone]
+    if not known:
+        return None
+    return measure.difference(known, measure.correct(known, traces[FIXED]), measure.correct(known, alone), seed)
 
 
 def noise(traces: Traces) -> dict[str, int]:

@@ -29,6 +29,12 @@ def test_iterations_with_a_record_are_counted_on_both_sides(make: SimpleNamespac
     assert told["saved"]["value"] == pytest.approx(1 - 10 / 19)
     assert told["saved"]["n"] == 4
     assert told["lost"]["value"] < 0  # with the stop one more answer is right
+    assert told["gained"] is None
+    alone = {q.id: make.trace(n, "closed_book", answer="oak") for n, q in enumerate(questions)}
+    beside = stop_rule(questions, {**traces, "closed_book": alone}, measure=Measure("infoseek"), seed=0)
+    assert beside is not None
+    assert beside["gained"]["value"] < 0
+    assert beside["verdict"] == "not measurable"
     assert stop_rule(questions, {"pmsr": stopping}, measure=Measure("infoseek"), seed=0) is None
     failed = {"pmsr_fixed": {q.id: make.trace(n, error="no picture") for n, q in enumerate(questions)}}
     assert stop_rule(questions, {**traces, **failed}, measure=Measure("infoseek"), seed=0) is None
@@ -51,6 +57,12 @@ def interval(low: float, high: float) -> dict[str, float]:
 )
 def test_both_intervals_decide(saved: tuple[float, float], lost: tuple[float, float] | None, expected: str) -> None:
     assert verdict(interval(*saved), None if lost is None else interval(*lost)) == expected
+
+
+def test_what_is_no_better_than_the_model_alone_has_nothing_to_lose() -> None:
+    good = interval(0.5, 0.6), interval(-0.01, 0.005)
+    assert verdict(*good, interval(-0.05, 0.01)) == "not measurable"
+    assert verdict(*good, interval(0.02, 0.1)) == "holds"
 
 
 def test_noise_is_told_of_what_had_some(make: SimpleNamespace) -> None:

@@ -1,0 +1,87 @@
+"""Evaluations of the same questions as one: pipelines that need different checkpoints are compared pair by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reflectune.core.devices import find_device
+from reflectune.core.durable import read_rows
+from reflectune.core.types import Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.pipelines.registry import find_recipe
+from reflectune.inference.running.config import EvaluateConfig
+from reflectune.inference.running.experiment import select
+from reflectune.inference.scoring.evaluation import BEST_BASELINE, evaluate
+from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.trace import Trace, from_row
+
+Metrics = Mapping[str, Any]
+
+
+@dataclass
+class _Group:
+    """Evaluations that ask the same questions, of which no two run one pipeline."""
+
+    names: list[str] = field(default_factory=list)
+    members: list[EvaluateConfig] = field(default_factory=list)
+    pipelines: dict[str, Path] = field(default_factory=dict)
+
+
+def merged(evaluations: Mapping[str, EvaluateConfig], metrics: Mapping[str, Metrics]) -> dict[str, Metrics]:
+    """Metrics with those evaluations scored together that ask the same questions by different pipelines.
+
+    Their traces are scored as if one evaluation had run all: each pipeline has its lead, paired by question, over the
+    best baseline of all, though a checkpoint's pipelines are run apart from another's.
+
+    Args:
+        evaluations: Configs that were run, by name.
+        metrics: By name the content of metrics.json, of finished evaluations, too.
+
+    Returns:
+        The metrics by name; of several evaluations joined by ` + `.
+    """
+    groups: dict[tuple[object, ...], list[_Group]] = {}
+    for name, config in evaluations.items():
+        pipelines = {
+            each: Path(config.output, "traces") for each in metrics[name]["pipelines"] if each != BEST_BASELINE
+        }
+        alike = groups.setdefault(_asked(config), [])
+        group = next((group for group in alike if not group.pipelines.keys() & pipelines.keys()), None)
+        if group is None:
+            alike.append(group := _Group())
+        group.names.append(name)
+        group.members.append(config)
+        group.pipelines |= pipelines
+    together = [group for alike in groups.values() for group in alike]
+    apart = {name: content for name, content in metrics.items() if name not in evaluations}
+    return {
+        **apart,
+        **{" + ".join(group.names): _scored(group, metrics) for group in together},
+    }
+
+
+def _asked(config: EvaluateConfig) -> tuple[object, ...]:
+    """What decides which questions are asked, and how they are scored."""
+    return config.dataset, tuple(config.splits), config.limit, config.seed, config.scored_by(config.dataset), config.bem
+
+
+def _scored(group: _Group, metrics: Mapping[str, Metrics]) -> Metrics:
+    if len(group.names) == 1:
+        return metrics[group.names[0]]
+    first = group.members[0]
+    dataset = Dataset(Path(first.dataset))
+    questions = select(dataset, first.splits, first.limit, first.seed)
+    traces = {name: _traces(folder, name, questions) for name, folder in group.pipelines.items()}
+    device = str(find_device(first.device))
+    measure = Measure(first.scored_by(first.dataset), first.open_bem(device))
+    return evaluate(questions, traces, measure=measure, gamma=first.gamma, seed=first.seed)
+
+
+def _traces(folder: Path, name: str, questions: Sequence[Question]) -> dict[str, Trace]:
+    """The traces of a pipeline of those questions that it takes."""
+    taken = {question.id for question in questions if find_recipe(name).takes(question)}
+    rows = read_rows(folder / f"{name}.jsonl")
+    return {row["question_id"]: from_row(row) for row in rows if row["question_id"] in taken}

@@ -1,0 +1,86 @@
+"""Evaluations of the same questions are scored as one; those that differ in anything that is asked stay apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reflectune.core.durable import RowLog
+from reflectune.core.types import Question
+from reflectune.data_builders.dataset import Dataset
+from reflectune.inference.grid.compare_merge import merged
+from reflectune.inference.grid.compare_run import compared
+from reflectune.inference.running.config import EvaluateConfig
+from reflectune.inference.scoring.evaluation import evaluate
+from reflectune.inference.scoring.scores import Measure
+from reflectune.inference.trace import Trace, to_row
+
+SPLITS = ("val_unseen_question", "val_unseen_entity")
+
+
+@pytest.fixture
+def finished(small_world: Path, tmp_path: Path, make: SimpleNamespace) -> Callable[..., tuple[EvaluateConfig, Any]]:
+    """Writes the traces of an evaluation: what each pipeline answers to every knowledge-based question."""
+    dataset = Dataset(small_world)
+    questions = [q for split in SPLITS for q in dataset.questions(split) if q.is_knowledge_based is not False]
+
+    def write(name: str, answers: dict[str, Callable[[Question], str]], **more: Any) -> tuple[EvaluateConfig, Any]:
+        config = EvaluateConfig(dataset=str(small_world), output=str(tmp_path / name), splits=list(SPLITS), **more)
+        traces: dict[str, dict[str, Trace]] = {}
+        for pipeline, say in answers.items():
+            traces[pipeline] = {q.id: make.trace(int(q.id[1:]), pipeline, answer=say(q)) for q in questions}
+            with RowLog(tmp_path / name / "traces" / f"{pipeline}.jsonl", "f") as log:
+                for key, trace in traces[pipeline].items():
+                    log.append(key, to_row(trace))
+        metrics = evaluate(questions, traces, measure=Measure("infoseek"), gamma=0.5, seed=more.get("seed", 0))
+        return config, json.loads(json.dumps(metrics))
+
+    return write
+
+
+def right(question: Question) -> str:
+    return question.answers[0]
+
+
+def wrong(question: Question) -> str:
+    return "nonsense"
+
+
+def test_pipelines_that_were_run_apart_are_paired_with_one_best_baseline(finished: Any) -> None:
+    first, baselines = finished("a", {"closed_book": right, "naive_rag_article": wrong})
+    second, iterative = finished("b", {"pmsr": wrong, "pmsr_fixed": right})
+    assert not any("best_baseline" in name for name in iterative["comparisons"])
+    told = merged({"a": first, "b": second}, {"a": baselines, "b": iterative})
+    assert list(told) == ["a + b"]
+    content = told["a + b"]
+    assert content["best_baseline"] == "closed_book"
+    assert content["comparisons"]["pmsr - best_baseline"]["value"] == -1.0
+    assert content["comparisons"]["pmsr_fixed - best_baseline"]["value"] == 0.0
+    assert content["stop_rule"] is None  # no trajectory has a record
+    for name, alone in {**baselines["pipelines"], **iterative["pipelines"]}.items():
+        if name != "best_baseline":
+            assert content["pipelines"][name] == alone
+    assert compared(told)["pipelines"]["pmsr"]["standing"] == "behind in 1 of 1"
+
+
+def test_seeds_variants_and_finished_folders_stay_apart(finished: Any) -> None:
+    runs = {
+        "seed 0": finished("a", {"closed_book": right}),
+        "seed 1": finished("b", {"closed_book": wrong}, seed=1),
+        "noise": finished("c", {"closed_book": wrong}),
+        "more of seed 1": finished("d", {"pmsr": right}, seed=1),
+    }
+    folder = finished("e", {"pmsr": wrong})[1]
+    metrics = {"folder": folder, **{name: content for name, (_, content) in runs.items()}}
+    told = merged({name: config for name, (config, _) in runs.items()}, metrics)
+    assert list(told) == ["folder", "seed 0", "noise", "seed 1 + more of seed 1"]
+    assert told["folder"] is folder
+    assert told["noise"] == metrics["noise"]
+    record = compared(told)
+    assert [score["value"] for score in record["pipelines"]["closed_book"]["score"]] == [1.0, 0.0, 0.0]
+    assert record["pipelines"]["pmsr"]["lead"][1]["value"] == 1.0
