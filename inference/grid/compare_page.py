@@ -15,6 +15,8 @@ from reflectune.metrics.breakdown import OVERALL
 NOISE = ", noise "
 """What stands between a pipeline's name and how many irrelevant passages stood among its records."""
 _MOST_NAMED = 3
+_LETTER, _LINE = 0.0125, 0.04
+"""A letter's width and a line's height in the plot, as shares of it."""
 _LEAST = 1e-3
 """What a cost of nothing is drawn as."""
 
@@ -30,12 +32,12 @@ def page(record: Mapping[str, Any]) -> str:
     lines = [
         "# Pipelines side by side",
         "",
-        f"`python -m reflectune.inference.compare --evaluations {named}`{told}. {record['metric']['caption']}. Score in "
-        "per cent and lead in points: mean over evaluations, in brackets the 95 % interval of one evaluation, or the "
-        f"lowest to the highest of several. The lead is over the best baseline at equal depth ({strongest}), paired by "
-        "question; a pipeline is ahead if its interval is above 0 in every evaluation. Costs are of one question: "
-        "tokens read are those of all prompts, each from its beginning; of tokens computed, what a question's prompts "
-        "begin with is read once.",
+        f"`python -m reflectune.inference.compare --evaluations {named}`{told}. {record['metric']['caption']}. "
+        "Score in per cent and lead in points: mean over evaluations, in brackets the 95 % interval of one evaluation, "
+        "or the lowest to the highest of several. The lead is over the best baseline at equal depth "
+        f"({strongest}), paired by question; a pipeline is ahead if its interval is above 0 in every evaluation. Costs "
+        "are of one question: tokens read are those of all prompts, each from its beginning; of tokens computed, what "
+        "a question's prompts begin with is read once. Oracles, which are told the entry, are on no front.",
         "",
         f"| {' | '.join(['pipeline', 'score', *heads.values(), 'lead', *named_costs, 'against the best baseline'])} |",
         f"|---|{'--:|' * (2 + len(heads) + len(COSTS))}---|",
@@ -69,13 +71,31 @@ def plot(record: Mapping[str, Any], cost: str) -> str:
         (min(price for price, _, _ in rows.values()), max(price for price, _, _ in rows.values())) if rows else (1, 1)
     )
     dots = [(name, _place(price, low, high), value, front) for name, (price, value, front) in rows.items()]
+    lifted = _lifted([(x, y or 0.0, len(name)) for name, x, y, _ in dots])
     return render(
         "inference/grid/templates/compare.html",
         label=f"{COST_HEADS[cost]} a question",
-        dots=dots,
+        dots=[(*dot, up) for dot, up in zip(dots, lifted, strict=True)],
         front=sorted((x, y) for _, x, y, front in dots if front),
         ticks=[(_place(price, low, high), number(price)) for price in dict.fromkeys((low, (low * high) ** 0.5, high))],
     )
+
+
+def _lifted(labels: Sequence[tuple[float, float, int]]) -> list[float]:
+    """How far up each label is moved, as a share of the plot's height, so that none lies on another.
+
+    Args:
+        labels: Each label's place, from 0 to 1, and its length in letters; the highest first.
+    """
+    taken: list[tuple[float, float, float]] = []
+    lifted = []
+    for x, y, letters in labels:
+        end, height = x + _LETTER * letters, y
+        while any(abs(height - other) < _LINE and x < right and left < end for left, right, other in taken):
+            height -= _LINE / 4
+        taken.append((x, end, height))
+        lifted.append(height - y)
+    return lifted
 
 
 def _place(price: float, low: float, high: float) -> float:

@@ -58,6 +58,24 @@ def test_the_front_is_what_nobody_beats_and_undercuts() -> None:
     assert compared({"two": SECOND})["pipelines"]["slow"]["on_front"]["read"] is None
 
 
+def test_an_oracle_is_on_no_front_and_keeps_nobody_off_it() -> None:
+    told = metrics(
+        {"naive": 0.5, "pmsr": 0.6, "oracle_passage": 0.9}, {"naive": 9.0, "pmsr": 99.0, "oracle_passage": 1.0}
+    )
+    rows = compared({"one": told})["pipelines"]
+    assert [row["on_front"]["read"] for row in rows.values()] == [True, True, None]
+
+
+def test_no_name_of_the_plot_lies_on_another() -> None:
+    names = [f"pipeline_{n}" for n in range(8)]
+    scores = {"naive": 0.5, "pmsr": 0.5, **dict.fromkeys(names, 0.5)}
+    drawing = ElementTree.fromstring(plot(compared({"one": metrics(scores, dict.fromkeys(scores, 7.0))}), "read"))
+    heights = [float(text.attrib["y"]) for text in drawing.findall(".//{*}text") if text.text in scores]
+    assert len(heights) == 10
+    gaps = [abs(one - other) for place, one in enumerate(heights) for other in heights[:place]]
+    assert min(gaps) > 12  # the letters' height
+
+
 def test_the_page_says_all_of_it() -> None:
     text = page(compared({"one": FIRST, "two": SECOND}))
     assert (
