@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
+from reflectune.models.attention.shared import KeysValues
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, collate, loss_terms
 from reflectune.models.forecasting.architecture import Architecture, is_qwen
 from reflectune.models.forecasting.work import Flop, Work, decoder_weights, flop
@@ -187,7 +188,8 @@ def _write(forward: Forward, rows: Rows, count: int, tokens: int, share: float) 
     """Write answers below rows by turns, as the engine does: the likeliest token, again and again."""
     going_on = max(1, round(count * share))
     under = rows.take(torch.arange(going_on, device=rows.hidden.device) % len(rows)).compact()
-    shared, hidden, written = under.shared(), under.hidden, []
+    shared, hidden = under.shared(), under.hidden
+    written: KeysValues = []
     head: Any = forward.model.get_output_embeddings()
     for step in range(tokens):
         chosen = head(hidden).float().log_softmax(-1).argmax(-1)
@@ -211,8 +213,11 @@ def _look(model: Any, patches: int) -> None:
 
 
 def _timed(make: Callable[[], Any], device: str) -> float:
-    """Seconds of the process on a CPU, else by the clock: the least of three runs, or of a long one's one."""
-    make() if device == "cpu" else [make() for _ in range(2)]
+    """Seconds of the process on a CPU, else by the clock, after a run that counts for nothing: the middle of three.
+
+    A run to be foretold has bad luck as often as good, so that the least would promise too much.
+    """
+    make()
     times: list[float] = []
     while len(times) < 3 and sum(times) < _LONGEST:
         if device != "cpu":
@@ -222,4 +227,4 @@ def _timed(make: Callable[[], Any], device: str) -> float:
         if device != "cpu":
             torch.accelerator.synchronize()
         times.append((time.process_time if device == "cpu" else time.perf_counter)() - began)
-    return min(times)
+    return sorted(times)[len(times) // 2]
