@@ -258,8 +258,8 @@ def main() -> None:
     """Run, print and write."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--work", type=Path, default=Path("runs/estimates"), help="world, index and data, made once")
-    options.add_argument("--questions", type=int, default=48, help="questions that are run with the miniature")
-    options.add_argument("--large_questions", type=int, default=8, help="questions that are run at 99 M")
+    options.add_argument("--questions", type=int, default=96, help="questions that are run with the miniature")
+    options.add_argument("--large_questions", type=int, default=4, help="questions that are run at 99 M")
     options.add_argument("--output", type=Path, help="Markdown file; printed in any case")
     arguments = options.parse_args()
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel, ProcessorMixin
 
 from reflectune.core.devices import find_device
@@ -105,6 +105,7 @@ def load(
     wanted = find_scheme(scheme) if scheme else None
     source = resolve(model)
     tuned_scheme = _own_scheme(source, wanted) if isinstance(source, Path) else None
+    is_uncast = False
     with ExitStack() as beside:  # weights are read in a thread while the rest is made ready
         if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():
             if quantization is not None:
@@ -113,9 +114,10 @@ def load(
                 )
             network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), find_device(device))
         else:
-            at_once = cast and (find_device(device).type == "cpu" or as_dtype(dtype) == torch.float16)
+            # what float16 makes of the weights is looked at below
+            is_uncast = not cast or (find_device(device).type != "cpu" and as_dtype(dtype) != torch.float16)
             network, processor = load_pretrained(
-                str(source), as_dtype(dtype), quantization, find_device(device), cast=at_once
+                str(source), as_dtype(dtype), quantization, find_device(device), cast=not is_uncast
             )
             beside.enter_context(_checking_finite(source, network))
             base = ""
@@ -134,9 +136,11 @@ def load(
     if used is not None and tuned_scheme is None:
         parts.append(str(seed))
     if quantization is None:
-        network.requires_grad_(True)
-        if cast:
+        whole: nn.Module = network.requires_grad_(True)
+        if is_uncast and cast:
             settle(network, find_device(device))
+        elif cast:
+            whole.to(find_device(device))
     else:
         parts.append(asdict(quantization))
     return Loaded(

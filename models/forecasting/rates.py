@@ -103,7 +103,7 @@ def measure_rates(config: PreTrainedConfig, work: Work, *, batch: int, dtype: to
     share = work.row_tokens / max(work.longest, work.row_tokens, 1e-9)  # of the rows that are still being written
     one, opening = flop(shapes, each), flop(shapes, Work(prefix=prefix))
     with torch.no_grad():
-        looking = _timed(lambda: _look(model, round(work.tile)), device) if work.patches else 0.0
+        looking = _timed(lambda: _look(model, round(work.tile), together), device) if work.patches else 0.0
         reading = _timed(lambda: forward.prefill([_text(prefix)] * together), device)
         rows = forward.prefill([_text(prefix)] * together)
         taken = _timed(lambda: _branch(forward, rows, each, budget), device) if each.branches else 0.0
@@ -112,7 +112,7 @@ def measure_rates(config: PreTrainedConfig, work: Work, *, batch: int, dtype: to
         writing = _timed(lambda: _write(forward, rows, written, steps, share), device) if work.rows else 0.0
         words = written * share * steps
     rates = {
-        "vision": one.vision * work.tile / work.patches / looking if looking else 1.0,
+        "vision": one.vision * work.tile / work.patches * together / looking if looking else 1.0,
         "prefix": opening.prefix * together / reading,
         "branches": one.branches / taken if taken else 1.0,
         "writing": one.writing / work.written * words / writing if writing else 1.0,
@@ -141,10 +141,10 @@ def measure_training(config: PreTrainedConfig, work: Work, *, batch: int, autoca
     looking = 0.0
     if work.patches:
         with torch.no_grad(), torch.autocast(device.split(":")[0], torch.bfloat16, enabled=autocast):
-            looking = _timed(lambda: _look(model, round(work.tile)), device)
+            looking = _timed(lambda: _look(model, round(work.tile), batch), device)
     one = flop(shapes, work)
     rate = TRAINED * batch * (one.prefix + one.branches) / seconds
-    vision = one.vision * work.tile / work.patches / looking if looking else rate
+    vision = one.vision * work.tile / work.patches * batch / looking if looking else rate
     return Rates(
         vision, rate, rate, rate, f"measured on {shapes.layers} layers: {rate / 1e9:,.1f} GFLOP/s of training steps"
     )
@@ -196,8 +196,8 @@ def _write(forward: Forward, rows: Rows, count: int, tokens: int, share: float) 
         hidden, written = forward.decode_step(chosen, under.next_position + step, shared, written)
 
 
-def _look(model: Any, patches: int) -> None:
-    """Have the vision tower read one picture, or one tile of it."""
+def _look(model: Any, patches: int, count: int) -> None:
+    """Have the vision tower read pictures of one size, or tiles of one, together."""
     vision, side = model.config.vision_config, round(patches**0.5)
     tower = model.model.visual if is_qwen(model.config) else model.model.vision_tower
     place = next(tower.parameters())
@@ -205,16 +205,19 @@ def _look(model: Any, patches: int) -> None:
         merge = vision.spatial_merge_size
         side = max(1, side // merge) * merge
         values = 3 * vision.temporal_patch_size * vision.patch_size**2
-        pixels = torch.zeros(side * side, values, device=place.device, dtype=place.dtype)
-        tower(pixels, grid_thw=torch.tensor([[1, side, side]], device=place.device))
+        pixels = torch.zeros(count * side * side, values, device=place.device, dtype=place.dtype)
+        tower(pixels, grid_thw=torch.tensor([[1, side, side]] * count, device=place.device))
         return
     size = vision.image_size
-    tower(torch.zeros(1, 3, size, size, device=place.device, dtype=place.dtype))
+    tower(torch.zeros(count, 3, size, size, device=place.device, dtype=place.dtype))
 
 
 def _timed(make: Callable[[], Any], device: str) -> float:
-    """Seconds of the process on a CPU, else by the clock: the least of three runs, or of a long one's one."""
-    make() if device == "cpu" else [make() for _ in range(2)]
+    """Seconds of the process on a CPU, else by the clock, after a run that counts for nothing: the middle of three.
+
+    A run to be foretold has bad luck as often as good, so that the least would promise too much.
+    """
+    make()
     times: list[float] = []
     while len(times) < 3 and sum(times) < _LONGEST:
         if device != "cpu":
@@ -224,4 +227,4 @@ def _timed(make: Callable[[], Any], device: str) -> float:
         if device != "cpu":
             torch.accelerator.synchronize()
         times.append((time.process_time if device == "cpu" else time.perf_counter)() - began)
-    return min(times)
+    return sorted(times)[len(times) // 2]

@@ -92,7 +92,7 @@ def load_pretrained(
     return check_quantized(network) if quantization else network, processor
 
 
-def settle(module: nn.Module, device: torch.device) -> None:
+def settle(module: PreTrainedModel, device: torch.device) -> None:
     """Move a model's weights to a device, one by one, and cast them there to what its config says.
 
     So a machine's memory never holds more than one of them twice, and none of those that go to an accelerator.
@@ -101,12 +101,12 @@ def settle(module: nn.Module, device: torch.device) -> None:
         module: A model that was loaded without a cast, and not divided.
         device: Where to.
     """
-    config: Any = module.config
-    dtype: torch.dtype = config.dtype
+    dtype = as_dtype(module.config.dtype or module.dtype)
     for parameter in module.parameters():
         parameter.data = parameter.data.to(device).to(dtype)
     cast_buffers(module, dtype)
-    module.to(device)
+    whole: nn.Module = module
+    whole.to(device)
 
 
 def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:

@@ -78,7 +78,7 @@ INPUTS = frozenset(
     "rel_scores checkpoint projector chat_template variables vocabulary examples names image_root visual_dataset "
     "knowledge_source knowledge_images images root model base_model plain_model encoder reranker_model bem vision text "
     "language tokenizer changes text_index text_knowledge ranked_entities lens inaturalist leave_out evaluation "
-    "evaluations answerer results check official repairs repaired_predictions".split()
+    "evaluations answerer results check official repairs repaired_predictions architecture".split()
 )
 """Keys that name what must be there."""
 
@@ -89,7 +89,7 @@ ADDRESSES = frozenset({"llm_url", "web_url"})
 CHOSEN = frozenset(
     "annotator annotators pipelines scheme evidence gates train_towers report_to sources metric best_metric dtype "
     "reranker_dtype knowledge questions lora_targets push_to_hub llm_key_variable llm_options grid options part "
-    "choose extras only redo cost pipeline query_forms web_key_variable".split()
+    "choose extras only redo cost pipeline query_forms web_key_variable stages".split()
 )
 """Keys whose values are names of things that the tree has, or have a form of their own."""
 
