@@ -23,7 +23,10 @@ COMMANDS = {
     *(f"data_builders/build_{name}.py" for name in ("gallery", "mr2ag", "plain", "world")),
     *(f"data_builders/{name}.py" for name in ("compare_annotators", "convert", "convert_lens", "derive_labels")),
     *(f"data_builders/{name}.py" for name in ("export", "find_duplicates", "probe")),
-    *(f"inference/{name}.py" for name in ("answer", "compare", "evaluate", "recall", "sweep", "tables", "write_lessons")),
+    *(
+        f"inference/{name}.py"
+        for name in ("answer", "compare", "evaluate", "recall", "sweep", "tables", "write_lessons")
+    ),
     *(f"train/{name}.py" for name in ("assemble_llava", "estimate", "grpo", "merge", "sft")),
 }
 """Entry scripts stand above all folders of their floor, the one they lie in too."""

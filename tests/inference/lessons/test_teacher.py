@@ -92,9 +92,7 @@ def test_a_record_states_the_evidence_that_is_shown(
         pytest.param((FIRST, SECOND), ("Ulm Tower People", "Ulm Tower"), id="all known"),
     ],
 )
-@pytest.mark.parametrize(
-    ("template", "most"), [(mi_rag.FOLLOW_UP, 2), (pmsr.TRAJECTORY, 1)], ids=["mi_rag", "pmsr"]
-)
+@pytest.mark.parametrize(("template", "most"), [(mi_rag.FOLLOW_UP, 2), (pmsr.TRAJECTORY, 1)], ids=["mi_rag", "pmsr"])
 def test_queries_ask_for_what_is_missing_and_are_read_from_the_reply(
     teacher: Teacher, template: str, most: int, records: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
