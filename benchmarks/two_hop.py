@@ -30,7 +30,9 @@ from reflectune.retrieval.passages import split_passages
 
 SPLITS = ("two_hop_val", "two_hop_test")
 SEED, MARK = 0, 25
-READING = {"text_passages": "20", "pair_passages": "4", "text_weight": "0.3", "saturation": "0.999"}
+WORLD_QUESTIONS = 200
+"""Two-hop questions for training that a world is asked for; lessons are of some of them."""
+READING = {"text_passages": "16", "pair_passages": "4", "text_weight": "0.3", "saturation": "0.999"}
 """How the iterative pipelines read here, as in `configs/miniature/lessons.yaml`."""
 RUNS: Mapping[str, tuple[str, Sequence[str], Mapping[str, str]]] = {
     "taught": ("checkpoint", ("mi_rag", "pmsr"), {"iterations": "2"}),
@@ -107,7 +109,7 @@ def stages(run: Path, quickstart: Path, train: Sequence[int], test: Sequence[int
     made: dict[str, list[str]] = {}
     for seed in (*train, *test):
         world, index, texts = _folders(run, seed)
-        more = ["--two_hop", str(count)] if seed in train else []
+        more = ["--two_hop", str(WORLD_QUESTIONS)] if seed in train else []
         made[f"world {seed}"] = [
             *module("data_builders.build_world", "world.yaml"),
             *("--output", world, "--seed", str(seed), *more),
@@ -122,7 +124,7 @@ def stages(run: Path, quickstart: Path, train: Sequence[int], test: Sequence[int
         made[f"lessons {seed}"] = [
             *module("inference.write_lessons", "lessons.yaml"),
             *_searched(run, seed),
-            *("--output", str(run / f"lessons_{seed}")),
+            *("--limit", str(count), "--output", str(run / f"lessons_{seed}")),
         ]
     data = json.dumps({str(run / f"lessons_{seed}"): 1 for seed in train})
     made["train"] = [
@@ -208,9 +210,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/two_hop"), help="folder of it all")
     parser.add_argument("--quickstart", type=Path, default=Path("runs/quickstart"), help="the quick start's folder")
-    parser.add_argument("--train_seeds", type=int, nargs="+", default=[1, 2, 3], help="worlds that lessons are of")
+    parser.add_argument("--train_seeds", type=int, nargs="+", default=list(range(1, 15)), help="lessons' worlds")
     parser.add_argument("--test_seeds", type=int, nargs="+", default=[101, 102, 103, 104, 105, 106])
-    parser.add_argument("--questions", type=int, default=200, help="that lessons are written of, in each world")
+    parser.add_argument("--questions", type=int, default=60, help="that lessons are written of, in each world")
     parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
     arguments = parser.parse_args()
     run, test = arguments.run, arguments.test_seeds
@@ -280,9 +282,10 @@ def distinct(worlds: Mapping[int, Dataset], train: Sequence[int], test: Sequence
     asked_of = {seed: {title for _, title in titles[seed]} for seed in test}
     shared = sum(len(names & taught) for names in asked_of.values())
     return (
-        f"{sum(map(len, asked_of.values())):,} entities of the test worlds; {shared} of them have a name that an entity "
-        "of a lesson's world has as well, by chance, with other looks and facts. The 36 famous ones stand in every world, "
-        "and no two-hop question's picture shows one. A picture is drawn from the world's seed, the entity and its number."
+        f"{sum(map(len, asked_of.values())):,} entities of the test worlds; {shared} of them have a name that an "
+        "entity of a lesson's world has as well, by chance, with other looks and facts. The 36 famous ones are in "
+        "every world, and no two-hop question's picture shows one. A picture is drawn from the world's seed, the "
+        "entity and its number."
     )
 
 

@@ -165,3 +165,21 @@ def test_an_answer_is_asked_for_alike_with_documents_and_without(
 def test_what_could_not_be_trained_on_is_refused(example: ReflectionExample | PromptedExample, message: str) -> None:
     with pytest.raises(UserError, match=message):
         conversations(example, "none")
+
+
+def test_a_prompt_of_a_pipeline_is_exported_as_it_is() -> None:
+    prompted = PromptedExample(
+        "q",
+        "i.png",
+        " Who? ",
+        (PromptedBranch("vqa", reply="Ann"),),
+        template="Q: {question}\n{documents}\n",
+        documents="A\nB",
+    )
+
+    (row,) = rows_of(prompted, PLAIN, "none", str.strip)
+
+    assert [(message.text, message.supervised) for message in row.messages] == [
+        ("Q: Who?\nA\nB\n", False),
+        ("Ann", True),
+    ]

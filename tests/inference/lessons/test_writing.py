@@ -68,6 +68,21 @@ def test_training_reads_the_tokens_that_inference_reads(
     assert set(tree.vision) == set(rendered.vision)
 
 
+@pytest.mark.parametrize(
+    ("template", "branch", "told"),
+    [
+        ("{question} {title}", PromptedBranch("vqa", reply="oak"), "the template has the slot `title`"),
+        ("{question}", PromptedBranch("ret", role="retrieve"), "with a `template` a branch has only a `reply`"),
+        ("{question}", PromptedBranch("vqa"), "needs either a reflection token"),
+    ],
+    ids=["slot", "token", "no reply"],
+)
+def test_a_lesson_that_says_nothing_or_asks_for_what_it_lacks_is_a_bad_row(
+    template: str, branch: PromptedBranch, told: str
+) -> None:
+    assert told in PLAIN.problem(PromptedExample("q", "q.png", "What?", (branch,), template=template))
+
+
 OAK = Entry(
     "oak",
     "Vik Oak",

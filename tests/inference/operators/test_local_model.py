@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
+from reflectune.inference.operators import parsing
 from reflectune.inference.operators.models import LocalModel, conversation
 from reflectune.inference.operators.requests import Judged, Prompt
 from reflectune.models.loading import load
-from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.rendering.turns import Turn, prompt_parts
 
@@ -133,3 +134,16 @@ def test_a_server_is_asked_the_same(pictures: list[Image.Image]) -> None:
     assert [part["type"] for part in user["content"]] == ["image_url", "text"]
     (blind,) = conversation(pictures[0], dataclasses.replace(prompt, system="", picture=False))
     assert blind == {"role": "user", "content": [{"type": "text", "text": text}]}
+
+
+def test_a_replys_lines_are_kept_since_queries_stand_in_them(
+    engine: PrefixEngine, model: LocalModel, pictures: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "## Analysis\nOf  oak. \n\n## Queries\nQuestion 1: Where?\nQuestion 2: When?"
+    generation = Generation([1], said, [-1.0], 0.5, True)
+    monkeypatch.setattr(engine, "generate", lambda *_, **__: [generation])
+
+    (reply,) = model.write([(pictures[0], PROMPTS["one document"])], 8)
+
+    assert reply.text == "## Analysis\nOf oak.\n## Queries\nQuestion 1: Where?\nQuestion 2: When?"
+    assert parsing.queries(reply.text, 2) == ("Where?", "When?")
