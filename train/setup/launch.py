@@ -92,8 +92,9 @@ def placement(config: TrainingConfig, environment: Mapping[str, str]) -> dict[st
     it runs on several devices. That is how both are tested; it has no other use.
     """
     kind = sharding(environment)
-    if not kind or torch.accelerator.is_available():
-        return {"use_cpu": config.device == "cpu"}
+    has_accelerator = torch.accelerator.is_available()
+    if not kind or has_accelerator:
+        return {"use_cpu": config.device == "cpu" or not has_accelerator}
     if not PartialState._shared_state:
         state = PartialState(backend="gloo")
         if kind == "fsdp":

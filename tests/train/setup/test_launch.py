@@ -10,7 +10,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from reflectune.core.errors import UserError
 from reflectune.train.config import SftConfig
-from reflectune.train.setup.launch import check_engaged, refuse_bad_launch, sharding
+from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding
 
 ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 ZERO_2 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}
@@ -128,3 +128,16 @@ def test_accelerate_reads_every_launch_config_and_knows_its_keys(path: Path) -> 
     stage = written.get("deepspeed_config", {}).get("zero_stage")
     assert stage == {"zero2": 2, "zero3": 3, "zero3_offload": 3}.get(path.stem)
     assert str(loaded.mixed_precision) == "no"  # `dtype` in the training config decides
+
+
+@pytest.mark.parametrize(
+    ("device", "has_accelerator", "on_cpu"),
+    [("auto", False, True), ("auto", True, False), ("cpu", True, True), ("cpu", False, True)],
+    ids=["auto-without", "auto-with", "cpu-with", "cpu-without"],
+)
+def test_a_machine_without_an_accelerator_trains_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, has_accelerator: bool, on_cpu: bool
+) -> None:
+    """Said to transformers too, which refuses bfloat16 otherwise."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
+    assert placement(SftConfig(device=device), {}) == {"use_cpu": on_cpu}
