@@ -12,10 +12,10 @@ import torch
 from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
 from lmms_eval.models.registry_v2 import ModelManifest
-from tqdm import tqdm
 
 from reflectune.core.config import read_config
 from reflectune.core.errors import UserError
+from reflectune.core.progress import progress_bar
 from reflectune.inference.lmms.answering import BenchmarkAnswerer, Reply, Request, read_request
 from reflectune.inference.lmms.config import BenchmarkConfig
 
@@ -85,7 +85,9 @@ class Reflectune(lmms):
             UserError: One has no picture or several, or asks for drawn answers.
         """
         asked = (self._request(each) for each in requests)
-        replies = tqdm(self._answerer.answer(asked), "answering", len(requests), disable=self.rank != 0)
+        replies = progress_bar(
+            self._answerer.answer(asked), desc="answering", total=len(requests), disable=self.rank != 0
+        )
         return [GenerationResult(reply.text, Decision(output_tokens=reply.tokens, reply=reply)) for reply in replies]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:

@@ -32,7 +32,7 @@ def run_pipeline(
     batch_questions: int,
     on_error: Literal["stop", "skip"],
     form: TraceForm = "jsonl",
-    reopen: Reopen = lambda limit: False,
+    reopen: Reopen | None = None,
 ) -> Mapping[str, Trace]:
     """Answer all questions that are not answered yet; return all traces, by question id.
 

@@ -82,6 +82,8 @@ class _Group:
             start, end = self._ends[row], self._ends[row + 1]
             columns = [column.values(start, end) for column in self._passages]
             return tuple(PassageTrace(NO_TEXT, *values) for values in zip(*columns, strict=True))
+        if name not in self._columns:  # a version before this one wrote it
+            return getattr(_TRACE, name)
         value = self._columns[name][row].as_py(maps_as_pydicts="strict")
         if isinstance(value, (list, dict)):
             fields = {"question_id": "", "pipeline": "", name: without_none(value)}
@@ -152,6 +154,7 @@ class _Row(Trace):
     fallback: str = _field("fallback")
     steps: tuple[Step, ...] = _field("steps")
     ended: str = _field("ended")
+    limit: Mapping[str, float] = _field("limit")
     seconds: Mapping[str, float] = _field("seconds")
     tokens: Mapping[str, int] = _field("tokens")
     error: str = _field("error")

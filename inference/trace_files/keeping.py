@@ -58,7 +58,7 @@ class TraceStore:
         batch_questions: int,
         processes: Processes,
         *,
-        reopen: Reopen = lambda limit: False,
+        reopen: Reopen | None = None,
     ) -> Mapping[str, Trace]:
         """Make the traces that are missing (see `run_batches`), merge them, and return all.
 
@@ -67,7 +67,7 @@ class TraceStore:
             answer: Makes a batch's rows, each with its question's id.
             batch_questions: Questions in a batch.
             processes: Of the launch.
-            reopen: Which traces are dropped before, so that they are missing.
+            reopen: Which traces are dropped before, so that they are missing; None for none.
 
         Returns:
             The questions' traces by id, in order; in Parquet they stay on the disk (see `TraceColumns`).
@@ -76,9 +76,10 @@ class TraceStore:
             UserError: Two questions share an id, or a file is damaged or of other settings.
         """
         ids = unique_ids(questions)
-        if processes.index == 0:
-            self._drop(reopen)
-        processes.wait()
+        if reopen is not None:
+            if processes.index == 0:
+                self._drop(reopen)
+            processes.wait()
         logged = {*self._logs.places(), *self._ids(self._logs.sealed())}
         done = logged | self._ids(self._table) | {row["id"] for log in self._lines for row in self._rows(log)}
         if logged or not done.issuperset(ids):

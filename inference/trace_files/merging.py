@@ -101,6 +101,9 @@ def drop_traces(path: Path, fingerprint: str, unwanted: Callable[[Mapping[str, f
         fingerprint: Hash of everything that determines a trace.
         unwanted: Whether a trace goes, by the budget that ended it (`Trace.limit`).
     """
+    with open_table(path, fingerprint) as file:
+        if "limit" not in file.schema_arrow.names:  # a version before this one wrote it
+            return
     kept = np.array([not unwanted(dict(limit or ())) for limit in read_column(path, "limit", fingerprint).to_pylist()])
     if kept.all():
         return

@@ -190,7 +190,7 @@ def test_a_served_run_goes_on_with_a_higher_budget_and_pays_nothing_twice(
                 fingerprint="f",
                 batch_questions=2,
                 on_error="stop",
-                reopen=lambda row: outgrown(row.get("limit", {}), limits),
+                reopen=lambda limit: outgrown(limit, limits),
             )
 
     straight = evaluate(0, tmp_path / "straight")

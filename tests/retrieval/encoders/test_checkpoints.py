@@ -224,7 +224,9 @@ def named_models() -> list[tuple[str, str]]:
     """(config, model) of every encoder and reranker in `configs/`."""
     named = []
     for path in sorted((ROOT / "configs").rglob("*.yaml")):
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):  # lmms-eval's own file of runs
+            continue
         for key in ("encoder", "reranker_model"):
             if values.get(key):
                 named.append((f"{path.relative_to(ROOT)}: {key}", values[key]))
