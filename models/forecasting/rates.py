@@ -123,7 +123,15 @@ def measure_rates(config: PreTrainedConfig, work: Work, *, batch: int, dtype: to
 
 
 def measure_training(config: PreTrainedConfig, work: Work, *, batch: int, autocast: bool, device: str) -> Rates:
-    """Operations a second of training steps: one on trees of text, and the vision tower's forward pass by itself."""
+    """Operations a second of training steps with AdamW, on trees of text; the vision tower's forward pass by itself.
+
+    Args:
+        config: The model's.
+        work: What a question takes.
+        batch: Questions of a step.
+        autocast: Whether products are computed in bfloat16.
+        device: Where.
+    """
     model = few_layers(config, torch.float32, device).train()
     shapes = Architecture.of(model.config)
     prefix, length = Segment.of([0] * round(work.prefix), [IGNORE] * round(work.prefix)), round(work.branch_tokens)
@@ -132,9 +140,12 @@ def measure_training(config: PreTrainedConfig, work: Work, *, batch: int, autoca
     tree = Tree(prefix, (branch,) * round(work.branches), {})
     inputs = {name: value.to(device) for name, value in collate([tree] * batch, model).items()}
 
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+
     def step() -> None:
         with torch.autocast(device.split(":")[0], torch.bfloat16, enabled=autocast):
             loss_terms(model, inputs)[0].backward()
+        optimizer.step()
         model.zero_grad(set_to_none=True)
 
     seconds = _timed(step, device)
