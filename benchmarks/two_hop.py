@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from page import command_line
@@ -299,8 +300,8 @@ def _listed(seeds: Sequence[int]) -> str:
 
 
 def _cell(values: Sequence[float]) -> str:
-    interval = bootstrap_interval(values, seed=SEED)
-    return f"{100 * interval.value:.1f} ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
+    low, high = bootstrap_interval(values, seed=SEED)
+    return f"{100 * fmean(values):.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 if __name__ == "__main__":
