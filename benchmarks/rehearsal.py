@@ -147,7 +147,7 @@ def changes(models: Path, rows: Rows, options: argparse.Namespace) -> dict[str, 
         "instead": {
             **dict.fromkeys(RETRIEVERS, "miniature/clip"),
             "Salesforce/SFR-Embedding-Mistral": "miniature/text",
-            "facebook/contriever-msmarco": "miniature/text",
+            "facebook/contriever-msmarco@abe8c1493371369031bcb1e02acb754cf4e162fa": "miniature/text",
             "llava-hf/llava-1.5-7b-hf": str(models / "llava"),
             "Qwen/Qwen2-VL-7B-Instruct": str(models / "qwen2_vl"),
             "lmsys/vicuna-7b-v1.5": str(models / "language"),
