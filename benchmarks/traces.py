@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import random
 import statistics
 import subprocess
@@ -53,7 +54,7 @@ TEXT = """# Traces at InfoSeek's size
 
 {command}: {questions:,} questions with {passages} passages
 each, out of a knowledge base of {base:,} passages of 100 words, its entries drawn by Zipf's law. All is generated; a
-pipeline's own work is not in these figures. Other programs ran beside it.
+pipeline's own work is not in these figures. Other programs ran beside it (load average {load:.1f} at the end).
 
 | step | minutes | GiB resident |
 |---|--:|--:|
@@ -72,8 +73,7 @@ intervals; `report` the page, with {listed:,} of the questions drawn by its seed
 | JSONL, by the rate of {lines:,} questions | {jsonl:.1f} | {read:.1f} to read |
 
 A passage's 100 words are {words:,.0f} bytes, and {shrunk:,.0f} in Parquet. A trace opened by its question's id, whole:
-{median:.2f} s in the median of {opened}, {slowest:.2f} s at most; by `show_trace`, which is started anew,
-{command_s:.1f} s.
+{median:.2f} s in the median of {opened}, {slowest:.2f} s at most; {command_s:.1f} s by `show_trace`, with its start.
 """
 
 
@@ -366,6 +366,7 @@ def page(work: Path, size: Size, lines: int) -> str:
     names = {"nothing": "(imports alone)"}
     return TEXT.format(
         command=command_line("traces.py"),
+        load=os.getloadavg()[0],
         questions=size.questions,
         passages=size.passages,
         base=size.base,

@@ -22,8 +22,8 @@ from reflectune.inference.report.data import browser_data
 from reflectune.inference.scoring.scores import Measure, Traces
 from reflectune.inference.trace_files.columns import TraceColumns, with_texts
 
-MOST_TEXTS = 50_000
-"""Passages out of traces in Parquet whose text stands in a report: some 35 MB of HTML."""
+MOST_TEXTS = 30_000
+"""Passages out of traces in Parquet whose text stands in a report: some 15 MB of HTML."""
 
 
 def write_report(

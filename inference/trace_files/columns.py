@@ -13,6 +13,7 @@ from reflectune.core.rows import from_row
 from reflectune.core.types import Passage
 from reflectune.inference.selection.document_choice import MctTrace
 from reflectune.inference.trace import PassageTrace, Step, Trace
+from reflectune.inference.trace_files.layout import frugal
 from reflectune.inference.trace_files.reading import TraceFile, without_none
 from reflectune.retrieval.hits import Hit
 
@@ -58,7 +59,8 @@ class TraceColumns(Mapping[str, Trace]):
 
     @functools.cached_property
     def _groups(self) -> list[_Group]:
-        return [_Group(batch) for batch in self._file.groups()]
+        with frugal():
+            return [_Group(batch) for batch in self._file.groups()]
 
 
 def with_texts(traces: Mapping[str, Trace], question_ids: Sequence[str]) -> Mapping[str, Trace]:
@@ -105,7 +107,8 @@ class _Column:
         encoded = column.dictionary_encode(null_encoding="encode")
         if not pa.types.is_floating(column.type) or len(encoded.dictionary) * _FEW <= len(column):
             self._values = [default if value is None else value for value in encoded.dictionary.to_pylist()]
-            self._numbers = encoded.indices.to_numpy().astype(np.min_scalar_type(len(self._values)))
+            places = encoded.indices.to_numpy() if len(self._values) > 1 else np.empty(0)
+            self._numbers = places.astype(np.min_scalar_type(len(self._values)))
             return
         numbers = column.to_numpy(zero_copy_only=False)
         single = numbers.astype(np.float32)
@@ -115,6 +118,8 @@ class _Column:
 
     def values(self, start: int, end: int) -> list[Any]:
         """The values from one place up to another."""
+        if self._values is not None and len(self._values) == 1:
+            return self._values * (end - start)
         numbers = self._numbers[start:end].tolist()
         if self._values is not None:
             return [self._values[place] for place in numbers]

@@ -111,7 +111,7 @@ def open_table(path: Path, fingerprint: str | None = None) -> pq.ParquetFile:
         UserError: It is damaged or missing, or has columns that no version up to this one writes, or was written under
             another fingerprint than one that is given.
     """
-    with reading(path):
+    with reading(path), frugal():  # a file takes memory from where it did when it was opened
         file = open_checked(path)
         known = QUESTIONS if is_questions(path) else PASSAGES
         if not _is_part_of(pa.struct(list(file.schema_arrow)), pa.struct(list(known))):
@@ -123,6 +123,18 @@ def open_table(path: Path, fingerprint: str | None = None) -> pq.ParquetFile:
             f"{fingerprint}); choose another output folder, or delete it to start again"
         )
     return file
+
+
+@contextmanager
+def frugal() -> Iterator[None]:
+    """A block in which Arrow takes memory from the system, behind which what is free is given back to it."""
+    pool = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.system_memory_pool().release_unused()
+        pa.set_memory_pool(pool)
 
 
 @contextmanager

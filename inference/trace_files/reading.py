@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from reflectune.core import rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
 from reflectune.inference.trace import Trace
-from reflectune.inference.trace_files.layout import KEY, open_table, passages_path, read_column, reading
+from reflectune.inference.trace_files.layout import KEY, frugal, open_table, passages_path, read_column, reading
 
 
 class TraceFile:
@@ -50,7 +52,7 @@ class TraceFile:
     def __iter__(self) -> Iterator[Trace]:
         """All traces, one row group in memory at a time."""
         for number in self._numbers:
-            yield from self._whole(self.group(number))
+            yield from self._whole([self.group(number)])
 
     def read(self, question_ids: Iterable[str]) -> dict[str, Trace]:
         """The traces of these questions that have one, by id; a row group is read once for all of them."""
@@ -58,8 +60,9 @@ class TraceFile:
         wanted = [question_id for question_id in question_ids if question_id in self._places]
         for number, row in map(self._places.__getitem__, wanted):
             rows_of.setdefault(number, []).append(row)
-        tables = [self.group(number).take(places) for number, places in rows_of.items()]
-        by_id = {trace.question_id: trace for trace in self._whole(pa.concat_tables(tables))} if tables else {}
+        with frugal():
+            tables = [self.group(number).take(places) for number, places in rows_of.items()]
+            by_id = {trace.question_id: trace for trace in self._whole(tables)}
         return {question_id: by_id[question_id] for question_id in wanted}
 
     def group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -80,10 +83,11 @@ class TraceFile:
     def _numbers(self) -> range:
         return range(self._file.num_row_groups)
 
-    def _whole(self, table: pa.Table) -> Iterator[Trace]:
-        told = table.to_pylist(maps_as_pydicts="strict")
-        passages = self._passages({read[KEY] for row in told for read in row["passages"]})
-        for row in told:
+    def _whole(self, tables: Sequence[pa.Table]) -> Iterator[Trace]:
+        """The traces of these rows, with their passages, whose text is read once for all of them."""
+        keys = {key for table in tables for key in _keys_of(table)}
+        passages = self._passages(keys)
+        for row in itertools.chain.from_iterable(table.to_pylist(maps_as_pydicts="strict") for table in tables):
             for read in row["passages"]:
                 read["passage"] = passages[read[KEY]]
             try:
@@ -107,6 +111,13 @@ class TraceFile:
                 "file as it was written with this one"
             )
         return passages
+
+
+def _keys_of(table: pa.Table) -> list[int]:
+    """The keys of all passages of some questions."""
+    lists = table.column("passages").combine_chunks()
+    keys: list[int] = pc.struct_field(lists.flatten(), KEY).to_pylist()
+    return keys
 
 
 def without_none(value: Any) -> Any:
