@@ -21,12 +21,19 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("traces")
 
 
-def test_a_generated_row_is_that_of_its_trace(traces: ModuleType) -> None:
-    size = traces.Size(questions=3, passages=10, base=100)
-    made = traces.trace(traces.question(2), size)
+@pytest.fixture
+def generated(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """`benchmarks/generated_traces.py`, imported as a script imports it."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("generated_traces")
+
+
+def test_a_generated_row_is_that_of_its_trace(generated: ModuleType) -> None:
+    size = generated.Size(questions=3, passages=10, base=100)
+    made = generated.trace(generated.question(2), size)
     assert len(made.passages) == 10
     assert len({read.passage.entry_id for read in made.passages}) == 5
-    assert from_row(traces.row(made)) == from_row(to_row(made)) == made
+    assert from_row(generated.row(made)) == from_row(to_row(made)) == made
 
 
 def test_traces_are_kept_and_opened(traces: ModuleType, tmp_path: Path) -> None:
