@@ -14,6 +14,7 @@ from reflectune.core.durable import read_record, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import absolute_folders
+from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.data_builders import dataset
 from reflectune.models.schemes.examples import TrainingExample
@@ -24,6 +25,7 @@ LATER = frozenset({"follow_ups", "template", "documents"})
 """Columns that came when there was data already: a file without them has none."""
 
 Example = TypeVar("Example", bound=TrainingExample)
+Item = TypeVar("Item")
 Problem = Callable[[Example], str]
 
 
@@ -190,6 +192,54 @@ def earlier_manifest(folder: Path, scheme: str, image_root: Path) -> Manifest:
     if manifest.scheme != scheme or manifest.image_root != image_root.resolve():
         raise UserError(f"`output`: {folder} holds other reflection data ({manifest.scheme}); choose another folder")
     return manifest
+
+
+def build_split(
+    folder: Path,
+    split: str,
+    manifest: Manifest,
+    key: str,
+    example_type: type[Example],
+    items: Sequence[Item],
+    size: int,
+    make: Callable[[Sequence[Item]], Sequence[Example]],
+) -> list[Example] | None:
+    """Make a split's examples chunk by chunk, and write them with their part of the manifest.
+
+    A build that was cut off goes on; one that is finished is said to be.
+
+    Args:
+        folder: Where to.
+        split: Its name.
+        manifest: Scheme, image root and image folders; the fingerprints of other splits are kept as they are.
+        key: Hash of everything that determines the examples.
+        example_type: Their type.
+        items: What they are made of.
+        size: Items that are made together, and logged together.
+        make: Makes the examples of some items.
+
+    Returns:
+        The examples; None if the split was built before.
+
+    Raises:
+        UserError: The folder holds data of another scheme or with other images.
+    """
+    target = folder / f"{split}.parquet"
+    before = earlier_manifest(folder, manifest.scheme, manifest.image_root).fingerprints
+    if before.get(split) == key and target.is_file():
+        print(f"nothing to do: {target} is built")
+        return None
+    logs = Logs(folder, f".{split}.{key}.jsonl", key)
+
+    def make_row(chunk: Sequence[Item]) -> Row:
+        return {"examples": [to_row(example) for example in make(chunk)]}
+
+    rows = run_chunks(items, size, make_row, logs)
+    examples = [from_row(example_type, row) for chunk in rows for row in chunk["examples"]]
+    write_examples(target, examples, example_type)
+    write_manifest(folder, dataclasses.replace(manifest, fingerprints={**before, split: key}))
+    logs.remove()
+    return examples
 
 
 def image_roots(folder: str | Path, manifest: Manifest) -> tuple[Path, ...]:

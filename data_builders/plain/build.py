@@ -11,20 +11,10 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.core.resumable import Logs, Row, run_chunks
-from reflectune.core.rows import from_row, to_row
 from reflectune.core.types import Passage
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.plain.config import PlainConfig
-from reflectune.data_builders.reflection_data import (
-    Manifest,
-    earlier_manifest,
-    image_roots,
-    read_examples,
-    read_manifest,
-    write_examples,
-    write_manifest,
-)
+from reflectune.data_builders.reflection_data import Manifest, build_split, image_roots, read_examples, read_manifest
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
@@ -58,24 +48,13 @@ def run(config: PlainConfig) -> None:
             print("\n".join(f"  {_shown(branch)} → {branch.reply}" for branch in example.branches))
         return
     output = Path(config.output)
-    target = output / f"{config.split}.parquet"
-    key = builder.fingerprint
-    before = earlier_manifest(output, PLAIN.name, dataset.root).fingerprints
-    if before.get(config.split) == key and target.is_file():
-        print(f"nothing to do: {target} is built")
-        return
-    logs = Logs(output, f".{config.split}.{key}.jsonl", key)
-
-    def make(chunk: Sequence[ReflectionExample]) -> Row:
-        return {"examples": [to_row(example) for example in builder.examples(chunk)]}
-
-    chunks = run_chunks(examples, _CHUNK, make, logs)
-    plain = [from_row(PromptedExample, row) for chunk in chunks for row in chunk["examples"]]
-    write_examples(target, plain, PromptedExample)
     folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # a black image may be in the latter
-    write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))
-    logs.remove()
-    print(f"{target}: {len(plain):,} questions, {sum(len(example.branches) for example in plain):,} prompts")
+    manifest = Manifest(PLAIN.name, dataset.root, {}, folders)
+    key = builder.fingerprint
+    plain = build_split(output, config.split, manifest, key, PromptedExample, examples, _CHUNK, builder.examples)
+    if plain is not None:
+        prompts = sum(len(example.branches) for example in plain)
+        print(f"{output / config.split}.parquet: {len(plain):,} questions, {prompts:,} prompts")
 
 
 class PlainBuilder:

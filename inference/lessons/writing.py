@@ -13,11 +13,9 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
-from reflectune.core.resumable import Logs, Row, run_chunks
-from reflectune.core.rows import from_row, to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.reflection_data import Manifest, earlier_manifest, write_examples, write_manifest
+from reflectune.data_builders.reflection_data import Manifest, build_split
 from reflectune.inference.lessons.config import LessonsConfig
 from reflectune.inference.lessons.teacher import Teacher, teacher_of
 from reflectune.inference.operators.models import LocalModel
@@ -48,24 +46,13 @@ def run(config: LessonsConfig) -> None:
             print(f"  {lesson.source}: {lesson.documents} → {lesson.branches[0].reply}")
         return
     output = Path(config.output)
-    target = output / f"{config.split}.parquet"
-    key = writer.fingerprint
-    before = earlier_manifest(output, PLAIN.name, dataset.root).fingerprints
-    if before.get(config.split) == key and target.is_file():
-        print(f"nothing to do: {target} is written")
-        return
-    logs = Logs(output, f".{config.split}.{key}.*.jsonl", key)
-
-    def make(chunk: Sequence[Question]) -> Row:
-        return {"lessons": [to_row(lesson) for lesson in writer.lessons(chunk)]}
-
-    chunks = run_chunks(questions, config.batch_questions, make, logs)
-    lessons = [from_row(PromptedExample, row) for chunk in chunks for row in chunk["lessons"]]
-    write_examples(target, lessons, PromptedExample)
     folders = tuple(str(Path(root).resolve()) for root in dataset.image_roots)
-    write_manifest(output, Manifest(PLAIN.name, dataset.root, {**before, config.split: key}, folders))
-    logs.remove()
-    print(f"{target}: {len(lessons):,} lessons of {len(questions):,} questions")
+    manifest = Manifest(PLAIN.name, dataset.root, {}, folders)
+    size, key = config.batch_questions, writer.fingerprint
+    lessons = build_split(output, config.split, manifest, key, PromptedExample, questions, size, writer.lessons)
+    if lessons is None:
+        return
+    print(f"{output / config.split}.parquet: {len(lessons):,} lessons of {len(questions):,} questions")
     counts = Counter(lesson.source for lesson in lessons)
     print("\n".join(f"  {name}: {count:,}" for name, count in sorted(counts.items())))
 
