@@ -42,6 +42,7 @@ from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Measure, Traces, check_scorable
 from reflectune.inference.trace import Trace
+from reflectune.inference.trace_files.keeping import Reopen
 from reflectune.models.remote.client import RemoteModel
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
@@ -193,11 +194,16 @@ def _answer(config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Pla
                     batch_questions=config.batch_questions,
                     on_error=config.on_error,
                     form=config.traces,
-                    reopen=functools.partial(outgrown, now=Budget.of(config, None).limits),
+                    reopen=_outgrown_by(config) if find_recipe(name).is_iterative else None,
                 )
         del ready
         gc.collect()
     return {name: traces[name] for name in planned}, models
+
+
+def _outgrown_by(config: EvaluateConfig) -> Reopen:
+    """Whether a trajectory that a budget ended would go on with this config's."""
+    return functools.partial(outgrown, now=Budget.of(config, None).limits)
 
 
 @contextmanager
