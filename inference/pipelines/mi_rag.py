@@ -8,11 +8,13 @@ and a multimodal knowledge base, and sums up what is new in a record. The answer
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
+from reflectune.inference.operators.requests import Written
 from reflectune.inference.operators.trajectory import Outcome
 from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import Budgets, answer_instruction, expanded, iterative_recipe, split
@@ -71,21 +73,11 @@ class MiRag:
 
     def __call__(self, question: Question) -> Steps[Outcome]:
         """The steps."""
-        asked = {"question": question.text}
         records: list[str] = []
         passages: dict[str, Passage] = {}
         with contextlib.suppress(BudgetSpent):
             yield from self._search(question, records, passages)
-        template = ANSWER + answer_instruction(question, detailed=self.detailed)
-        answer = yield from write(
-            "answer",
-            max(len(records) - 1, 0),
-            template,
-            asked,
-            documents=records or texts_of(list(passages.values())),
-            max_tokens=self.max_answer,
-            model="answerer",
-        )
+        answer = yield from answered(question, records, passages, self.max_answer, detailed=self.detailed)
         ended = f"after {self.iterations} iterations"
         return Outcome(answer.text, ended, answer.score, tuple(passages.values()))
 
@@ -108,6 +100,23 @@ class MiRag:
                 "reason", iteration, REASON, asked, documents=description + texts_of(found), max_tokens=self.max_record
             )
             records.append(record.text)
+
+
+def answered(
+    question: Question, records: Sequence[str], passages: Mapping[str, Passage], max_tokens: int, *, detailed: bool
+) -> Steps[Written]:
+    """The answer from the records; from the passages by id where a budget left no record."""
+    return (
+        yield from write(
+            "answer",
+            max(len(records) - 1, 0),
+            ANSWER + answer_instruction(question, detailed=detailed),
+            {"question": question.text},
+            documents=records or texts_of(list(passages.values())),
+            max_tokens=max_tokens,
+            model="answerer",
+        )
+    )
 
 
 RECIPES = iterative_recipe(

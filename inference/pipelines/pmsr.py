@@ -21,8 +21,8 @@ from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.trajectory import Outcome
 from reflectune.inference.operators.vocabulary import Steps, liken, merge, search, texts_of, write
-from reflectune.inference.pipelines.iterative import Budgets, answer_instruction, expanded, iterative_recipe, split
-from reflectune.inference.pipelines.mi_rag import ANSWER, DESCRIBE, REASON
+from reflectune.inference.pipelines.iterative import Budgets, expanded, iterative_recipe, split
+from reflectune.inference.pipelines.mi_rag import DESCRIBE, REASON, answered
 
 TRAJECTORY: Final = """\
 Question: {question}
@@ -71,22 +71,12 @@ class Pmsr:
 
     def __call__(self, question: Question) -> Steps[Outcome]:
         """The steps."""
-        asked = {"question": question.text}
         records: list[str] = []
         passages: dict[str, Passage] = {}
         repeats = False
         with contextlib.suppress(BudgetSpent):
             repeats = yield from self._search(question, records, passages)
-        template = ANSWER + answer_instruction(question, detailed=self.detailed)
-        answer = yield from write(
-            "answer",
-            max(len(records) - 1, 0),
-            template,
-            asked,
-            documents=records or texts_of(list(passages.values())),
-            max_tokens=self.max_answer,
-            model="answerer",
-        )
+        answer = yield from answered(question, records, passages, self.max_answer, detailed=self.detailed)
         ended = REPEATS if repeats else f"after {self.iterations} iterations"
         return Outcome(answer.text, ended, answer.score, tuple(passages.values()))
 
@@ -99,15 +89,12 @@ class Pmsr:
         asked = {"question": question.text}
         described = yield from write("caption", 0, DESCRIBE, asked, max_tokens=self.max_record)
         queries = [expanded(question.text, described.text)]
-        earlier: list[str] = []
+        earlier = [self._compared(query, question) for query in queries]
         for iteration in range(self.iterations + 1):
             if iteration:
                 queries = yield from self._queries(iteration, question, records)
-                compared = [self._compared(query, question) for query in queries]
-                alike = yield from liken(iteration, compared, earlier)
-                if max(alike.highest, default=-1.0) >= self.saturation:
+                if (yield from self._repeats(iteration, question, queries, earlier)):
                     return True
-            earlier += [self._compared(query, question) for query in queries]
             found = merge((yield from search(iteration, queries, split(self.budgets, [1] * len(queries)))))
             passages |= {passage.id: passage for passage in found}
             documents = ([] if records else [described.text]) + texts_of(found)
@@ -120,14 +107,27 @@ class Pmsr:
     def _queries(self, iteration: int, question: Question, records: list[str]) -> Steps[list[str]]:
         """The queries of both scopes; that of the record alone if the model's reply holds no other."""
         of_record = expanded(question.text, records[-1])
+        return (yield from self._beside(of_record, iteration, question, records, otherwise=of_record))
+
+    def _beside(
+        self, of_record: str, iteration: int, question: Question, records: list[str], *, otherwise: str
+    ) -> Steps[list[str]]:
+        """The queries of the scopes; `otherwise` where the trajectory's alone is wanted, and the reply holds none."""
         if self.scopes == "record":
             return [of_record]
         asked = {"question": question.text}
         reply = yield from write("rewrite", iteration, TRAJECTORY, asked, documents=records, max_tokens=self.max_record)
         of_trajectory = [*parsing.queries(reply.text, 1)]
         if self.scopes == "trajectory":
-            return of_trajectory or [of_record]
+            return of_trajectory or [otherwise]
         return [of_record, *of_trajectory]
+
+    def _repeats(self, iteration: int, question: Question, queries: list[str], earlier: list[str]) -> Steps[bool]:
+        """Whether a query is as similar to an earlier one as τ; what is compared of them joins the earlier ones."""
+        compared = [self._compared(query, question) for query in queries]
+        alike = yield from liken(iteration, compared, earlier)
+        earlier += compared
+        return max(alike.highest, default=-1.0) >= self.saturation
 
     def _compared(self, query: str, question: Question) -> str:
         """What of a query the stop rule looks at."""

@@ -17,10 +17,10 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.config import ReadingConfig
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.requests import Retrieved
-from reflectune.inference.operators.vocabulary import Steps, liken, merge, search, texts_of, write
+from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
 from reflectune.inference.pipelines.iterative import Budgets, expanded, iterative_recipe, split
 from reflectune.inference.pipelines.mi_rag import REASON
-from reflectune.inference.pipelines.pmsr import TRAJECTORY, Pmsr
+from reflectune.inference.pipelines.pmsr import Pmsr
 from reflectune.retrieval.web.pages import WEB
 
 CONDENSE: Final = """\
@@ -60,12 +60,8 @@ class PmsrWeb(Pmsr):
         asked, earlier = {"question": question.text}, list[str]()
         for iteration in range(self.iterations + 1):
             queries = (yield from self._queries(iteration, question, records)) if iteration else [""]
-            if iteration:
-                compared = [self._compared(query, question) for query in queries]
-                alike = yield from liken(iteration, compared, earlier)
-                if max(alike.highest, default=-1.0) >= self.saturation:
-                    return True
-                earlier += compared
+            if iteration and (yield from self._repeats(iteration, question, queries, earlier)):
+                return True
             tops = split(self.budgets, [1] * len(queries))
             web = {WEB: [self.results] * len(queries)} if iteration else {}
             found = yield from search(iteration, queries, {**web, **tops})
@@ -92,14 +88,7 @@ class PmsrWeb(Pmsr):
                 picture=False,
             )
             of_record = " ".join(parsing.spoken(short.text).split()) or question.text
-        if self.scopes == "record":
-            return [of_record]
-        asked = {"question": question.text}
-        reply = yield from write("rewrite", iteration, TRAJECTORY, asked, documents=records, max_tokens=self.max_record)
-        of_trajectory = [*parsing.queries(reply.text, 1)]
-        if self.scopes == "trajectory":
-            return of_trajectory or [question.text]
-        return [of_record, *of_trajectory]
+        return (yield from self._beside(of_record, iteration, question, records, otherwise=question.text))
 
     def _summaries(
         self, iteration: int, question: Question, queries: Sequence[str], found: Retrieved
