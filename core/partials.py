@@ -11,10 +11,14 @@ import re
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Final
 
 from reflectune.core.locking import beside, is_held
 
 _ENDING, _LOCK = ".partial", ".lock"
+
+DOWNLOADING: Final = (".part", ".crdownload", ".aria2", ".tmp", ".incomplete", ".download")
+"""What browsers, aria2, the Hub's client and others put after the name of what is being downloaded."""
 
 
 def partial_path(path: str | Path, *, common: bool = False) -> Path:
@@ -25,6 +29,12 @@ def partial_path(path: str | Path, *, common: bool = False) -> Path:
         common: Whether several processes write it together; else each has its own.
     """
     return beside(Path(path), "partial" if common else f"{os.getpid()}.partial")
+
+
+def half_downloaded(path: Path) -> Path | None:
+    """What a downloader left of a file that it hasn't finished; None if nothing."""
+    left = (path.with_name(path.name + ending) for ending in DOWNLOADING)
+    return next((each for each in left if each.exists()), None)
 
 
 @contextlib.contextmanager

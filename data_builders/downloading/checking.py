@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import sha256_of, sha256_of_blocks
-from reflectune.core.partials import partial_path
+from reflectune.core.partials import half_downloaded, partial_path
 from reflectune.data_builders.downloading.config import DownloadList, PublicFile
 from reflectune.data_builders.readers.base import Row, read_csv, read_json_array, read_json_dict, read_jsonl
 from reflectune.data_builders.readers.files import read_parquet
@@ -27,8 +27,6 @@ State = Literal["there", "missing", "wrong", "partial"]
 CHECKED = ".checked.json"
 """Lies in `root`: checksums and numbers of rows of files, each with the size and time that the file had then."""
 
-_PARTIALS: Final = (".part", ".crdownload", ".aria2", ".tmp")
-"""What browsers, aria2 and others put after the name of what is being downloaded."""
 _PACKED: Final = (".gz", ".zip")
 _TAIL = 1 << 16
 _SMALL = 64 << 20
@@ -122,13 +120,11 @@ def _look(config: DownloadList, file: PublicFile, place: Path, known: _Known) ->
 
 
 def _absent(file: PublicFile, place: Path) -> tuple[State, str]:
-    begun = (*(place.with_name(place.name + ending) for ending in _PARTIALS), partial_path(place, common=True))
+    begun = (half_downloaded(place), partial_path(place, common=True))
     for partial in begun:
-        if partial.is_file():
-            return (
-                "partial",
-                f"{partial.name} is there, {partial.stat().st_size:,} bytes; go on with it: {_again(file)}",
-            )
+        if partial is not None and partial.exists():
+            size = f", {partial.stat().st_size:,} bytes" if partial.is_file() else ""
+            return "partial", f"{partial.name} is there{size}; go on with it: {_again(file)}"
     if _is_begun(file, place):
         return "partial", f"the Hub's client has begun it; {_again(file)}"
     for ending in _PACKED:

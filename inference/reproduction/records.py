@@ -31,9 +31,6 @@ MANIFESTS: Final = (
 )
 """Files that say what a folder holds, and of what it was made."""
 
-PARTIAL: Final = (".part", ".incomplete", ".crdownload", ".aria2", ".download")
-"""Endings of a file that a downloader hasn't finished, behind its name."""
-
 _END: Final = 1 << 20
 _FOLDER: Final = "a folder"
 """The fingerprint of a folder without a manifest, e.g. of pictures: that it is there."""
@@ -118,12 +115,6 @@ def finished(step: Step, data: Path) -> Path | None:
     output = data / step.output
     marker = output / FINISHED[step.module] if FINISHED[step.module] else output
     return marker if marker.is_file() else None
-
-
-def half_downloaded(path: Path) -> str:
-    """The name of what a downloader left of a file; "" if nothing."""
-    names = (f"{path.name}{ending}" for ending in PARTIAL)
-    return next((name for name in names if (path.parent / name).exists()), "")
 
 
 def _ends(path: Path) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from reflectune.core.checks import short
 from reflectune.core.durable import read_json
 from reflectune.core.locking import is_held, lock_path
+from reflectune.core.partials import half_downloaded
 from reflectune.inference.reproduction import records
 from reflectune.inference.reproduction.steps import DOWNLOAD, FINISHED, Step, writer_of
 
@@ -115,8 +116,8 @@ def _missing(step: Step, every: Sequence[Step], data: Path, known: Mapping[str, 
             if known[writer.name].state != "done":
                 return f"{writer.name} is {_in_words(known[writer.name].state)}"
         if not records.content(data / path):
-            part = records.half_downloaded(data / path)
-            return f"{path} is half downloaded ({part})" if part else f"{path} is missing"
+            part = half_downloaded(data / path)
+            return f"{path} is half downloaded ({part.name})" if part else f"{path} is missing"
     return ""
 
 
