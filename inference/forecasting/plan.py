@@ -111,20 +111,21 @@ def _one_prompt(config: InferenceEstimateConfig, opened: Work, tokens: float) ->
     yield replace(opened, prefix=whole, rows=1, row_tokens=config.answer_tokens, longest=config.longest_answer)
 
 
+def _branched(
+    config: InferenceEstimateConfig, opened: Work, branches: float, branch_tokens: float, rows: float
+) -> Work:
+    """Branches of so many tokens behind what is opened, and answers in so many of them."""
+    answers = {"rows": rows, "row_tokens": config.answer_tokens, "longest": config.longest_answer}
+    return replace(opened, branches=branches, branch_tokens=branch_tokens, **answers)
+
+
 def _mr2ag(config: InferenceEstimateConfig, opened: Work) -> Iterator[Work]:
     """The gate; of questions that retrieve all passages, and answers from those that are relevant."""
     direct = 1 - config.retrieved
     branches = config.retrieved * config.passages + direct
     tokens = config.prompt_tokens + config.retrieved * config.passages / max(branches, 1e-9) * config.passage_tokens
     rows = config.retrieved * config.relevant + direct
-    yield replace(
-        opened,
-        branches=branches,
-        branch_tokens=tokens,
-        rows=rows,
-        row_tokens=config.answer_tokens,
-        longest=config.longest_answer,
-    )
+    yield _branched(config, opened, branches, tokens, rows)
 
 
 def _mmkb_rag(config: InferenceEstimateConfig, opened: Work) -> Iterator[Work]:
@@ -143,14 +144,7 @@ def _probe(config: InferenceEstimateConfig, opened: Work) -> Iterator[Work]:
     prompts = 1 + config.documents
     tokens = config.prompt_tokens + config.documents / prompts * config.passage_tokens
     rows = prompts * (1 + config.samples)
-    yield replace(
-        opened,
-        branches=prompts,
-        branch_tokens=tokens,
-        rows=rows,
-        row_tokens=config.answer_tokens,
-        longest=config.longest_answer,
-    )
+    yield _branched(config, opened, prompts, tokens, rows)
 
 
 def _annotate(config: InferenceEstimateConfig, opened: Work) -> Iterator[Work]:
