@@ -9,16 +9,16 @@ import threading
 import time
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 from urllib.parse import urljoin, urlsplit
 
 import httpx2 as httpx  # the maintained httpx, which the Hub's client uses too
-import tenacity
 
 from reflectune.core.addresses import is_address
 from reflectune.core.images import BadImage, open_image
 from reflectune.data_builders.web_pictures.config import PictureConfig
-from reflectune.models.remote.transport import LONGEST_WAIT, PASSING, environment_proxy, retry_after
+from reflectune.models.remote.patience import Passing, Patience
+from reflectune.models.remote.transport import PASSING, environment_proxy, retry_after
 
 State = Literal["there", "gone", "refused", "failed"]
 """`gone`: the server has no such picture. `refused`: it won't give it, or it is none that is taken. `failed`: what may
@@ -46,14 +46,6 @@ class Fetched:
     content: bytes = b""
 
 
-class _Passing(Exception):
-    """A failure that may pass. `wait`: how many seconds the server asked to wait, if it did."""
-
-    def __init__(self, problem: str, wait: float | None = None) -> None:
-        super().__init__(problem)
-        self.wait = wait
-
-
 class _Final(Exception):
     """A failure that won't pass."""
 
@@ -77,31 +69,20 @@ class PictureClient:
         self._config = config
         self._clients: dict[str, httpx.Client] = {}
         self._lock = threading.Lock()
-        self._not_before = 0.0
-        self._stopped = threading.Event()
-        half = {"multiplier": config.backoff / 2, "max": LONGEST_WAIT / 2}
-        self._backoff = tenacity.wait_exponential(**half) + tenacity.wait_random_exponential(**half)
-        self._retrying = tenacity.Retrying(
-            sleep=tenacity.sleep_using_event(self._stopped),
-            stop=tenacity.stop_after_attempt(config.retries + 1),
-            wait=lambda state: self._backoff(state) if _failure(state).wait is None else 0.0,
-            retry=tenacity.retry_if_exception_type(_Passing),
-            before_sleep=self._hold_back,
-            reraise=True,
-        )
+        self._patience = Patience(config.retries, config.backoff)
 
     def fetch(self, url: str) -> Fetched:
         """What is at an address."""
         try:
-            return Fetched("there", content=self._retrying(self._attempt, url))
+            return Fetched("there", content=self._patience.insist(self._attempt, url))
         except _Final as failure:
             return Fetched(failure.state, str(failure))
-        except _Passing as failure:
+        except Passing as failure:
             return Fetched("failed", str(failure))
 
     def stop(self) -> None:
         """Let no thread wait any longer."""
-        self._stopped.set()
+        self._patience.stop()
 
     def close(self) -> None:
         """Close the connections."""
@@ -111,11 +92,13 @@ class PictureClient:
     def _attempt(self, url: str) -> bytes:
         deadline = time.monotonic() + self._config.timeout
         for _ in range(MOST_REDIRECTS + 1):
-            self._wait_turn()
+            self._patience.wait_turn(1 / self._config.requests_per_second)
+            if self._patience.is_stopped:
+                raise _Final("failed", "the run was stopped")
             try:
                 answer = self._ask(url, deadline)
             except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-                raise _Passing(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}") from None
+                raise Passing(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}") from None
             if isinstance(answer, bytes):
                 _refuse_unless_picture(answer)
                 return answer
@@ -170,7 +153,7 @@ class PictureClient:
         if status in _GONE:
             raise _Final("gone", f"status {status}")
         if status in PASSING:
-            raise _Passing(f"status {status}", retry_after(response.headers.get("Retry-After", "")))
+            raise Passing(f"status {status}", retry_after(response.headers.get("Retry-After", "")))
         if status != 200:
             raise _Final("refused", f"status {status}")
         kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -189,24 +172,8 @@ class PictureClient:
             if len(content) > most:
                 raise _Final("refused", too_large)
             if time.monotonic() > deadline:
-                raise _Passing("it took longer than `timeout`")
+                raise Passing("it took longer than `timeout`")
         return bytes(content)
-
-    def _wait_turn(self) -> None:
-        """Wait until a request may begin: so many in a second, and not before a server said."""
-        with self._lock:
-            begin = max(self._not_before, time.monotonic())
-            self._not_before = begin + 1 / self._config.requests_per_second
-        if (wait := begin - time.monotonic()) > 0:
-            self._stopped.wait(wait)
-        if self._stopped.is_set():
-            raise _Final("failed", "the run was stopped")
-
-    def _hold_back(self, state: tenacity.RetryCallState) -> None:
-        """Let all threads wait as long as a `Retry-After` asked one to."""
-        until = time.monotonic() + min(_failure(state).wait or 0.0, LONGEST_WAIT)
-        with self._lock:
-            self._not_before = max(self._not_before, until)
 
 
 def public_address(host: str, port: int | None, allow_private: bool, *, resolve: bool = True) -> str:
@@ -221,7 +188,7 @@ def public_address(host: str, port: int | None, allow_private: bool, *, resolve:
 
     Raises:
         _Final: One is this machine's, a private network's or otherwise not public.
-        _Passing: The name can't be resolved now.
+        Passing: The name can't be resolved now.
     """
     try:
         places = [str(ipaddress.ip_address(host))]
@@ -233,7 +200,7 @@ def public_address(host: str, port: int | None, allow_private: bool, *, resolve:
         try:
             places = [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         except (OSError, UnicodeError) as error:
-            raise _Passing(f"{host[:80]} can't be resolved: {error}") from None
+            raise Passing(f"{host[:80]} can't be resolved: {error}") from None
     for place in places:
         if not allow_private and not is_public(place):
             raise _Final("refused", f"{host[:80]} is {place}, which is no public address (see `allow_private`)")
@@ -262,7 +229,3 @@ def _refuse_unless_picture(content: bytes) -> None:
         open_image(content)
     except BadImage as error:
         raise _Final("refused", f"no whole picture: {error.problem[:120]}") from error
-
-
-def _failure(state: tenacity.RetryCallState) -> _Passing:
-    return cast(_Passing, cast(tenacity.Future, state.outcome).exception())

@@ -6,30 +6,26 @@ import email.utils
 import json
 import re
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import httpx2 as httpx  # the maintained httpx, which the Hub's client uses too
-import tenacity
 
 from reflectune.core.addresses import secrets_in, shown_url
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.models.remote.endpoint import Endpoint
+from reflectune.models.remote.patience import Passing, Patience
 
 Parsed = TypeVar("Parsed")
 
 MOST_BYTES = 16 << 20
 """A reply that is longer is no reply."""
-
-LONGEST_WAIT = 300.0
-"""Seconds. A server that asks for more is asked again after this long."""
 
 REFUSED = frozenset({400, 413, 422})
 """The server won't answer this very request: too long, or filtered."""
@@ -44,14 +40,6 @@ class Refused(Exception):
 
 class Stopped(Exception):
     """The run is ending: another request failed for good, or somebody pressed Ctrl-C."""
-
-
-class _Passing(Exception):
-    """A failure that may pass. `wait`: how many seconds the server asked to wait, if it did."""
-
-    def __init__(self, problem: str, wait: float | None = None) -> None:
-        super().__init__(problem)
-        self.wait = wait
 
 
 class Transport:
@@ -83,24 +71,16 @@ class Transport:
             proxy=environment_proxy(self._url),
             trust_env=False,
         )
-        self._stopped = threading.Event()
-        half = {"multiplier": endpoint.backoff / 2, "max": LONGEST_WAIT / 2}
-        self._backoff = tenacity.wait_exponential(**half) + tenacity.wait_random_exponential(**half)
-        self._retrying = tenacity.Retrying(
-            sleep=tenacity.sleep_using_event(self._stopped),
-            stop=tenacity.stop_after_attempt(endpoint.retries + 1),
-            wait=lambda state: self._backoff(state) if _failure(state).wait is None else 0.0,
-            retry=tenacity.retry_if_exception_type(_Passing),
-            before_sleep=self._note_retry,
-            reraise=True,
-        )
-        self._lock = threading.Lock()
-        self._not_before = 0.0
-        self.retried = 0
+        self._patience = Patience(endpoint.retries, endpoint.backoff)
+
+    @property
+    def retried(self) -> int:
+        """How often a request was sent again."""
+        return self._patience.retried
 
     def stop(self) -> None:
         """Let no thread send anything more."""
-        self._stopped.set()
+        self._patience.stop()
 
     def close(self) -> None:
         """Close the connections."""
@@ -120,8 +100,8 @@ class Transport:
             Stopped: `stop` was called.
         """
         try:
-            return self._retrying(self._attempt, body, parse)
-        except _Passing as failure:
+            return self._patience.insist(self._attempt, body, parse)
+        except Passing as failure:
             problem = str(failure)
         raise UserError(
             f"{self._url} failed {self._endpoint.retries + 1} times in a row, the last time: {problem}; what was "
@@ -130,17 +110,19 @@ class Transport:
         )
 
     def _attempt(self, body: dict[str, Any], parse: Callable[[Any], Parsed]) -> Parsed:
-        self._hold_back()
+        self._patience.wait()
+        if self._patience.is_stopped:
+            raise Stopped
         content = self._send(body)
         try:
             value = json.loads(content)
             if isinstance(value, dict) and "choices" not in value and "error" in value:
-                raise _Passing(f"an error under status 200: {_shown(content, self._secrets)}")
+                raise Passing(f"an error under status 200: {_shown(content, self._secrets)}")
             return parse(value)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             # no cause: it may quote the reply, and the reply the key
             expected = "chat completion" if self._path else "list of results"
-            raise _Passing(f"no {expected}, but: {_shown(content, self._secrets)}") from None
+            raise Passing(f"no {expected}, but: {_shown(content, self._secrets)}") from None
 
     def _send(self, body: dict[str, Any]) -> bytes:
         parts: dict[str, Any] = {
@@ -156,7 +138,7 @@ class Transport:
                 raise self._status(response)
         except (httpx.HTTPError, OSError) as error:
             reason = _masked(str(error), self._secrets)
-            raise _Passing(f"{type(error).__name__}: {reason} (is the server running?)") from None
+            raise Passing(f"{type(error).__name__}: {reason} (is the server running?)") from None
 
     def _status(self, response: httpx.Response) -> Exception:
         """What a status other than 2xx means."""
@@ -167,7 +149,7 @@ class Transport:
         keys = self._endpoint.keys
         out_of_money = response.status_code == 402 or b"insufficient_quota" in content
         if response.status_code in PASSING and not out_of_money:
-            return _Passing(said, retry_after(response.headers.get("Retry-After", "")))
+            return Passing(said, retry_after(response.headers.get("Retry-After", "")))
         if response.status_code in REFUSED:
             return Refused(said)
         advice = (
@@ -177,19 +159,6 @@ class Transport:
             f"`{keys}_key_variable` names"
         )
         return UserError(f"{self._url} answers {said}; {advice}; what was answered before is kept")
-
-    def _hold_back(self) -> None:
-        """Wait as long as a `Retry-After` asked any thread to: tenacity knows the waits of its own call only."""
-        while (wait := self._not_before - time.monotonic()) > 0 and not self._stopped.is_set():
-            self._stopped.wait(wait)
-        if self._stopped.is_set():
-            raise Stopped
-
-    def _note_retry(self, state: tenacity.RetryCallState) -> None:
-        until = time.monotonic() + min(_failure(state).wait or 0.0, LONGEST_WAIT)
-        with self._lock:
-            self.retried += 1
-            self._not_before = max(self._not_before, until)
 
 
 def _below(endpoint: Endpoint, url: str, wanted: str) -> httpx.URL:
@@ -201,10 +170,6 @@ def _below(endpoint: Endpoint, url: str, wanted: str) -> httpx.URL:
         raise UserError(told) from None
     path, mark, query = root.raw_path.partition(b"?")
     return root.copy_with(raw_path=path.rstrip(b"/") + wanted.encode() + mark + query) if wanted else root
-
-
-def _failure(state: tenacity.RetryCallState) -> _Passing:
-    return cast(_Passing, cast(tenacity.Future, state.outcome).exception())
 
 
 def environment_proxy(url: str) -> httpx.Proxy | None:
@@ -230,9 +195,9 @@ def _read(response: httpx.Response, deadline: float, key: str) -> bytes:
     for part in response.iter_raw():
         content += part
         if len(content) > MOST_BYTES:
-            raise _Passing(f"a reply of more than {MOST_BYTES >> 20} MiB")
+            raise Passing(f"a reply of more than {MOST_BYTES >> 20} MiB")
         if time.monotonic() > deadline:
-            raise _Passing(f"the reply took longer than `{key}`")
+            raise Passing(f"the reply took longer than `{key}`")
     return bytes(content)
 
 
