@@ -95,7 +95,7 @@ def world(work: Path) -> Path:
     return work
 
 
-def cases(root: Path, count: int) -> list[Case]:
+def drawn_cases(root: Path, count: int) -> list[Case]:
     """Knowledge-based questions, each with the passages of its entry and of the next ones."""
     dataset = Dataset(root)
     entries = list(dataset.knowledge.ids)
@@ -108,36 +108,36 @@ def cases(root: Path, count: int) -> list[Case]:
     return made
 
 
-def closed_book(loaded: Loaded, given: Sequence[Case]) -> Count:
+def closed_book(loaded: Loaded, cases: Sequence[Case]) -> Count:
     """Answer without passages."""
-    return plainly(loaded, given, [[] for _ in given])
+    return plainly(loaded, cases, [[] for _ in cases])
 
 
-def naive_rag(loaded: Loaded, given: Sequence[Case]) -> Count:
+def naive_rag(loaded: Loaded, cases: Sequence[Case]) -> Count:
     """Answer from all passages in one prompt, as far as the context holds."""
-    return plainly(loaded, given, [case.passages for case in given])
+    return plainly(loaded, cases, [case.passages for case in cases])
 
 
-def plainly(loaded: Loaded, given: Sequence[Case], contexts: Sequence[Sequence[Passage]]) -> Count:
+def plainly(loaded: Loaded, cases: Sequence[Case], contexts: Sequence[Sequence[Passage]]) -> Count:
     """Answer from one prompt each, which a baseline reads as one prefix."""
     reader = Reader(engine(loaded), NEW_TOKENS)
     answers = []
-    for i in range(0, len(given), BATCH):
-        part = given[i : i + BATCH]
+    for i in range(0, len(cases), BATCH):
+        part = cases[i : i + BATCH]
         images = [case.image for case in part]
         answers += reader.answer_plainly([case.question for case in part], images, contexts[i : i + BATCH])
-    return Count(fmean(a.read for a in answers), 0, 0, *written([a.tokens for a in answers], len(given)))
+    return Count(fmean(a.read for a in answers), 0, 0, *written([a.tokens for a in answers], len(cases)))
 
 
-def mr2ag(loaded: Loaded, given: Sequence[Case]) -> Count:
+def mr2ag(loaded: Loaded, cases: Sequence[Case]) -> Count:
     """Open, read the gate, judge all passages, and answer from some."""
     reader = PassageReader(engine(loaded), NEW_TOKENS)
     scheme: Any = loaded.scheme
     prefixes: list[int] = []
     branches: list[list[int]] = []
     words: list[int] = []
-    for i in range(0, len(given), BATCH):
-        part = given[i : i + BATCH]
+    for i in range(0, len(cases), BATCH):
+        part = cases[i : i + BATCH]
         opened = reader.open([case.question for case in part], [case.image for case in part])
         reader.gates(opened)
         judged = reader.judge(opened, [case.passages for case in part])
@@ -149,22 +149,22 @@ def mr2ag(loaded: Loaded, given: Sequence[Case]) -> Count:
             [len(scheme.passage_branch(loaded.renderer, p, case.question.answer_style)) for p in passages]
             for case, passages in zip(part, judged.passages, strict=True)
         ]
-    return Count(*averages(prefixes, branches), *written(words, len(given)))
+    return Count(*averages(prefixes, branches), *written(words, len(cases)))
 
 
-def probe(loaded: Loaded, given: Sequence[Case]) -> Count:
+def probe(loaded: Loaded, cases: Sequence[Case]) -> Count:
     """Answer alone and with each document, as `data_builders.probe` has it."""
     watched = Watched(loaded)
     prober = Prober(watched, find_metric("vqa", None), Asking(max_new_tokens=NEW_TOKENS, gold=False))
     ready = []
-    for case in given:
+    for case in cases:
         documents = [Document(passage, 0.5, k + 1) for k, passage in enumerate(case.passages[:DOCUMENTS])]
         ready.append(prober.prepare(case.question, case.image, documents))
     for i in range(0, len(ready), BATCH):
         prober.probe(ready[i : i + BATCH])
     words = watched.written
     prefixes, branches = [len(r.prefix.ids) for r in ready], [[len(b) for b in r.branches] for r in ready]
-    return Count(*averages(prefixes, branches), *written(words, len(given)))
+    return Count(*averages(prefixes, branches), *written(words, len(cases)))
 
 
 def written(words: Sequence[int], questions: int) -> tuple[float, float, float]:
@@ -184,9 +184,9 @@ class Watched(PrefixEngine):
         super().__init__(loaded)
         self.written: list[int] = []
 
-    def generate(self, *given: Any, **named: Any) -> list[Generation]:
+    def generate(self, *arguments: Any, **named: Any) -> list[Generation]:
         """As the engine's."""
-        made = super().generate(*given, **named)
+        made = super().generate(*arguments, **named)
         self.written += [len(generation.token_ids) for generation in made]
         return made
 
@@ -199,10 +199,10 @@ def preparing(renderer: Any) -> Iterator[list[float]]:
     before = {name: getattr(renderer, name) for name in names}
 
     def watched(made: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             began = time.process_time()
             try:
-                return made(*given, **named)
+                return made(*arguments, **named)
             finally:
                 spent.append(time.process_time() - began)
 
@@ -222,18 +222,18 @@ def engine(loaded: Loaded) -> PrefixEngine:
     return PrefixEngine(loaded)
 
 
-def hold(name: str, run: Run, loaded: Loaded, given: Sequence[Case]) -> str:
+def hold(name: str, run: Run, loaded: Loaded, cases: Sequence[Case]) -> str:
     """A row of the table: the estimate made from a few questions, and the others run."""
-    run(given[:PILOT])
+    run(cases[:PILOT])
     with preparing(loaded.renderer) as spent:
-        count = run(given[:PILOT])
+        count = run(cases[:PILOT])
     vision: Any = loaded.model.config.vision_config
     tile = (vision.image_size // vision.patch_size) ** 2
     work = Work(
         tile, tile, count.prefix, count.branches, count.branch_tokens, count.rows, count.row_tokens, count.longest
     )
     rates = measure_rates(loaded.model.config, work, batch=BATCH, dtype=torch.float32, device="cpu")
-    others = given[PILOT:]
+    others = cases[PILOT:]
     prepared = len(others) * sum(spent) / PILOT
     predicted = len(others) * rates.seconds(flop(Architecture.of(loaded.model.config), work)) + prepared
     began = time.process_time()
@@ -289,11 +289,11 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     models = {"miniature": ("miniature/llava", arguments.questions), "99 M": (str(large), arguments.large_questions)}
     for name, (model, questions) in models.items():
-        given = cases(folder / "world", PILOT + questions)
+        cases = drawn_cases(folder / "world", PILOT + questions)
         runs = {"closed book": closed_book, "naive RAG": naive_rag, "mR²AG": mr2ag, "probing": probe}
         for stage, run in runs.items():
             loaded = load(model, scheme="mmkb_rag" if stage == "probing" else "mr2ag" if stage == "mR²AG" else None)
-            lines.append(f"| {name} | {hold(stage, functools.partial(run, loaded), loaded, given)} |")
+            lines.append(f"| {name} | {hold(stage, functools.partial(run, loaded), loaded, cases)} |")
             print(lines[-1], flush=True)
         trained = train(model, folder / "reflection", questions, folder / f"train-{questions}-{name[:2].strip()}")
         lines.append(f"| {name} | {trained} |")

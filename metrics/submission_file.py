@@ -107,14 +107,14 @@ def submission_rows(
             different splits have one official id.
     """
     form, missing, rows = _FORMS[layout], list[str | int](), []
-    asked = _by_official_id(form, questions)
-    for key, question in asked.items():
+    by_id = _by_official_id(form, questions)
+    for key, question in by_id.items():
         if question.id not in answers:
             missing.append(key)
         answer = answers.get(question.id, "")
         said = evqa_candidate(answer, question) if layout == "evqa" else answer
         rows.append({form.id_field: key, form.answer_field: said, **form.extra(question)})
-    absent = [key for key in dict.fromkeys(expected) if key not in asked]
+    absent = [key for key in dict.fromkeys(expected) if key not in by_id]
     if absent and layout == "evqa":
         raise UserError(
             f"the data set lacks {len(absent)} of the official questions, e.g. {absent[0]}, and a row of E-VQA says "
@@ -179,75 +179,75 @@ def check(
     Raises:
         UserError: The file can't be opened, or two questions of different splits have one official id.
     """
-    form, found = _FORMS[layout], dict[Kind, list[str]]()
-    asked = _by_official_id(form, questions)
-    known = asked.keys() | set(expected or ())
+    form, problems = _FORMS[layout], dict[Kind, list[str]]()
+    by_id = _by_official_id(form, questions)
+    known = by_id.keys() | set(expected or ())
     seen: Counter[str | int] = Counter()
-    for where, row in _read(path, form, found):
-        for kind, problem in _row_problems(row, form, known, asked):
-            found.setdefault(kind, []).append(f"{where}: {problem}")
+    for where, row in _read(path, form, problems):
+        for kind, problem in _row_problems(row, form, known, by_id):
+            problems.setdefault(kind, []).append(f"{where}: {problem}")
         if _is_id(row, form):
             seen[row[form.id_field]] += 1
             if seen[row[form.id_field]] > 1:
-                found.setdefault("doubled", []).append(f"{where}: {row[form.id_field]!r} has an earlier row")
-    splits = {asked[key].split for key in seen if key in asked} if touched else set()
-    wanted = [key for key, question in asked.items() if not splits or question.split in splits]
+                problems.setdefault("doubled", []).append(f"{where}: {row[form.id_field]!r} has an earlier row")
+    splits = {by_id[key].split for key in seen if key in by_id} if touched else set()
+    wanted = [key for key, question in by_id.items() if not splits or question.split in splits]
     if absent := [repr(key) for key in dict.fromkeys(expected or wanted) if key not in seen]:
-        found["missing"] = absent
+        problems["missing"] = absent
     return [
-        Defect(kind, len(found[kind]), tuple(found[kind][:_SHOWN]), form.consequences[kind])
+        Defect(kind, len(problems[kind]), tuple(problems[kind][:_SHOWN]), form.consequences[kind])
         for kind in get_args(Kind)
-        if kind in found
+        if kind in problems
     ]
 
 
 def _by_official_id(form: _Form, questions: Iterable[Question]) -> dict[str | int, Question]:
     """The first question of each official id, in order; UserError if another split has the same id."""
-    asked: dict[str | int, Question] = {}
+    by_id: dict[str | int, Question] = {}
     for question in questions:
-        first = asked.setdefault(form.key(question), question)
+        first = by_id.setdefault(form.key(question), question)
         if first.split != question.split:
             raise UserError(
                 f"{form.key(question)} is a question of {first.split} and of {question.split}; one file is of one "
                 "split: set `splits`"
             )
-    return asked
+    return by_id
 
 
-def _read(path: Path, form: _Form, found: dict[Kind, list[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read(path: Path, form: _Form, problems: dict[Kind, list[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(FILE:ROW, row) of all rows that are objects; what is not one is noted."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} can't be read as a file of answers: {error}") from error
     if form.is_array:
-        array = _parsed(f"{path}", text, found)
+        array = _parsed(f"{path}", text, problems)
         if array is not None and not isinstance(array, list):
-            found["unreadable"] = [f"{path}: {type(array).__name__} instead of a JSON array"]
+            problems["unreadable"] = [f"{path}: {type(array).__name__} instead of a JSON array"]
         values = [(f"{path}:{number}", value) for number, value in enumerate(array, 1)] if type(array) is list else []
     else:
         lines = text.removesuffix("\n").split("\n") if text else []
         values = [
-            (f"{path}:{number}", _parsed(f"{path}:{number}", line, found)) for number, line in enumerate(lines, 1)
+            (f"{path}:{number}", _parsed(f"{path}:{number}", line, problems)) for number, line in enumerate(lines, 1)
         ]
     for where, value in values:
         if isinstance(value, dict):
             yield where, value
         elif value is not None or form.is_array:
-            found.setdefault("unreadable", []).append(f"{where}: {type(value).__name__} instead of an object")
+            problems.setdefault("unreadable", []).append(f"{where}: {type(value).__name__} instead of an object")
 
 
-def _parsed(where: str, text: str, found: dict[Kind, list[str]]) -> Any:
+def _parsed(where: str, text: str, problems: dict[Kind, list[str]]) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         problem = f"no JSON ({error.msg})" if text.strip() else "an empty line"
-        found.setdefault("unreadable", []).append(f"{where}: {problem}")
+        problems.setdefault("unreadable", []).append(f"{where}: {problem}")
         return None
 
 
 def _row_problems(
-    row: Mapping[str, Any], form: _Form, known: Container[str | int], asked: Mapping[str | int, Question]
+    row: Mapping[str, Any], form: _Form, known: Container[str | int], by_id: Mapping[str | int, Question]
 ) -> Iterator[tuple[Kind, str]]:
     fields = (form.id_field, form.answer_field)
     if absent := [name for name in fields if name not in row]:
@@ -260,7 +260,7 @@ def _row_problems(
         key = row[form.id_field]
         if key not in known:
             yield "unknown", f"{key!r} is no question"
-        elif key in asked and (other := _altered(row, form.extra(asked[key]))):
+        elif key in by_id and (other := _altered(row, form.extra(by_id[key]))):
             yield "altered", f"{key!r}: `{other}` is not the data set's"
     if isinstance(answer := row.get(form.answer_field), str) and not answer.strip():
         yield "empty", f"{row.get(form.id_field)!r}"
