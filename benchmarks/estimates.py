@@ -31,7 +31,7 @@ from trainers import Clock, ours, settings, subset
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
-from reflectune.data_builders.probing.config import Asking
+from reflectune.data_builders.probing.config import SCHEME, Asking
 from reflectune.data_builders.probing.probe import Prober
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.reading.reader import Reader
@@ -292,7 +292,7 @@ def main() -> None:
         cases = drawn_cases(folder / "world", PILOT + questions)
         runs = {"closed book": closed_book, "naive RAG": naive_rag, "mR²AG": mr2ag, "probing": probe}
         for stage, run in runs.items():
-            loaded = load(model, scheme="mmkb_rag" if stage == "probing" else "mr2ag" if stage == "mR²AG" else None)
+            loaded = load(model, scheme=SCHEME if stage == "probing" else "mr2ag" if stage == "mR²AG" else None)
             lines.append(f"| {name} | {hold(stage, functools.partial(run, loaded), loaded, cases)} |")
             print(lines[-1], flush=True)
         trained = train(model, folder / "reflection", questions, folder / f"train-{questions}-{name[:2].strip()}")

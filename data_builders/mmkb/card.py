@@ -10,10 +10,13 @@ import yaml
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 
-def card(split: str, probed: Mapping[str, Any], decided: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
+def card(
+    scheme: str, split: str, probed: Mapping[str, Any], decided: Mapping[str, Any], numbers: Mapping[str, Any]
+) -> str:
     """The text of README.md, with its YAML front matter.
 
     Args:
+        scheme: Whose training data it is.
         split: Name of the Parquet file.
         probed: Settings of the probes, and what is remembered `about` them.
         decided: Settings of the derivation.
@@ -22,7 +25,7 @@ def card(split: str, probed: Mapping[str, Any], decided: Mapping[str, Any], numb
     about, examples = probed["about"], int(numbers["examples"])
     size = next((name for most, name in _SIZES if examples < most), "n>1M")
     made = {
-        "scheme": "mmkb_rag",
+        "scheme": scheme,
         "target_model": about.get("model", ""),
         "target_model_fingerprint": probed["model"],
         "prompts_fingerprint": probed["prompts"],

@@ -87,7 +87,7 @@ def run(config: DeriveConfig) -> str:
     target = output / f"{split}.parquet"
     write_examples(target, examples, PromptedExample)
     write_json(output / STATISTICS, {split: numbers})
-    write_atomically(output / "README.md", card(split, settings, config.what_decides(), numbers))
+    write_atomically(output / "README.md", card(SCHEME, split, settings, config.what_decides(), numbers))
     if config.proofread:
         page = output / f"proofread_{split}.html"
         title = f"{split} of {dataset.root.name}"

@@ -54,7 +54,7 @@ class ProbeConfig(MetricConfig, ImageKeys, RetrieverConfig):
         "of the questions only a part, e.g. 2/2, divided by entity: one that the model was not trained on",
         check=part_problem,
     )
-    model: str = setting("", "the target model: base, checkpoint or adapter of mmkb_rag", check=model_name)
+    model: str = setting("", "the target model: base, checkpoint or adapter of MMKB-RAG", check=model_name)
     output: str = setting("", "folder for the probes", check=checks.output_of("probes.json"))
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
     documents: int = setting(10, "passages to ask with, those that share most words with it", low=1)

@@ -30,20 +30,20 @@ class InferenceEstimateConfig:
     )
     question_tokens: float = setting(60, "tokens of the text around a picture, and of a question", above=0)
     prompt_tokens: float = setting(25, "tokens of what is asked behind a passage, or without one", above=0)
-    passages: float = setting(100, "mr2ag: passages of the entries of a question", low=0)
+    passages: float = setting(100, "mR²AG: passages of the entries of a question", low=0)
     passage_tokens: float = setting(130, "tokens of a passage, with what stands before it", above=0)
-    retrieved: float = setting(1.0, "mr2ag: share of the questions whose gate says to retrieve", low=0, high=1)
-    relevant: float = setting(3, "mr2ag: passages of a question that are answered from", low=0)
-    documents: float = setting(10, "probe, mmkb_rag: passages that are read, those that share most words", low=0)
+    retrieved: float = setting(1.0, "mR²AG: share of the questions whose gate says to retrieve", low=0, high=1)
+    relevant: float = setting(3, "mR²AG: passages of a question that are answered from", low=0)
+    documents: float = setting(10, "probe, MMKB-RAG: passages that are read, those that share most words", low=0)
     context_tokens: float = setting(
         3000, "naive_rag, oracle: tokens of the entries or passages that one prompt holds", low=0
     )
-    kept: float = setting(2, "mmkb_rag: documents that are kept to answer from", low=0)
+    kept: float = setting(2, "MMKB-RAG: documents that are kept to answer from", low=0)
     annotated: float = setting(10, "annotate: passages of a question that a model of this machine judges", low=0)
     instruction_tokens: float = setting(300, "annotate: tokens of the instruction, the same for all", low=0)
     answer_tokens: float = setting(6, "tokens of an answer, its end token counted", above=0)
     longest_answer: float = setting(12, "tokens of the longest of the answers that are written together", above=0)
-    reply_tokens: float = setting(60, "annotate, mmkb_rag: tokens of a verdict or of MCT's reply", above=0)
+    reply_tokens: float = setting(60, "annotate, MMKB-RAG: tokens of a verdict or of MCT's reply", above=0)
     preparing_ms: float = setting(
         0, "milliseconds of tokenising a question's texts and fitting its picture, beside the model", low=0
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,7 +12,8 @@ from PIL import Image
 from reflectune.core.resumable import run_to_file
 from reflectune.core.types import Question
 from reflectune.inference.grid.caching import CacheStats
-from reflectune.inference.grid.outcomes import Judgement, Outcome, Results, Row, outcome, to_row
+from reflectune.inference.grid.judging import Judge
+from reflectune.inference.grid.outcomes import Outcome, Results, Row, outcome, to_row
 from reflectune.inference.grid.points import Point
 from reflectune.inference.running.runner import open_questions, processes
 from reflectune.inference.scoring.scores import Measure
@@ -56,7 +57,7 @@ class GridRun:
 
     points: Sequence[Point]
     measure: Measure
-    judge: Callable[[Question, Mapping[str, Trace], Measure], Sequence[Judgement]]
+    judge: Judge
     image_root: Path
     path: Path
     fingerprint: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,19 +14,10 @@ from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.inference.grid.points import ELSEWHERE, Point, expand, problems
-from reflectune.inference.pipelines.registry import find_recipe
+from reflectune.inference.pipelines.registry import find_recipe, sweepable
 
 WEIGHTS: Final = ("title_weight", "summary_share")
 """Settings of the retriever: any can be searched with on one index."""
-VARIED: Final[Mapping[str, tuple[str, ...]]] = {
-    "mr2ag": (*WEIGHTS, "top_n", "gamma", "fallback", "lead", "relevance", "entries", "ranking"),
-    "mmkb_rag": (
-        *WEIGHTS,
-        *("top_n", "documents", "lead", "entries", "max_reply_tokens", "answer_model"),
-        *("ret", "gamma", "srt", "k", "threshold", "mct"),
-    ),
-}
-"""The settings that make a difference, by pipeline."""
 
 
 class Grid(dict[str, Any]):
@@ -42,7 +32,7 @@ class Grid(dict[str, Any]):
 class SweepConfig(MetricConfig, ReadingConfig):
     """Answer questions at every point of a grid of settings, from one set of forward passes."""
 
-    pipeline: Literal["mr2ag", "mmkb_rag"] = setting("mmkb_rag", "whose settings to vary")
+    pipeline: str = setting("mr2ag", "whose settings to vary", choices=sweepable())
     grid: Grid = setting(Grid(), "a list of values for each setting to vary")
     product: bool = setting(False, "take all combinations; else vary one setting at a time from this config's values")
     splits: list[str] = setting(
@@ -69,10 +59,10 @@ class SweepConfig(MetricConfig, ReadingConfig):
             issues.append("`splits` is empty; name at least one split, e.g. val_unseen_entity")
         if not self.grid:
             issues.append("`grid` is empty; give at least one setting with a list of values, e.g. gamma: [0, 0.5, 1]")
-        idle = [name for name in self.grid if name not in VARIED[self.pipeline]]
+        known = self.may_vary() if self.pipeline in sweepable() else tuple(self.grid)
+        idle = [name for name in self.grid if name not in known]
         if idle:
-            known = ", ".join(VARIED[self.pipeline])
-            issues.append(f"`grid`: {', '.join(idle)} can't be varied for {self.pipeline}, only {known}")
+            issues.append(f"`grid`: {', '.join(idle)} can't be varied for {self.pipeline}, only {', '.join(known)}")
         varied = {name: values for name, values in self.grid.items() if name not in idle}
         issues += problems(varied, self.reading())
         issues += [f"`{name}` is needed" for name in ("output", "model") if not getattr(self, name)]
@@ -80,6 +70,10 @@ class SweepConfig(MetricConfig, ReadingConfig):
         if "base_model" in self.roles() and not self.base_model:
             issues.append("`base_model` is needed: RET is measured against what it knows, and it may answer")
         return issues
+
+    def may_vary(self) -> tuple[str, ...]:
+        """The settings that make a difference to the pipeline."""
+        return (*WEIGHTS, *find_recipe(self.pipeline).varied)
 
     def roles(self) -> list[ModelRole]:
         """The models that its points need."""

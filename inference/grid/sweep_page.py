@@ -12,7 +12,8 @@ from markupsafe import Markup, escape
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.html import Cell, Table, read_asset, render
-from reflectune.inference.grid.outcomes import NAMES, Judgement, Results
+from reflectune.inference.grid.judging import JUDGED
+from reflectune.inference.grid.outcomes import Judgement, Results
 from reflectune.inference.grid.points import show
 from reflectune.inference.grid.sweep_config import SweepConfig
 from reflectune.inference.report import curves
@@ -50,7 +51,7 @@ def write_page(folder: Path, config: SweepConfig, results: Results, record: Reco
 def charts(config: SweepConfig, results: Results, record: Record) -> dict[str, Markup]:
     """Every plot as HTML, by name: one an axis of the grid, and the reliability diagrams."""
     plots = {name: axis_chart(name, config.start(), record["points"]) for name in config.grid}
-    for kind, (name, outcome) in NAMES[config.pipeline].items():
+    for kind, (name, outcome) in JUDGED[config.pipeline].names.items():
         judged = results.judgements(kind)
         if judged:
             plots[f"reliability_{kind}"] = reliability(name, outcome, judged)

@@ -10,7 +10,8 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json
 from reflectune.core.hashing import fingerprint
 from reflectune.data_builders.dataset import Dataset
-from reflectune.inference.grid.outcomes import JUDGES, MEASURES, Results, point_scores
+from reflectune.inference.grid.judging import JUDGED
+from reflectune.inference.grid.outcomes import Results, point_scores
 from reflectune.inference.grid.points import Point
 from reflectune.inference.grid.run_grid import GridRun, run_grid
 from reflectune.inference.grid.runner import GridRunner
@@ -43,9 +44,9 @@ def run(config: SweepConfig) -> dict[str, Any]:
     runner = GridRunner(config.reading(), dataset, config.pipeline, config.seed)
     made = run_grid(
         GridRun(
-            points=[*points, *MEASURES[config.pipeline]],
+            points=[*points, *JUDGED[config.pipeline].points],
             measure=measure,
-            judge=JUDGES[config.pipeline],
+            judge=JUDGED[config.pipeline].judge,
             image_root=dataset.root,
             path=config.log(),
             fingerprint=_fingerprint(config, dataset, points, runner, measure),

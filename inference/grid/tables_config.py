@@ -13,6 +13,7 @@ from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.data_builders.world.questions import SPLITS
 from reflectune.inference.config import ReadingConfig
+from reflectune.inference.pipelines.registry import sweepable
 from reflectune.models.names import encoder_name, model_name
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
@@ -24,7 +25,7 @@ REFLECTION = "reflection/reflection.json"
 class TablesConfig(MetricConfig, RerankerConfig):
     """Print a paper's ablation tables in miniature, over several seeds, with a verdict on each of its claims."""
 
-    paper: Literal["mr2ag", "mmkb_rag"] = setting("mr2ag", "whose tables")
+    paper: str = setting("mr2ag", "whose tables", choices=sweepable())
     base_model: str = setting("miniature/llava", "the model to fine-tune", check=model_name)
     method: Literal["full", "lora"] = setting("full", "train all weights, or adapters")
     epochs: float | None = setting(None, "of training; those of the recipe if unset", above=0)
@@ -34,38 +35,38 @@ class TablesConfig(MetricConfig, RerankerConfig):
     )
     runs: list[str] = setting(
         [],
-        "mr2ag: finished quick starts (world, index, checkpoint, plain_checkpoint), one per seed; others are made, "
+        "mR²AG: finished quick starts (world, index, checkpoint, plain_checkpoint), one per seed; others are made, "
         "and so is a plain_checkpoint that one lacks",
     )
-    world: str = setting("", "mmkb_rag: a finished world; made if unset", check=checks.folder)
-    index: str = setting("", "mmkb_rag: its finished index; made if unset")
-    probes: str = setting("", "mmkb_rag: finished probes of the base model; made if unset")
-    probe_limit: int | None = setting(None, "mmkb_rag: training questions to probe", low=1)
-    rule: Literal["paper", "margin"] = setting("paper", "mmkb_rag: the rule of the own labels")
-    srt_balance: float | None = setting(3.0, "mmkb_rag: most [NoRel] per [Rel]", above=0)
+    world: str = setting("", "MMKB-RAG: a finished world; made if unset", check=checks.folder)
+    index: str = setting("", "MMKB-RAG: its finished index; made if unset")
+    probes: str = setting("", "MMKB-RAG: finished probes of the base model; made if unset")
+    probe_limit: int | None = setting(None, "MMKB-RAG: training questions to probe", low=1)
+    rule: Literal["paper", "margin"] = setting("paper", "MMKB-RAG: the rule of the own labels")
+    srt_balance: float | None = setting(3.0, "MMKB-RAG: most [NoRel] per [Rel]", above=0)
     sizes: list[float] = setting(
-        [1.0, 0.5, 0.25, 0.1, 0.02], "mmkb_rag: shares of the SRT labels in Table 5, 1.0 first", above=0, high=1
+        [1.0, 0.5, 0.25, 0.1, 0.02], "MMKB-RAG: shares of the SRT labels in Table 5, 1.0 first", above=0, high=1
     )
     equal_at: float = setting(
-        1.0, "mmkb_rag: of `sizes`, the one at which the external labeller is compared", above=0, high=1
+        1.0, "MMKB-RAG: of `sizes`, the one at which the external labeller is compared", above=0, high=1
     )
-    least_steps: int = setting(150, "mmkb_rag: a training on few labels takes at least so many steps", low=1)
+    least_steps: int = setting(150, "MMKB-RAG: a training on few labels takes at least so many steps", low=1)
     splits: list[str] = setting(
         ["val_unseen_question", "val_unseen_entity"], "splits to answer", check=checks.split_name
     )
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
     encoder: str = setting("miniature/clip", "the index's encoder", check=encoder_name)
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
-    passages: int = setting(5, "mr2ag: of their passages, those that the reranker picks", low=1)
-    documents: int = setting(20, "mmkb_rag: passages of the entries to take", low=1)
-    k: list[int] = setting([1, 5, 10, 15, 20], "mmkb_rag: documents to keep, beside `auto`", low=1)
+    passages: int = setting(5, "mR²AG: of their passages, those that the reranker picks", low=1)
+    documents: int = setting(20, "MMKB-RAG: passages of the entries to take", low=1)
+    k: list[int] = setting([1, 5, 10, 15, 20], "MMKB-RAG: documents to keep, beside `auto`", low=1)
     mct: Literal["filter", "merge", "rerank"] = setting(
-        "merge", "mmkb_rag: what MCT does in Table 2; the paper's best on InfoSeek is merge"
+        "merge", "MMKB-RAG: what MCT does in Table 2; the paper's best on InfoSeek is merge"
     )
-    answer_model: Literal["base", "tuned"] = setting("base", "mmkb_rag: who answers")
+    answer_model: Literal["base", "tuned"] = setting("base", "MMKB-RAG: who answers")
     gamma: float = setting(0.5, "the gate's threshold", low=0, high=1)
     max_new_tokens: int = setting(16, "longest answer, in tokens", low=1)
-    max_reply_tokens: int = setting(64, "mmkb_rag: longest reply of MCT, in tokens", low=1)
+    max_reply_tokens: int = setting(64, "MMKB-RAG: longest reply of MCT, in tokens", low=1)
     token_budget: int | None = setting(
         None, "most tokens in one forward pass; what the memory has room for if unset", low=1
     )
@@ -73,7 +74,7 @@ class TablesConfig(MetricConfig, RerankerConfig):
     dtype: str = setting("float32", "of answering and probing: float32, bfloat16 or float16", choices=DTYPES)
     device: str = setting("cpu", "cpu, cuda, or auto: each process's own", check=checks.device)
     seed: int = setting(
-        0, "seed of mmkb_rag's world, of drawing questions, and of intervals", low=0, high=checks.MOST_SEED
+        0, "seed of MMKB-RAG's world, of drawing questions, and of intervals", low=0, high=checks.MOST_SEED
     )
     dry_run: bool = setting(False, "say what would be done, and stop")
 
@@ -98,8 +99,7 @@ class TablesConfig(MetricConfig, RerankerConfig):
             named = {"index": checks.folder(self.index), "probes": checks.folder(self.probes)}
             issues += [f"`{name}`: {told}" for name, told in named.items() if told]
         issues += self.metric_issues(self.world)
-        if self.paper == "mmkb_rag":
-            issues += self._mmkb_problems()
+        issues += self._size_problems()
         return issues + bound_problems(self, TablesConfig) + self.reranker_problems()
 
     def reading(self, world: Path, index: Path, checkpoint: Path, plain: Path | None = None) -> ReadingConfig:
@@ -134,7 +134,8 @@ class TablesConfig(MetricConfig, RerankerConfig):
             issues += [f"`splits`: a world has no split {name}; it has {', '.join(SPLITS)}" for name in missing]
         return issues if self.splits else ["`splits` is empty; name at least one split, e.g. val_unseen_entity"]
 
-    def _mmkb_problems(self) -> list[str]:
+    def _size_problems(self) -> list[str]:
+        """What is wrong with the sizes of Tables 4 and 5 of MMKB-RAG."""
         issues = []
         if not self.sizes or self.sizes[0] != 1.0 or any(not 0 < size <= 1 for size in self.sizes):
             issues.append(f"`sizes` should be shares above 0 and at most 1, 1.0 first; found {self.sizes}")

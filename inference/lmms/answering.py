@@ -27,6 +27,7 @@ from reflectune.inference.pipelines.registry import build_pipeline, find_recipe,
 from reflectune.inference.reading.collaborators import open_engine, open_plain, open_retriever, open_tuned
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import Loaded
+from reflectune.models.schemes.registry import find_scheme
 from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
@@ -204,9 +205,8 @@ class BenchmarkAnswerer:
         )
 
     def _opens(self, gate: float | None) -> bool:
-        """What the gate would have decided; the two papers differ where it is γ itself."""
-        value = gate or 0.0
-        return value > self._config.gamma if self._name == "mmkb_rag" else value >= self._config.gamma
+        """What the gate would have decided."""
+        return find_scheme(self._name).retrieves(gate or 0.0, self._config.gamma)
 
     def _reflecting_parts(self, loaded: Loaded) -> Parts:
         """What the pipeline of a checkpoint's scheme is made from; it finds nothing unless the mode is `pipeline`."""

@@ -59,13 +59,13 @@ def gate_and_judge(
         questions: The questions.
         images: Theirs.
         top_n: Entries to retrieve.
-        gamma: A gate opens if its probability is at least this.
+        gamma: A gate opens if the scheme retrieves at its probability and this γ.
         lead: What stands before each passage.
     """
     with clock.step("gate"):
         opened = reader.open(questions, images)
         gates = reader.gates(opened)
-    rows = [i for i, gate in enumerate(gates) if gate >= gamma]
+    rows = [i for i, gate in enumerate(gates) if reader.scheme.retrieves(gate, gamma)]
     with clock.step("retrieve"):
         ranked = retriever.search([images[i] for i in rows], top_n) if rows else []
         hits = dict(zip(rows, ranked, strict=True))

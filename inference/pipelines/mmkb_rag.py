@@ -75,7 +75,7 @@ class MMKBRAG:
         with clock.step("gate"):
             opened = self._reader.open(questions, images)
             gates = self._reader.gates(opened) if how.ret else [None] * len(questions)
-        rows = [i for i, gate in enumerate(gates) if gate is None or gate > how.gamma]
+        rows = [i for i, gate in enumerate(gates) if gate is None or self._reader.scheme.retrieves(gate, how.gamma)]
         with clock.step("retrieve"):
             made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
         retrieved = dict(zip(rows, made, strict=True))
@@ -266,6 +266,7 @@ RECIPES = {
         True,
         every,
         (*DOCUMENTS, *REFLECTION),
+        varied=(*DOCUMENTS, "lead", "entries", *REFLECTION),
         form="mmkb_rag",
         scheme="mmkb_rag",
         measured_by="reflection",

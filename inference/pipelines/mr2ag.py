@@ -152,6 +152,7 @@ RECIPES = {
         True,
         every,
         ("top_n", *_READ_BY),
+        varied=("top_n", *_READ_BY, "lead", "relevance", "entries", "ranking"),
         form="mr2ag",
         scheme="mr2ag",
         measured_by="relevance",

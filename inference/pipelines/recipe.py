@@ -77,6 +77,7 @@ class Recipe:
         takes: Which questions it answers.
         settings: The config's fields that its answers depend on, beyond those that all depend on.
         variants: Further ones, of variants: at their defaults they leave what was answered before as it is.
+        varied: What a sweep may vary beside the retriever's settings: settings, and choices that a grid point makes.
         form: The name in a config that stands for it, perhaps with others; "" for a stage.
         scheme: The scheme of the checkpoint that `model` has to be; "" if any will do.
         measured_by: The stage that measures its decisions; "" if there is none.
@@ -94,6 +95,7 @@ class Recipe:
     takes: Callable[[Question], bool]
     settings: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
+    varied: tuple[str, ...] = ()
     form: str = ""
     scheme: str = ""
     measured_by: str = ""

@@ -64,6 +64,11 @@ def reflecting(measured_by: str = "") -> tuple[str, ...]:
     return tuple(name for name, recipe in reflecting_recipes.items() if measured_by in ("", recipe.measured_by))
 
 
+def sweepable() -> tuple[str, ...]:
+    """The pipelines that have settings to sweep over."""
+    return tuple(name for name, recipe in all_recipes().items() if recipe.varied)
+
+
 def iterative() -> tuple[str, ...]:
     """The pipelines that search several times."""
     return tuple(name for name, recipe in all_recipes().items() if recipe.is_iterative)

@@ -37,13 +37,11 @@ class PassageReader(Reader):
     def __init__(self, engine: PrefixEngine, max_new_tokens: int) -> None:
         """Bind the engine, and the longest answer in tokens."""
         super().__init__(engine, max_new_tokens)
-        self._scheme = PassageScheme.of(engine.renderer)
+        self.scheme = PassageScheme.of(engine.renderer)
 
     def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
         """Read images and questions up to where the gate speaks: one vision and one prefix pass a question."""
-        rendered = [
-            self._scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)
-        ]
+        rendered = [self.scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)]
         return Opened.of(questions, self._engine.read(rendered), [len(each.ids) for each in rendered])
 
     def gates(self, opened: Opened) -> list[float]:
@@ -59,7 +57,7 @@ class PassageReader(Reader):
             return []
         wanted = set(rows)
         branches = [
-            [self._scheme.direct_branch(self._renderer, question.answer_style)] if row in wanted else []
+            [self.scheme.direct_branch(self._renderer, question.answer_style)] if row in wanted else []
             for row, question in enumerate(opened.questions)
         ]
         state = self._engine.branch(opened.prefixes, branches)
@@ -78,7 +76,7 @@ class PassageReader(Reader):
         branches: list[list[list[int]]] = []
         for question, length, question_passages in zip(opened.questions, opened.lengths, passages, strict=True):
             ids = [
-                self._scheme.passage_branch(self._renderer, passage, question.answer_style)
+                self.scheme.passage_branch(self._renderer, passage, question.answer_style)
                 for passage in question_passages
             ]
             fitting = [k for k, branch in enumerate(ids) if length + len(branch) <= room]

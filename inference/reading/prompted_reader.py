@@ -45,19 +45,17 @@ class PromptedReader:
 
     def __init__(self, engine: PrefixEngine, max_new_tokens: int, max_reply_tokens: int) -> None:
         self._engine, self._renderer = engine, engine.renderer
-        self._scheme = PromptScheme.of(engine.renderer)
+        self.scheme = PromptScheme.of(engine.renderer)
         self._max_new_tokens, self._max_reply_tokens = max_new_tokens, max_reply_tokens
 
     def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> Opened:
         """Read images and questions up to where all four prompts go on."""
-        prefixes = [
-            self._scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)
-        ]
+        prefixes = [self.scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)]
         return Opened.of(questions, self._engine.read(prefixes), [len(prefix.ids) for prefix in prefixes])
 
     def gates(self, opened: Opened) -> list[float]:
         """Score_RET of each question, equation 4: the softmax of two logits, in [0, 1]."""
-        prompt = self._scheme.prompt_branch(self._renderer, "ret")
+        prompt = self.scheme.prompt_branch(self._renderer, "ret")
         state = self._engine.branch(opened.prefixes, [[prompt] for _ in opened.questions])
         for row, length in enumerate(opened.lengths):
             opened.usage.branch(row, length, len(prompt))
@@ -74,7 +72,7 @@ class PromptedReader:
         places: list[list[int]] = []
         branches: list[list[list[int]]] = []
         for length, question_documents in zip(opened.lengths, documents, strict=True):
-            ids = [self._scheme.prompt_branch(self._renderer, "srt", [passage]) for passage in question_documents]
+            ids = [self.scheme.prompt_branch(self._renderer, "srt", [passage]) for passage in question_documents]
             room = self._engine.max_length - length - self._max_new_tokens
             places.append([k for k, prompt in enumerate(ids) if len(prompt) <= room])
             branches.append([ids[k] for k in places[-1]])
@@ -124,7 +122,7 @@ class PromptedReader:
         """How many leading passages leave room for a reply to this question, and the prompt about them."""
         style, room = opened.questions[row].answer_style, self._engine.max_length - opened.lengths[row] - reply
         return fit_leading(
-            lambda count: self._scheme.prompt_branch(self._renderer, name, passages[:count], style), len(passages), room
+            lambda count: self.scheme.prompt_branch(self._renderer, name, passages[:count], style), len(passages), room
         )
 
     def _generate(self, opened: Opened, prompts: Mapping[int, list[int]], most: int) -> dict[int, Generation]:

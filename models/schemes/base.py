@@ -117,6 +117,10 @@ class Scheme(ABC):
             raise UserError(f"this needs a model of {cls.form}, but the model's scheme is {name}")
         return renderer.scheme
 
+    def retrieves(self, probability: float, gamma: float) -> bool:
+        """Whether a gate's probability says to look something up: where it is γ itself, the papers differ."""
+        return probability >= gamma
+
     def save(self, folder: str | Path, more: Mapping[str, Any] | None = None) -> None:
         """Write `scheme.json` into a checkpoint's folder, with what `more` there is to keep in it."""
         content = {**dataclasses.asdict(self), "fingerprint": self.fingerprint, **(more or {})}

@@ -19,6 +19,10 @@ class MMKBRAG(PromptScheme):
     gates = (Gate("ret", "retrieve", "no_retrieve"), Gate("srt", "relevant", "irrelevant"))
     long_question = 12  # RET, ten documents and MCT
 
+    def retrieves(self, probability: float, gamma: float) -> bool:
+        """Whether Score_RET is above γ (equation 3)."""
+        return probability > gamma
+
 
 SCHEME: Final = MMKBRAG(
     name="mmkb_rag",

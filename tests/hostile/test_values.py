@@ -116,6 +116,7 @@ BESIDE = {
     ("SftConfig", "image_root"): ["--train_data=."],
     ("ConvertConfig", "knowledge_source"): ["--knowledge=own"],
     ("EvaluateConfig", "plain_model"): ["--pipelines", "tuned_baselines"],
+    ("SweepConfig", "base_model"): ["--pipeline=mmkb_rag"],
 }
 """What else has to be given for a key to be looked at."""
 

@@ -14,6 +14,7 @@ from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.inference.reading.passage_reader import Judged
 from reflectune.inference.reading.prompted_reader import Reply
 from reflectune.inference.reading.reader import Answer, Opened
+from reflectune.models.schemes.registry import find_scheme
 from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
@@ -26,6 +27,8 @@ class ScriptedReader:
         relevance: p([Relevant]) by passage id; 0.1 if not listed. p([Irrelevant]) is the rest.
         answers: (text, S_ans) by passage id, or by `direct` or `plain`.
     """
+
+    scheme = find_scheme("mr2ag")
 
     def __init__(
         self,
@@ -84,6 +87,8 @@ class ScriptedPromptedReader:
         reply: What it replies to P_MCT, whatever the documents.
         shown: The most documents that P_MCT holds.
     """
+
+    scheme = find_scheme("mmkb_rag")
 
     def __init__(
         self,
