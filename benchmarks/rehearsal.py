@@ -57,6 +57,9 @@ BUILDING = (
 )
 """Modules that compute with encoders."""
 
+ROOM = 0.1
+"""Of the room on the disk that a step asks for: models of two layers, not 28 or 32, and pictures that are few."""
+
 TEXT = """# Both papers from their downloads to their tables
 
 {command}, {cores} CPU thread(s), {widths}.
@@ -157,7 +160,7 @@ def changes(models: Path, rows: Rows, options: argparse.Namespace) -> dict[str, 
         },
         "launch": dict.fromkeys(("multi_gpu", "zero2"), "cpu_2_processes" if options.processes == 2 else ""),
         "without": ["downloads"],
-        "room": rows.infoseek / Rows.infoseek,
+        "room": ROOM * rows.infoseek / Rows.infoseek,
         "pilot": True,
     }
 
