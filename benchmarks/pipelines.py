@@ -65,7 +65,7 @@ class ByEngine(Counted):
     def __init__(self, model: PreTrainedModel, pictures: int, token_budget: int) -> None:
         super().__init__(model)
         self._engine = engine_of(model, token_budget)
-        self._engine.heads.keep(pictures)
+        self._engine.image_prefixes.keep(pictures)
 
     def write(self, asked: AboutPictures, max_tokens: int) -> list[Written]:
         """Replies by the shared-prefix engine."""

@@ -14,7 +14,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.inference.operators.requests import Judged, JudgedEach, Prompt, Written
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.prefix.image_prefix import split
+from reflectune.models.prefix.image_prefix import split_after_images
 from reflectune.models.remote.client import Messages, RemoteModel
 from reflectune.models.remote.client import Reply as RemoteReply
 from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
@@ -33,7 +33,7 @@ class LocalModel:
 
     def __init__(self, engine: PrefixEngine, pictures: int) -> None:
         self._engine, self._renderer = engine, engine.renderer
-        engine.heads.keep(pictures)
+        engine.image_prefixes.keep(pictures)
 
     def write(self, asked: Sequence[AboutPicture], max_tokens: int) -> list[Written]:
         """A greedy reply to each prompt; of a prompt's documents the leading ones that fit are shown.
@@ -116,7 +116,7 @@ class LocalModel:
 
     def _shared(self, rendered: Rendered) -> int:
         """Tokens up to just after the picture, which the engine keeps; 0 without a picture."""
-        parts = split(rendered, self._renderer.image_token_id)
+        parts = split_after_images(rendered, self._renderer.image_token_id)
         return 0 if parts is None else len(parts[0].ids)
 
     def _branches(self, image: Image.Image, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:

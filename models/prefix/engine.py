@@ -18,8 +18,7 @@ from reflectune.core.errors import UserError
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.forward import KEPT, Forward, find_budget
-from reflectune.models.prefix.image_prefix import WORTHWHILE, ImagePrefixCache, key_of, stacked
-from reflectune.models.prefix.image_prefix import split as split_head
+from reflectune.models.prefix.image_prefix import WORTHWHILE, ImagePrefixCache, key_of, split_after_images, stacked
 from reflectune.models.prefix.rows import Rows
 from reflectune.models.prefix.sampling import Draw, Sampling
 from reflectune.models.rendering.renderer import Rendered
@@ -110,7 +109,7 @@ class PrefixEngine:
 
     def __init__(self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0) -> None:
         self._forward = Forward(loaded.model)
-        self.heads = ImagePrefixCache(keep_images)
+        self.image_prefixes = ImagePrefixCache(keep_images)
         self.renderer = loaded.renderer
         self.token_budget = token_budget or find_budget(self._forward)
         self._most_kept = KEPT * self.token_budget
@@ -129,7 +128,7 @@ class PrefixEngine:
         """
         for prefix in prefixes:
             self._check_length(len(prefix.ids))
-        shared = self._shared_heads(prefixes)
+        shared = self._shared_image_prefixes(prefixes)
         whole = [q for q in range(len(prefixes)) if q not in shared]
         chunks: list[Rows] = []
         places: dict[int, tuple[int, int]] = {}
@@ -141,40 +140,40 @@ class PrefixEngine:
         for part in _split([len(prefixes[q].ids) for q in whole], self.token_budget):
             questions = [whole[i] for i in part]
             add(questions, self._forward.prefill([prefixes[q] for q in questions]))
-        tails = list(shared)
-        for part in _split([len(shared[q][2]) for q in tails], self.token_budget):
-            questions = [tails[i] for i in part]
-            add(questions, self._read_tails([shared[q] for q in questions]))
+        sharing = list(shared)
+        for part in _split([len(shared[q][2]) for q in sharing], self.token_budget):
+            questions = [sharing[i] for i in part]
+            add(questions, self._read_suffixes([shared[q] for q in questions]))
         return Prefixes(self, chunks, places)
 
-    def _shared_heads(self, prefixes: Sequence[Rendered]) -> dict[int, tuple[str, Rendered, list[int]]]:
-        """Prefixes that share their pictures with others, or may with later ones: key, head and tail by question."""
+    def _shared_image_prefixes(self, prefixes: Sequence[Rendered]) -> dict[int, tuple[str, Rendered, list[int]]]:
+        """Of prefixes whose pictures others read, or may read later: (key, image prefix, suffix), by question."""
         parts_by_question = {}
         for q, prefix in enumerate(prefixes):
-            if (parts := split_head(prefix, self._forward.positions.image_token_id)) is not None:
+            if (parts := split_after_images(prefix, self._forward.positions.image_token_id)) is not None:
                 parts_by_question[q] = (key_of(parts[0]), *parts)
-        if self.heads.most:
+        if self.image_prefixes.most:
             return parts_by_question
         often = Counter(key for key, _, _ in parts_by_question.values())
         shared = {q: parts for q, parts in parts_by_question.items() if often[parts[0]] > 1}
-        lengths = {key: len(head.ids) for key, head, _ in shared.values()}
+        lengths = {key: len(image_prefix.ids) for key, image_prefix, _ in shared.values()}
         saved = sum((often[key] - 1) * length for key, length in lengths.items())
         return shared if saved >= WORTHWHILE else {}
 
-    def _read_tails(self, parts: Sequence[tuple[str, Rendered, list[int]]]) -> Rows:
-        """Read what follows heads, and the heads that are not kept."""
-        heads = {key: head for key, head, _ in parts}
-        known = {key: kept for key in heads if (kept := self.heads.get(key)) is not None}
-        new = [key for key in heads if key not in known]
-        for part in _split([len(heads[key].ids) for key in new], self.token_budget):
-            read = self._forward.prefill([heads[new[i]] for i in part])
+    def _read_suffixes(self, parts: Sequence[tuple[str, Rendered, list[int]]]) -> Rows:
+        """Read what follows image prefixes, and those image prefixes that are not kept."""
+        by_key = {key: image_prefix for key, image_prefix, _ in parts}
+        known = {key: kept for key in by_key if (kept := self.image_prefixes.get(key)) is not None}
+        new = [key for key in by_key if key not in known]
+        for part in _split([len(by_key[key].ids) for key in new], self.token_budget):
+            read = self._forward.prefill([by_key[new[i]] for i in part])
             for row, i in enumerate(part):
                 known[new[i]] = read.take(self._index([row])).compact()
-        for key in heads:
-            self.heads.put(key, known[key])
-        order = {key: row for row, key in enumerate(heads)}
-        rows = stacked([known[key] for key in heads]).take(self._index([order[key] for key, _, _ in parts]))
-        return self._forward.append(rows, [tail for _, _, tail in parts])[1]
+        for key in by_key:
+            self.image_prefixes.put(key, known[key])
+        order = {key: row for row, key in enumerate(by_key)}
+        rows = stacked([known[key] for key in by_key]).take(self._index([order[key] for key, _, _ in parts]))
+        return self._forward.append(rows, [suffix for _, _, suffix in parts])[1]
 
     @torch.no_grad()
     def branch(self, prefixes: Prefixes, branches: Sequence[Sequence[Sequence[int]]]) -> Branches:

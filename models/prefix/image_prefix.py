@@ -17,13 +17,14 @@ WORTHWHILE = 512
 """Tokens that sharing must save to be worth another forward pass: a picture of LLaVA-1.5 is, small ones may not be."""
 
 
-def split(prefix: Rendered, image_token_id: int) -> tuple[Rendered, list[int]] | None:
-    """A prefix as its head, which ends with the token after the last picture, and the ids that follow.
+def split_after_images(prefix: Rendered, image_token_id: int) -> tuple[Rendered, list[int]] | None:
+    """Split a prefix behind the token that follows its last picture.
 
-    That token is in the head since positions go on from a text token (M-RoPE's advance past a picture by its size).
+    That token belongs to the first part, since positions go on from a text token (M-RoPE advances past a picture by
+    the picture's size).
 
     Returns:
-        None if there is no picture, or less than two tokens follow it.
+        The image prefix and the ids that follow it; None if there is no picture, or fewer than two tokens follow it.
     """
     if image_token_id not in prefix.ids:
         return None
@@ -33,18 +34,21 @@ def split(prefix: Rendered, image_token_id: int) -> tuple[Rendered, list[int]] |
     return Rendered(prefix.ids[:end], prefix.labels[:end], prefix.vision), prefix.ids[end:]
 
 
-def key_of(head: Rendered) -> str:
-    """The same for two heads of the same tokens and pictures, and for no others."""
-    return hashlib.blake2b(str(head.ids).encode() + content_key(head.vision), digest_size=16).hexdigest()
+def key_of(image_prefix: Rendered) -> str:
+    """A hash that two image prefixes share if their tokens and pictures are equal."""
+    return hashlib.blake2b(
+        str(image_prefix.ids).encode() + content_key(image_prefix.vision), digest_size=16
+    ).hexdigest()
 
 
-def stacked(heads: Sequence[Rows]) -> Rows:
-    """Several heads of one row each as rows of one level."""
-    if len(heads) == 1:
-        return heads[0]
-    longest = max(head.last_level.real.shape[1] for head in heads)
-    missing = [longest - head.last_level.real.shape[1] for head in heads]
-    layers = zip(*(head.last_level.cache for head in heads), strict=True)
+def stacked(image_prefixes: Sequence[Rows]) -> Rows:
+    """Image prefixes of one row each as the rows of one batch, padded to the longest."""
+    if len(image_prefixes) == 1:
+        return image_prefixes[0]
+    levels = [image_prefix.last_level for image_prefix in image_prefixes]
+    longest = max(level.real.shape[1] for level in levels)
+    missing = [longest - level.real.shape[1] for level in levels]
+    layers = zip(*(level.cache for level in levels), strict=True)
     cache = [
         tuple(
             torch.cat([F.pad(pair[side], (0, 0, 0, n)) for pair, n in zip(layer, missing, strict=True)])
@@ -52,14 +56,15 @@ def stacked(heads: Sequence[Rows]) -> Rows:
         )
         for layer in layers
     ]
-    real = torch.cat([F.pad(head.last_level.real, (0, n)) for head, n in zip(heads, missing, strict=True)])
-    row = torch.arange(len(heads), device=real.device)
-    next_position, hidden = (torch.cat([getattr(head, name) for head in heads]) for name in ("next_position", "hidden"))
+    real = torch.cat([F.pad(level.real, (0, n)) for level, n in zip(levels, missing, strict=True)])
+    row = torch.arange(len(image_prefixes), device=real.device)
+    next_position = torch.cat([image_prefix.next_position for image_prefix in image_prefixes])
+    hidden = torch.cat([image_prefix.hidden for image_prefix in image_prefixes])
     return Rows((Level([(keys, values) for keys, values in cache], real),), (row,), next_position, hidden)
 
 
 class ImagePrefixCache:
-    """The heads that were used last, by their keys.
+    """Keys and values of the image prefixes that were used last (LRU), by `key_of`.
 
     Args:
         most: How many are kept.
@@ -73,7 +78,7 @@ class ImagePrefixCache:
         return len(self._kept)
 
     def get(self, key: str) -> Rows | None:
-        """A head that is kept; it counts as used."""
+        """The image prefix if it is kept; it counts as used."""
         if key in self._kept:
             self._kept.move_to_end(key)
         return self._kept.get(key)
@@ -82,10 +87,10 @@ class ImagePrefixCache:
         """Keep at least so many from now on."""
         self.most = max(self.most, least)
 
-    def put(self, key: str, head: Rows) -> None:
-        """Keep a head of one row, with memory of its own, in the place of the one that was used longest ago."""
+    def put(self, key: str, image_prefix: Rows) -> None:
+        """Keep an image prefix of one row that owns its memory; the one used longest ago makes room."""
         if self.most:
-            self._kept[key] = head
+            self._kept[key] = image_prefix
             self._kept.move_to_end(key)
             while len(self._kept) > self.most:
                 self._kept.popitem(last=False)
