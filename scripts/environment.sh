@@ -11,7 +11,7 @@ prepare() {  # prepare EXTRAS, e.g. prepare "" or prepare "[dev]"
         # torch first and exactly: a looser request can bring gigabytes of CUDA packages
         .venv/bin/python -m pip install --quiet "$(grep '^torch==' constraints.txt)"
         .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".$1"
-        echo "$wanted" > "$stamp"
+        echo "$wanted" | tee "$stamp" > .venv/.installed # no extras: any installation has that
     fi
 }
 
