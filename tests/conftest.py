@@ -29,9 +29,17 @@ ROOT = Path(__file__).parents[1]
 PYTHON = sys.executable
 TWO_PROCESSES = ROOT / "configs/accelerate/cpu_2_processes.yaml"
 
+LONG = ("test_rehearsal.py", "test_sharding.py", "test_pocket.py")
+"""Files whose tests take a minute or more, or wait for one another's builds: they go first."""
+
 Fault = dict[str, Any]
 """What to do wrong: `{"status": 429, "retry_after": "0.05"}`, `{"body": "<html>"}`, `{"broken": True}` (half of it),
 `{"seconds": 2}` (late), `{"trickle": 0.1}` (seconds before each byte), `{"cookie": "a=b"}`; {} for nothing."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A long test that begins among the last ones would leave the other cores idle; all others stand in their order."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 class StubServer:
