@@ -86,9 +86,9 @@ def remove_partials(place: str | Path) -> None:
     Partial files below a folder stay if another process holds the lock beside them.
     """
     place = Path(place)
-    own = re.compile(re.escape(beside(place, "").name) + r"(\d+\.)?partial")
+    partial_name = re.compile(re.escape(beside(place, "").name) + r"(\d+\.)?partial")
     for name in os.listdir(place.parent) if place.parent.is_dir() else ():
-        if own.fullmatch(name):
+        if partial_name.fullmatch(name):
             _remove(place.parent / name)
     for folder, folders, files in os.walk(place):
         held = _held_names(Path(folder), files)

@@ -100,9 +100,9 @@ def checking_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> Iterator
     """
     with ThreadPoolExecutor(1) as pool:
         # listed here, since what is done within may put other layers in the place of some
-        found = pool.submit(_check_weights, name, list(_weights(model)), fix)
+        outcome = pool.submit(_check_weights, name, list(_weights(model)), fix)
         yield
-        found.result()
+        outcome.result()
 
 
 class FiniteFiles:
