@@ -126,9 +126,9 @@ def _without_secret_values(value: Any) -> Any:
     }
 
 
-def _without_secrets(found: re.Match[str]) -> str:
+def _without_secrets(match: re.Match[str]) -> str:
     """An address in a text. What follows its last `@` is shown, so that one learns which server it was."""
-    scheme, rest = found["scheme"], found["rest"]
+    scheme, rest = match["scheme"], match["rest"]
     userinfo, mark, shown = rest.rpartition("@")
     if mark and ("/" not in userinfo or not userinfo.endswith("/")):
         rest = f"***@{shown}"

@@ -13,7 +13,7 @@ Made = TypeVar("Made")
 Joined = TypeVar("Joined")
 
 _BATCHES = 3
-"""That are worked on, or wait to be taken, beside the one that was taken."""
+"""Batches in work or ready, beside the one that was taken last."""
 
 
 def ahead(
@@ -23,7 +23,7 @@ def ahead(
     *,
     workers: int,
 ) -> Generator[Joined, None, None]:
-    """What is made of batches of items, in their order, whatever the number of threads.
+    """Yield what is made of each batch of items, in the batches' order, with any number of threads.
 
     Pillow and numpy let other threads run while they work on pixels, so that several pictures are decoded at a time;
     an error is raised where its batch would come. When the iterator is closed, what hasn't begun is dropped.

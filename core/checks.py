@@ -1,4 +1,4 @@
-"""What a config's value must be like, beyond its type: checks that a field names and the reader of configs applies.
+"""Checks of a config's values beyond their types: a field names its check, and the reader of configs applies it.
 
 Each takes a value and returns what is wrong with it, to be read after the field's name; "" if nothing is.
 """
@@ -90,13 +90,17 @@ def output_folder(value: str) -> str:
     return ""
 
 
-def output_of(*own: str) -> Check:
-    """As `output_folder`, for what is known by these files: a folder that holds something else is refused."""
+def output_of(*markers: str) -> Check:
+    """A check like `output_folder` that refuses a folder which holds another kind of output than one with `markers`.
+
+    Args:
+        *markers: Names of files; a folder with one of them holds this kind of output.
+    """
 
     def check(value: str) -> str:
         if told := output_folder(value):
             return told
-        if not value or any(os.path.exists(os.path.join(value, name)) for name in own):
+        if not value or any(os.path.exists(os.path.join(value, name)) for name in markers):
             return ""
         held = [what for name, what in _HOLDS.items() if os.path.exists(os.path.join(value, name))]
         return f"{short(value)} holds {held[0]} already; choose another folder" if held else ""
@@ -114,7 +118,7 @@ def output_file(value: str) -> str:
 
 
 def number(value: Any) -> str:
-    """Whether a number is one that can be counted with."""
+    """Whether a number is finite and at most `MOST`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return ""
     try:

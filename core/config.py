@@ -138,9 +138,9 @@ def parse_config(*kinds: Any, argv: Sequence[str] | None = None) -> tuple[Any, .
     hidden = {field.name for kind in kinds for field in dataclasses.fields(kind) if not field.repr}
     path, arguments, issues = split_config(arguments)
     values, yaml_issues = _read_file(path, hints, hidden) if path is not None else ({}, [])
-    given, arguments, flag_issues = _take_structured(arguments, hints)
+    structured, arguments, flag_issues = _take_structured(arguments, hints)
     _report(issues + yaml_issues + flag_issues + _check_flags(arguments, hints))
-    parsed = _parse(kinds, {**values, **given}, arguments, hidden)
+    parsed = _parse(kinds, {**values, **structured}, arguments, hidden)
     for config in parsed:
         for name in hidden & vars(config).keys():
             conceal_address(str(getattr(config, name)))

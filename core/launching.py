@@ -14,10 +14,10 @@ _POLL: Final = 1.0
 
 
 def end_with_launcher() -> None:
-    """Of torch's launcher, which `accelerate launch` takes for several processes: watch it, and end when it is gone.
+    """End this process when torchrun, by which `accelerate launch` starts several processes, is gone.
 
-    It starts every process again or ends all; without it, one whose peer died waits for it for half an hour and holds
-    the output so long. What was finished is kept, and the same command goes on.
+    The launcher ends or restarts all processes when one dies. Without it the others would wait half an hour for the
+    dead one, and hold the output meanwhile. Finished rows are kept, and the same command goes on.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()

@@ -1,8 +1,8 @@
 """The one lock: an flock on a file, which the kernel lets go of when the process that holds it dies.
 
-Who holds a lock is a process, not what descends from it. A subprocess doesn't inherit it (close-on-exec), and a forked
-worker, such as a DataLoader's, lets go of it at once: one that outlives its parent keeps nobody out. A worker that
-writes for its parent must die with it. The processes of a launch are started by exec, and each takes the lock itself.
+A process holds a lock, and its children don't. A subprocess doesn't inherit it (close-on-exec). A forked worker, such
+as a DataLoader's, closes its copy at once, so a worker that outlives its parent keeps nobody out; one that writes for
+its parent must die with it. The processes of a launch are started by exec, and each takes the lock itself.
 """
 
 from __future__ import annotations

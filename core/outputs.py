@@ -1,4 +1,4 @@
-"""What a command writes is held by it: a second command is told who writes, and goes on when the first one is dead."""
+"""Locks on what a command writes: a second command is told who holds an output, and takes it over from the dead."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def hold(*outputs: str | Path, unless: bool = False) -> None:
     called as soon as the config is read; `entry_point` lets go.
 
     Args:
-        outputs: What the command writes; an empty one is nothing. The lock is a file beside it.
-        unless: Whether nothing is to be written this time.
+        outputs: Files and folders that the command writes; "" is left out. The lock is a file beside each.
+        unless: Whether to hold nothing, e.g. in a dry run.
 
     Raises:
         UserError: Another command writes one of them, or it can't be written.

@@ -79,7 +79,7 @@ def stream_rows(
 
 
 def _missing(wanted: pa.Schema | pa.StructType, held: pa.Schema | pa.DataType, of: str = "") -> Iterator[str]:
-    """What a file hasn't: columns, fields of structures (`evidence.section`), and lists and texts that are none."""
+    """What a file lacks: columns, fields of structures (`evidence.section`), and columns not of lists or texts."""
     for field in wanted:
         name = f"{of}{field.name}"
         place = held.get_field_index(field.name) if isinstance(held, pa.Schema | pa.StructType) else -1

@@ -83,12 +83,12 @@ def replacing(folder: str | Path) -> Iterator[Path]:
 def remove_partials(place: str | Path) -> None:
     """Delete what killed runs left beside a file or folder and within it. To be called by a process that holds it.
 
-    What lies below it and is another process's, by a lock beside that, stays.
+    Partial files below a folder stay if another process holds the lock beside them.
     """
     place = Path(place)
-    own = re.compile(re.escape(beside(place, "").name) + r"(\d+\.)?partial")
+    partial_name = re.compile(re.escape(beside(place, "").name) + r"(\d+\.)?partial")
     for name in os.listdir(place.parent) if place.parent.is_dir() else ():
-        if own.fullmatch(name):
+        if partial_name.fullmatch(name):
             _remove(place.parent / name)
     for folder, folders, files in os.walk(place):
         held = _held_names(Path(folder), files)

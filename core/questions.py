@@ -1,4 +1,4 @@
-"""What a question must be: one rule for whoever makes one of a public file, and for whoever reads one back."""
+"""What makes a question valid: one rule for the readers of public files and for the reader of our own data sets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Problem = tuple[str, str, str]
 
 
 def malformed(question: Question) -> Problem | None:
-    """What is wrong with a question that nothing can read; None if nothing is.
+    """What makes a question unreadable; None if nothing does.
 
-    An empty text and a missing image are no such thing: whoever asks the question stops there, or leaves it out and
-    lists it. Nor is a question without answers, which a test set has (`reflectune.metrics.registry.has_truth`).
+    An empty text and a missing image don't: whoever asks the question stops there, or leaves it out and lists it. Nor
+    do missing answers: test sets have none (`reflectune.metrics.registry.has_truth`).
     """
     for field, value, fix in (
         ("id", question.id, "give the row an id"),

@@ -35,7 +35,7 @@ ALONE: Final = Processes()
 
 
 _PATIENCE: Final = timedelta(days=30)
-"""How long a process waits for the others: hours lie between those that finish first and last."""
+"""How long a process waits for the others: the first may finish hours before the last."""
 
 
 def join_launch(device: str) -> tuple[Processes, str]:
@@ -110,10 +110,10 @@ def run_batches(
     desc: str = "",
     unit: str = "question",
 ) -> None:
-    """Have all processes make the rows that are missing, and then the first one merge them.
+    """Make the rows that are missing, in all processes; then the first process merges them.
 
-    Batch i is the work of process i mod n, and is run whole and in the same company however often the run was cut off.
-    So it ends with the same rows, whatever the number of processes.
+    Process i mod n runs batch i. A batch is always run whole, with the same items, however often the run was cut off:
+    so the rows are the same for any number of processes.
 
     Args:
         batches: What to make rows of.

@@ -93,16 +93,16 @@ def _not_finite(name: str, bad: Collection[str], fix: str) -> str:
 
 @contextmanager
 def checking_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> Iterator[None]:
-    """As `check_finite`, beside what is done within: the weights are read in a thread, and the error comes at the end.
+    """Run `check_finite` in a thread while the block runs; its error is raised at the block's end.
 
     Raises:
         UserError: As `check_finite`.
     """
     with ThreadPoolExecutor(1) as pool:
         # listed here, since what is done within may put other layers in the place of some
-        found = pool.submit(_check_weights, name, list(_weights(model)), fix)
+        outcome = pool.submit(_check_weights, name, list(_weights(model)), fix)
         yield
-        found.result()
+        outcome.result()
 
 
 class FiniteFiles:
@@ -166,7 +166,7 @@ def first_few(names: Iterable[str]) -> str:
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A model's tensors of floating point: of what ZeRO-3 divided a process's part, of 4-bit weights their scales."""
+    """A model's floating-point tensors; under ZeRO-3 this process's part of them, of 4-bit weights the scales."""
     for key, weight in model.named_parameters():
         state = getattr(weight, "quant_state", None)
         if state is not None:
@@ -177,7 +177,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _not_finite_of(values: Tensor, start: int, places: Iterable[tuple[int, int, str]]) -> Iterator[str]:
-    """Which of the tensors that lie in a piece of a file, or reach into it, have values there that are not finite.
+    """The tensors with NaN or infinite values in a piece of a file, which may hold a tensor whole or in part.
 
     Args:
         values: The piece.

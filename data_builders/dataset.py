@@ -48,7 +48,7 @@ _SCHEMA = pa.schema(
     ]
 )
 _LATER = frozenset({"follow_ups"})
-"""Columns that came when there were data sets already: one without them has none."""
+"""Columns that older data sets lack; their questions have the field's default."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def read_questions(folder: str | Path, split: str) -> list[Question]:
 
 
 def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
-    """A split's questions, in order, a few thousand of them in memory at a time; of the others a hash of the id.
+    """A split's questions, in order; memory holds a few thousand of them, and a hash of every id.
 
     Raises:
         UserError: As `read_questions`.
@@ -248,7 +248,7 @@ def splits(folder: str | Path) -> Sequence[str]:
 def split_issues(key: str, folder: str | Path, names: Iterable[str]) -> list[str]:
     """Which of the splits that a config's key names a data set hasn't, one sentence each.
 
-    A folder that is no data set, and one without questions, are spoken of elsewhere.
+    A folder that is no data set, and one without questions, are reported elsewhere.
     """
     if not folder or not Path(folder, MANIFEST).is_file():
         return []

@@ -56,11 +56,11 @@ def run(config: DuplicatesConfig) -> None:
         print(f"{told}{', '.join(config.splits)}\ninto {config.output}; nothing was written")
         return
     folder, distance = Path(config.output), config.distance
-    found, counts = find_near_duplicates(kb, pictures, dataset.image_roots, folder, distance=distance)
-    write_atomically(folder / LIST, as_lines(found))
-    tested, entries = len({each.of for each in found}), len({each.entry for each in found})
+    duplicates, counts = find_near_duplicates(kb, pictures, dataset.image_roots, folder, distance=distance)
+    write_atomically(folder / LIST, as_lines(duplicates))
+    tested, entries = len({each.of for each in duplicates}), len({each.entry for each in duplicates})
     print(
-        f"{folder / LIST}: {len(found):,} of {counts['pictures']:,} pictures, of {entries:,} entries, are within "
+        f"{folder / LIST}: {len(duplicates):,} of {counts['pictures']:,} pictures, of {entries:,} entries, are within "
         f"{distance} bits of {tested:,} of {counts['test_pictures']:,} test pictures"
     )
     if counts["unreadable"]:

@@ -22,7 +22,7 @@ from reflectune.models.schemes.examples import TrainingExample
 MANIFEST = "reflection.json"
 
 LATER = frozenset({"follow_ups", "template", "documents"})
-"""Columns that came when there was data already: a file without them has none."""
+"""Columns that older files lack; their examples have the field's default."""
 
 Example = TypeVar("Example", bound=TrainingExample)
 Item = TypeVar("Item")
@@ -49,7 +49,7 @@ def read_examples(
     Args:
         path: The file.
         example_type: The type of its scheme's examples.
-        problem: What of an example is not as its scheme has it, or "" (`Scheme.problem`); None: such rows are taken.
+        problem: `Scheme.problem`, which says what is wrong with an example; None takes every row of the right types.
 
     Raises:
         UserError: The file is missing, is no Parquet file, lacks a column, or has bad rows: of other types, without id,

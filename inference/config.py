@@ -24,9 +24,9 @@ Scope = Literal["both", "record", "trajectory"]
 ModelPlace = Literal["base_model", "server"]
 """Where the reading model of an iterative pipeline is: `base_model` on this machine, or behind `llm_url`."""
 SERVER: Final = "server"
-"""What `reader` and `answerer` call a server's model."""
+"""The value of `reader` and `answerer` that means the model behind `llm_url`."""
 QueryModality = Literal["I", "IQ", "IC", "C"]
-"""What mRAG searches with; it leaves out the question alone, since questions are about pictures."""
+"""What mRAG searches with: the image (I), with the question (IQ) or a caption (IC), or the caption alone (C)."""
 Unit = Literal["article", "passage"]
 Reranking = Literal["none", "pointwise", "pairwise", "listwise"]
 Pairs = Literal["all", "both_orders", "adjacent"]
@@ -36,7 +36,7 @@ ModelRole = Literal["model", "plain_model", "base_model"]
 
 
 class Count(int):
-    """How many documents to keep, or `auto`, which is 0. The command line's and the YAML's word is read by calling it.
+    """How many documents to keep; `auto` is 0. `Count(value)` reads a number or the word, as a command line has them.
 
     Example:
         >>> Count("auto"), Count("5")
@@ -58,7 +58,7 @@ AUTO = Count("auto")
 
 @dataclass
 class PipelineConfig(RerankerConfig, RetrieverConfig, ImageKeys):
-    """What every pipeline needs but whether to retrieve: the models, the knowledge base, and how to read."""
+    """Keys that every pipeline reads, without those of the retrieval gate: models, knowledge base, how to read."""
 
     dataset: str = setting("", "data set folder (questions, images, knowledge base)")
     model: str = setting("", "checkpoint that was fine-tuned to reflect")
@@ -129,7 +129,7 @@ class PipelineConfig(RerankerConfig, RetrieverConfig, ImageKeys):
 
 
 def answerer_name(value: str) -> str:
-    """Whether this can name who answers: `server`, or a model; "" if it can or is unset."""
+    """What is wrong with a value of `answerer`, which is `server`, a model or ""; "" if nothing is."""
     return "" if value == SERVER else model_name(value)
 
 
@@ -222,7 +222,7 @@ class TrajectoryConfig(WebConfig):
 
 @dataclass
 class ReadingConfig(TrajectoryConfig, PipelineConfig):
-    """What every pipeline needs."""
+    """Keys that every pipeline reads, with those of the retrieval gate."""
 
     gamma: float = setting(
         0.5,

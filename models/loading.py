@@ -31,11 +31,11 @@ from reflectune.models.weights.quantization import Quantization, dequantized, re
 INFO_FILE = "reflectune.json"
 ADAPTER_FILE = "adapter_config.json"
 _OF_ADAPTERS = ("base_model", "seed")
-"""What the record of an adapter must say."""
+"""Keys that an adapter's `reflectune.json` must have."""
 SAVED, SAVED_PROCESSOR = "saved_files", "saved_processor"
-"""In `reflectune.json`: hashes of the weights and their config, and of what reads and writes texts and reads pictures.
+"""Keys of `reflectune.json`: hashes of weights and model config, and of the tokenizer's and processor's files.
 
-They are held against the files at loading.
+`load` compares them with the files.
 """
 
 
@@ -48,7 +48,7 @@ class Loaded:
         processor: Its processor; the tokenizer has the scheme's tokens.
         scheme: Its scheme, or None for a plain model.
         renderer: Renders conversations for it.
-        name: As it was asked for.
+        name: The `model` that `load` was given.
         fingerprint: A hash of its weights, tokens, template, scheme and of how it reads pictures.
         is_tuned: Whether it is a checkpoint that was fine-tuned with its scheme.
         quantization: How its language model is held in four bits; None if it is not.
@@ -80,18 +80,18 @@ def load(
     Args:
         model: `miniature/llava`, `miniature/qwen2_vl`, `pocket/llava`, a hub id, or a folder (a full checkpoint or an
             adapter).
-        scheme: A base model gets this scheme's tokens, untrained; a checkpoint must have been trained with it. One that
-            others released with the scheme's tokens (`Scheme.is_released`) counts as fine-tuned, and a full one of a
-            scheme without tokens is a base model to every other scheme. None takes a base model plainly, and a
-            checkpoint with the scheme it has.
+        scheme: A scheme's name. A base model gets its tokens, untrained; a checkpoint must have been trained with it. A
+            checkpoint that others released with its tokens (`Scheme.is_released`) counts as fine-tuned. A full
+            checkpoint of a scheme without tokens is a base model for every other scheme. None adds no tokens to a base
+            model, and keeps a checkpoint's own scheme.
         dtype: `float32`, `bfloat16`, `float16`, or a torch dtype.
         device: `cpu`, `cuda`, …; `auto` takes an accelerator if there is one.
-        seed: Of new tokens' rows.
-        quantization: Hold the language model in four bits, to train adapters on it; its `dtype` then is `dtype`. None
-            loads plain weights, also of an adapter that was trained on four bits: merged into what it was trained on.
+        seed: Seed of the rows of new tokens.
+        quantization: Hold the language model in four bits, to train adapters on it; `quantization.dtype` replaces
+            `dtype`. None loads plain weights; an adapter of four bits is merged into the four-bit weights, dequantised.
         images: How the processor fits pictures. A checkpoint has what it was trained with, and takes nothing else.
-        cast: False leaves plain weights in the dtype that they are stored in, on the CPU, as maps of their file, but
-            for the vocabulary's matrices; whoever divides the model casts its parts. It counts as one of `dtype`.
+        cast: False keeps plain weights on the CPU, memory-mapped, in the dtype of their file. Only the vocabulary's
+            matrices are cast to `dtype`; whoever divides the model among processes casts the other parts.
 
     Raises:
         UserError: There is no such model; tensors of it are missing, unknown, of another shape, or not finite; it is a
@@ -338,9 +338,9 @@ def _load_adapter(
 
 
 def _checking_finite(source: Path | str, network: PreTrainedModel) -> AbstractContextManager[None]:
-    """Look for NaN, beside what is done within, where `_weights_fingerprint` doesn't: it reads files of folders alone.
+    """Look for NaN in a thread while the block runs, where `_weights_fingerprint` doesn't look.
 
-    Half precision may not hold what the file does, so what was loaded is looked at there.
+    That one reads the files of folders, not of the Hub; and float16 may overflow where the file's values are finite.
     """
     if isinstance(source, Path) and network.dtype != torch.float16:
         return nullcontext()
@@ -363,10 +363,10 @@ def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
 
 
 def _check_saved(folder: Path, weights: str) -> None:
-    """Refuse a checkpoint of which files are not those that were saved, by the hashes in its record.
+    """Refuse a checkpoint whose files have other hashes than its record says.
 
     Args:
-        folder: The checkpoint's; one without a record, or with an earlier version's, says nothing of its files.
+        folder: The checkpoint's. Without a record, or with one of an earlier version, nothing is compared.
         weights: The hash of its weights and their config.
     """
     if not (folder / INFO_FILE).is_file():
@@ -388,6 +388,6 @@ def _saved_files(folder: Path) -> list[Path]:
 
 
 def _processor_files(folder: Path) -> list[Path]:
-    """What decides how a checkpoint's pictures and texts are read, and its answers written."""
+    """A checkpoint's files of its tokenizer and its image processor."""
     names = ("processor_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json")
     return [path for name in names if (path := folder / name).is_file()]

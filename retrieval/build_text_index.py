@@ -76,9 +76,9 @@ def read_questions(path: str) -> list[str]:
         lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
     except UnicodeDecodeError as error:
         raise UserError(f"`questions`: {path} is no text in UTF-8: {error}") from error
-    if not (found := [line for line in lines if line]):
+    if not (questions := [line for line in lines if line]):
         raise UserError(f"`questions`: {path} is empty; give one question a line")
-    return found
+    return questions
 
 
 @entry_point

@@ -363,9 +363,9 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         if missing:
             raise UserError(f"{path} lacks the column `{'`, `'.join(missing)}`; write the knowledge base again")
         for field in SCHEMA:
-            if (found := file.schema_arrow.field(field.name).type) != field.type:
+            if (stored := file.schema_arrow.field(field.name).type) != field.type:
                 raise UserError(
-                    f"{path}: the column `{field.name}` is {found}, not {field.type}; write the knowledge base again"
+                    f"{path}: the column `{field.name}` is {stored}, not {field.type}; write the knowledge base again"
                 )
         yield file
 

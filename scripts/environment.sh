@@ -9,9 +9,11 @@ prepare() {  # prepare EXTRAS, e.g. prepare "" or prepare "[dev]"
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         .venv/bin/python -m pip install --quiet --upgrade pip
         # torch first and exactly: a looser request can bring gigabytes of CUDA packages
-        .venv/bin/python -m pip install --quiet "$(grep '^torch==' constraints.txt)"
-        .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".$1"
-        echo "$wanted" > "$stamp"
+        .venv/bin/python -m pip install --quiet --no-compile "$(grep '^torch==' constraints.txt)"
+        .venv/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".$1"
+        # pip would compile the modules in one process; some packages hold files for other versions of Python
+        .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
+        echo "$wanted" | tee "$stamp" > .venv/.installed # no extras: any installation has that
     fi
 }
 

@@ -13,7 +13,7 @@ if [ "$(cat "$own/.installed" 2>/dev/null)" != "$wanted" ]; then
     .venv/bin/python -m venv "$own"
     packages() { "$1/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))"; }
     packages .venv > "$(packages "$own")/shared.pth"
-    "$own/bin/python" -m pip install --quiet --no-deps --requirement scripts/lmms_eval.txt
+    "$own/bin/python" -m pip install --quiet --no-compile --no-deps --requirement scripts/lmms_eval.txt
     "$own/bin/python" -m pip install --quiet --no-deps --editable . # registers the adapter's entry point
     echo "$wanted" > "$own/.installed"
 fi

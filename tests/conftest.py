@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import shlex
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -22,11 +26,20 @@ import pytest
 from reflectune.core.errors import UserError
 
 ROOT = Path(__file__).parents[1]
+PYTHON = sys.executable
 TWO_PROCESSES = ROOT / "configs/accelerate/cpu_2_processes.yaml"
+
+LONG = ("test_rehearsal.py", "test_sharding.py", "test_pocket.py")
+"""Files whose tests take a minute or more, or wait for one another's builds: they go first."""
 
 Fault = dict[str, Any]
 """What to do wrong: `{"status": 429, "retry_after": "0.05"}`, `{"body": "<html>"}`, `{"broken": True}` (half of it),
 `{"seconds": 2}` (late), `{"trickle": 0.1}` (seconds before each byte), `{"cookie": "a=b"}`; {} for nothing."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A long test that begins among the last ones would leave the other cores idle; all others stand in their order."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 class StubServer:
@@ -164,12 +177,13 @@ class Program:
     """A Python program that runs in a process of its own, with the part of `subprocess.Popen` that tests use.
 
     Args:
-        pid: Its process id.
-        folder: Where its output and its exit status are written.
+        server: The connection to the fork server that started it.
+        folder: Where its output is written.
     """
 
-    def __init__(self, pid: int, folder: Path) -> None:
-        self.pid, self._folder = pid, folder
+    def __init__(self, server: socket.socket, folder: Path) -> None:
+        self._server, self._folder, self._status = server.makefile(), folder, ""
+        self.pid = int(self._server.readline())
 
     @property
     def stdout(self) -> str:
@@ -183,8 +197,9 @@ class Program:
 
     def poll(self) -> int | None:
         """Its exit status, or None while it runs."""
-        status = self._folder / "status"
-        return int(status.read_text()) if status.exists() else None
+        if not self._status and select.select([self._server], [], [], 0)[0]:
+            self._status = self._server.readline()
+        return int(self._status) if self._status else None
 
     def wait(self, timeout: float = 300) -> int:
         """Its exit status, once it has ended."""
@@ -203,18 +218,31 @@ class Program:
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[subprocess.Popen[str]]:
-    """The process that programs are forked from."""
-    script = str(Path(__file__).with_name("fork_server.py"))
-    with subprocess.Popen(
-        [sys.executable, script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as server:
-        yield server
-        server.kill()
+def fork_server() -> Iterator[Path]:
+    """The socket of the process that programs are forked from; beside it lies `python`, which asks for such a fork."""
+    tests = Path(__file__).parent
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:  # a short path is needed
+        place, python = Path(folder, "socket"), Path(folder, "python")
+        words = shlex.join([sys.executable, "-IS", str(tests / "forked_python.py"), str(place)])
+        python.write_text(f'#!/bin/sh\nexec {words} "$0" "$@"\n')
+        python.chmod(0o700)
+        listener.bind(str(place))
+        listener.listen()
+        with subprocess.Popen(
+            [sys.executable, str(tests / "fork_server.py"), str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        ) as server:
+            yield place
+            server.kill()
+
+
+@pytest.fixture
+def forked_python(fork_server: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Stands for `python`, and for `sys.executable`: the project's programs are forks, which import nothing again."""
+    monkeypatch.setattr(sys, "executable", str(fork_server.with_name("python")))
+    return sys.executable
 
 
 @pytest.fixture
@@ -224,20 +252,26 @@ def start_program(
     """Starts `python -m module …` from an empty folder, with the libraries imported already."""
 
     def start(arguments: Sequence[str]) -> Program:
-        server: subprocess.Popen[str] = request.getfixturevalue("fork_server")
+        place: Path = request.getfixturevalue("fork_server")
         folder = tmp_path_factory.mktemp("program")
         (folder / "elsewhere").mkdir()
-        files = {name: str(folder / name) for name in ("stdout", "stderr", "status")}
-        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # DeepSpeed looks for ninja
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": programs}
-        asked = {"argv": list(arguments), "cwd": str(folder / "elsewhere"), "env": environment, **files}
-        assert server.stdin is not None
-        assert server.stdout is not None
-        print(json.dumps(asked), file=server.stdin, flush=True)
-        program = Program(int(server.stdout.readline()), folder)
-        while not (folder / "stderr").exists():
-            time.sleep(0.001)
-        return program
+        programs = f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}"  # DeepSpeed looks for ninja
+        asked = {
+            "argv": list(arguments),
+            "cwd": str(folder / "elsewhere"),
+            "env": {**os.environ, "OMP_NUM_THREADS": "1", "PATH": programs},
+            "executable": str(place.with_name("python")),
+        }
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(str(place))
+        with (
+            open(os.devnull) as nothing,
+            (folder / "stdout").open("a") as output,
+            (folder / "stderr").open("a") as errors,
+        ):
+            files = [file.fileno() for file in (nothing, output, errors)]
+            socket.send_fds(server, [json.dumps(asked).encode() + b"\n"], files)
+        return Program(server, folder)
 
     return start
 

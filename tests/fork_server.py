@@ -1,23 +1,27 @@
 """Starts Python programs in forks of a process that has imported the libraries, which takes seconds.
 
-    python tests/fork_server.py
+    python tests/fork_server.py DESCRIPTOR
 
-Reads one JSON object a line: `argv` as after `python` (`-m module …`) or as after `accelerate` (`launch …`), `cwd`,
-`env`, and the files `stdout`, `stderr` and `status`, which gets the exit status when the program ends. Answers each by
-the program's process id. A launch is accelerate's and torchrun's own, but that its processes are forks too.
+Listens on the Unix socket of that descriptor until its own input ends. A client sends one line of JSON with the
+descriptors of the program's input, output and errors: `argv` as after `python` (`-m module …`, or a script's path) or
+as after `accelerate` (`launch …`), `cwd`, `env`, and `executable`, what the program takes for Python. It is answered
+by two lines: the program's process id, and its exit status once it has ended. A launch is accelerate's and torchrun's
+own, but that its processes are forks too.
 """
 
 import dataclasses
+import gc
 import importlib
 import json
 import os
 import runpy
+import select
 import signal
+import socket
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from accelerate.commands import launch
@@ -25,58 +29,68 @@ from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 COMMANDS = (
-    *("train.sft", "train.grpo", "train.merge", "data_builders.probe", "data_builders.build_mr2ag"),
-    *("train.fine_tuning.fine_tune", "train.refining.refine", "data_builders.probing.run", "data_builders.mr2ag.run"),
-    *("inference.tables", "inference.grid.tables_run"),
+    *("train.sft", "train.grpo", "train.merge", "train.fine_tuning.fine_tune", "train.refining.refine"),
+    *("data_builders.probe", "data_builders.probing.run", "data_builders.build_mr2ag", "data_builders.mr2ag.run"),
+    *("inference.tables", "inference.grid.tables_run", "inference.evaluate", "inference.running.experiment"),
+    *("models.miniature.architecture", "retrieval.build_index", "retrieval.build_text_index"),
 )
 
 
 def main() -> None:
+    listener = socket.socket(fileno=int(sys.argv[1]))
     for name in COMMANDS:
         importlib.import_module(f"reflectune.{name}")
+    gc.collect()
+    gc.freeze()  # no fork copies the pages of what was imported by looking for garbage in them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that look after a program
-    for line in sys.stdin:
-        asked = json.loads(line)
-        sys.stdout.flush()
-        reader, writer = os.pipe()
+    while sys.stdin.fileno() not in select.select([sys.stdin, listener], [], [])[0]:
+        client = listener.accept()[0]
         if os.fork() == 0:
-            os.close(reader)
-            look_after(asked, writer)
-        os.close(writer)
-        print(os.read(reader, 32).decode(), flush=True)
-        os.close(reader)
+            listener.close()
+            look_after(client)
+        client.close()
 
 
-def look_after(asked: dict[str, Any], writer: int) -> NoReturn:
-    """Start the program, say its process id, wait for its end and write down its status."""
+def look_after(client: socket.socket) -> NoReturn:
+    """Start the program, say its process id, wait for its end and say its status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    sent, descriptors, *_ = socket.recv_fds(client, 1 << 16, 3)
+    while not sent.endswith(b"\n"):
+        sent += client.recv(1 << 16)
     program = os.fork()
     if program == 0:
-        run(asked)
-    os.write(writer, str(program).encode())
-    os.close(writer)
-    status = Path(asked["status"])
-    ended = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-    status.with_suffix(".part").write_text(str(ended))
-    status.with_suffix(".part").rename(status)
+        client.close()
+        run(json.loads(sent), descriptors)
+    for descriptor in (0, 1, 2, *descriptors):
+        os.close(descriptor)  # who reads the program's output sees its end
+    client.sendall(f"{program}\n".encode())
+    client.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])}\n".encode())
     os._exit(0)
 
 
-def run(asked: dict[str, Any]) -> NoReturn:
+def run(asked: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     """Be the program."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
+    sys.executable = asked["executable"]
     warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
     kind, *rest = asked["argv"]
     code = 0
     try:
-        start(rest) if kind == "launch" else run_module(*rest)
+        if kind == "launch":
+            start(rest)
+        elif kind == "-m":
+            run_module(*rest)
+        else:
+            run_path(kind, *rest)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -85,8 +99,14 @@ def run(asked: dict[str, Any]) -> NoReturn:
 
 def run_module(module: str, *arguments: str) -> None:
     """`python -m module …`."""
-    sys.argv = [module, *arguments]
+    sys.argv, sys.path[0] = [module, *arguments], os.getcwd()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def run_path(script: str, *arguments: str) -> None:
+    """`python script …`."""
+    sys.argv, sys.path[0] = [script, *arguments], os.path.dirname(os.path.abspath(script))
+    runpy.run_path(script, run_name="__main__")
 
 
 def start(arguments: Sequence[str]) -> None:
@@ -105,9 +125,8 @@ def forking(config: LaunchConfig, entrypoint: str) -> Callable[..., Any]:
 def run_script(*arguments: str) -> None:
     """`python [-u] script …`, as one of a launch's processes."""
     script, *rest = [argument for argument in arguments if argument != "-u"]
-    sys.argv = [script, *rest]
     try:
-        runpy.run_path(script, run_name="__main__")
+        run_path(script, *rest)
     except SystemExit as end:
         if end.code:
             raise

@@ -81,6 +81,19 @@ def test_every_page_is_in_the_sites_contents() -> None:
     }
 
 
+def test_the_table_of_folders_has_every_folder_and_every_command() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)/` \|(.*)\|(.*)\|$", text, re.MULTILINE)
+    assert {folder for folder, *_ in rows} == {path.name for path in (ROOT / "src/reflectune").iterdir()}
+    for folder, on_top, below in rows:
+        inner = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
+        assert inner == set(re.findall(r"`(\w+)/`", below)) - {"templates"}, folder
+        scripts = (
+            path for path in (ROOT / folder).glob("*.py") if "\nif __name__ ==" in path.read_text(encoding="utf-8")
+        )
+        assert {path.stem for path in scripts} <= set(re.findall(r"`(\w+)`", on_top)), folder
+
+
 def test_the_readme_is_a_page() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 

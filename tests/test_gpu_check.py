@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,11 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-def test_a_cell_trains_and_loads_and_a_failing_one_ends_with_status_1(tmp_path: Path) -> None:
+def test_a_cell_trains_and_loads_and_a_failing_one_ends_with_status_1(forked_python: str, tmp_path: Path) -> None:
     command = ["bash", str(ROOT / "scripts/gpu_check.sh"), "--device", "cpu", "--size", "tiny"]
     command += ["--families", "llava", "--methods", "lora"]
     command += ["--run", str(tmp_path), "--output", str(tmp_path / "table.md")]
-    environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHON": forked_python, "OMP_NUM_THREADS": "1"}
 
     done = subprocess.run([*command, "--steps", "2"], capture_output=True, text=True, env=environment)
 

@@ -37,9 +37,9 @@ def shapes_file(config: EstimateConfig, arguments: list[str]) -> Path:
     Raises:
         UserError: There is neither, or no such model.
     """
-    own = Path(config.model, "config.json")
-    if own.is_file():
-        return own
+    models_file = Path(config.model, "config.json")
+    if models_file.is_file():
+        return models_file
     recipe, _, _ = split_config(arguments)
     if recipe is not None and _model_of(recipe) == config.model:
         beside = recipe.with_name(ARCHITECTURE)

@@ -112,22 +112,22 @@ def _existing(place: Path) -> Path:
 
 def _ask(config: DownloadList, file: PublicFile, say: Say) -> Wanted | None:
     """What is to be fetched of a file, as the Hub says; None if it can't be had, which was told."""
-    found: list[Any] = []
+    answers: list[Any] = []
 
     def ask() -> None:
         kind, name = file.repository
         revision = file.revision or None
         # Its client retries a lost connection for half a minute, so the Hub is asked once before.
         HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=HUB_SECONDS)
-        found.extend(_download(config, file, dry_run=True))
+        answers.extend(_download(config, file, dry_run=True))
 
     if not _try(file, ask, say):
         return None
-    if not found:
+    if not answers:
         say(f"{file.name}: {file.hub} has no file like {', '.join(file.patterns or ['any'])}; check its page")
         return None
     target = Path(config.root).expanduser() / file.hub_folder if file.path else Path(constants.HF_HUB_CACHE)
-    return Wanted(file, sum(each.file_size for each in found if each.will_download), target)
+    return Wanted(file, sum(each.file_size for each in answers if each.will_download), target)
 
 
 def _download(config: DownloadList, file: PublicFile, dry_run: bool = False) -> list[Any]:

@@ -59,9 +59,9 @@ def fetch_pictures(config: PictureConfig) -> Counter[str]:
     """
     output = Path(config.output)
     key, table = addresses_key(config), output / ADDRESSES
-    if (found := read_key(table)) and found != key:
+    if (recorded_key := read_key(table)) and recorded_key != key:
         raise UserError(f"{table} was read from another file than {config.source()}; choose another `output`")
-    if not found:
+    if not recorded_key:
         write_addresses(config, table, key)
     total = count_addresses(table)
     total = min(total, config.limit or total)
@@ -141,24 +141,24 @@ def _fetch_chunk(
             write_atomically(output / path, fetched.content)
         return place, fetched.state, fetched.why, len(fetched.content)
 
-    asked = [told for told in pool.map(one, places) if told is not None]
-    failures: list[Failure] = [(place, state, why) for place, state, why, _ in asked if state != "there"]
-    if len(asked) >= _TELLING:
-        _refuse_silence(failures, len(asked))
-    return failures, sum(size for *_, size in asked)
+    outcomes = [told for told in pool.map(one, places) if told is not None]
+    failures: list[Failure] = [(place, state, why) for place, state, why, _ in outcomes if state != "there"]
+    if len(outcomes) >= _TELLING:
+        _refuse_silence(failures, len(outcomes))
+    return failures, sum(size for *_, size in outcomes)
 
 
-def _refuse_silence(failures: Sequence[Failure], asked: int) -> None:
+def _refuse_silence(failures: Sequence[Failure], tried: int) -> None:
     """Stop where nothing at all is had.
 
     Raises:
         UserError: All pictures failed, by reasons that are not their own.
     """
-    if len(failures) < asked or any(state == "gone" for _, state, _ in failures):
+    if len(failures) < tried or any(state == "gone" for _, state, _ in failures):
         return
     ((why, count),) = Counter(why for _, _, why in failures).most_common(1)
     raise UserError(
-        f"none of {asked} pictures could be had, {count} of them for: {why}; check the network, `user_agent` and "
+        f"none of {tried} pictures could be had, {count} of them for: {why}; check the network, `user_agent` and "
         "`requests_per_second`, and run the same command again: what was fetched is kept"
     )
 

@@ -85,9 +85,9 @@ class _Tables:
 
     def entry(self, entry_id: str, kb: str = "", title: str = "") -> int:
         """Position of an entry of the data set's knowledge base; of one of another the title is all that is known."""
-        own = self._dataset.knowledge.name
-        key = ("entry", entry_id if kb in ("", own) else f"{kb}: {entry_id}")
-        if key not in self._places and kb not in ("", own):
+        home = self._dataset.knowledge.name
+        key = ("entry", entry_id if kb in ("", home) else f"{kb}: {entry_id}")
+        if key not in self._places and kb not in ("", home):
             self._places[key] = len(self.entries)
             self.entries.append({"id": entry_id, "title": title or entry_id, "image": -1})
         elif key not in self._places:

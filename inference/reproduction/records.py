@@ -96,8 +96,8 @@ def deciding(step: Step) -> dict[str, Any]:
 
 def inputs(step: Step, data: Path) -> dict[str, str]:
     """The fingerprints of what a step reads; what is missing is left out."""
-    found = {path: content(data / path) for path in step.reads}
-    return {path: fingerprint for path, fingerprint in found.items() if fingerprint}
+    fingerprints = {path: content(data / path) for path in step.reads}
+    return {path: fingerprint for path, fingerprint in fingerprints.items() if fingerprint}
 
 
 def content(path: Path) -> str:

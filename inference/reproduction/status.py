@@ -54,11 +54,11 @@ def statuses(steps: Sequence[Step], data: Path, every: Sequence[Step] | None = N
     return [known[step.name] for step in steps]
 
 
-def told(found: Sequence[Status], heading: str) -> str:
+def told(listed: Sequence[Status], heading: str) -> str:
     """The list of statuses as text."""
-    width = max((len(status.step.name) for status in found), default=0)
-    count = sum(status.state == "done" for status in found)
-    return "\n".join([f"{heading}: {count} of {len(found)} steps are done", *(one.line(width) for one in found)])
+    width = max((len(status.step.name) for status in listed), default=0)
+    count = sum(status.state == "done" for status in listed)
+    return "\n".join([f"{heading}: {count} of {len(listed)} steps are done", *(one.line(width) for one in listed)])
 
 
 def _status(step: Step, every: Sequence[Step], data: Path, known: Mapping[str, Status]) -> Status:

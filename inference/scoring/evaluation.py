@@ -259,5 +259,5 @@ def _by_split(
 
 def _coverage(questions: Sequence[Question], traces: Mapping[str, Trace]) -> float | None:
     """The share of the questions that a pipeline was given for which it has an answer, right or wrong."""
-    given = [traces[q.id] for q in questions if q.id in traces]
-    return sum(bool(trace.answer) and not trace.error for trace in given) / len(given) if given else None
+    taken = [traces[q.id] for q in questions if q.id in traces]
+    return sum(bool(trace.answer) and not trace.error for trace in taken) / len(taken) if taken else None

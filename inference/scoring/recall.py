@@ -87,15 +87,15 @@ def measure_entries(
             bar.update(len(batch))
     figures: Figures = {}
     for split in dict.fromkeys(question.split for question in questions):
-        own = [question for question in known if question.split == split]
-        asked = [_asked(question, with_texts) for question in own]
-        lists = {key: [found[each] for each in asked] for key, found in ranked.items()}
+        in_split = [question for question in known if question.split == split]
+        queries_of_split = [_asked(question, with_texts) for question in in_split]
+        lists = {key: [ids_by_query[each] for each in queries_of_split] for key, ids_by_query in ranked.items()}
         figures[split] = {
-            "left_out": sum(question.split == split for question in questions) - len(own),
+            "left_out": sum(question.split == split for question in questions) - len(in_split),
             "nothing_found": sum(not ids for ids in lists[next(iter(searches)), False]),
             "searches": {
                 name: {
-                    **_entry_scores(own, lists[name, False], depths, seed),
+                    **_entry_scores(in_split, lists[name, False], depths, seed),
                     **(_overlaps(lists[name, False], lists[name, True], depths, seed) if exact else {}),
                 }
                 for name in searches
@@ -143,17 +143,17 @@ def measure_passages(
             bar.update(len(batch))
     figures: Figures = {}
     for split in dict.fromkeys(question.split for question in questions):
-        own = [row for row in rows if row.question.split == split]
-        evident = [row for row in own if any(each.entry_id in knowledge for each in row.question.evidence)]
-        answered = [row for row in own if row.question.answers]
+        in_split = [row for row in rows if row.question.split == split]
+        evident = [row for row in in_split if any(each.entry_id in knowledge for each in row.question.evidence)]
+        answered = [row for row in in_split if row.question.answers]
         scores = {f"passage_recall@{k}": mean([row.recall(k) for row in evident], seed) for k in depths}
         scores |= {f"prr@{k}": mean([row.prr(k) for row in answered], seed) for k in depths}
         if exact:
-            scores |= {f"overlap@{k}": mean([row.overlap(k) for row in own], seed) for k in depths}
+            scores |= {f"overlap@{k}": mean([row.overlap(k) for row in in_split], seed) for k in depths}
         figures[split] = {
-            "questions": len(own),
-            "without_evidence": len(own) - len(evident),
-            "without_answers": len(own) - len(answered),
+            "questions": len(in_split),
+            "without_evidence": len(in_split) - len(evident),
+            "without_answers": len(in_split) - len(answered),
             "scores": scores,
         }
     return figures

@@ -87,7 +87,7 @@ def _gained(questions: Sequence[Question], traces: Traces, measure: Measure, see
 
 def noise(traces: Traces) -> dict[str, int]:
     """How many irrelevant passages stood among a pipeline's records, of those that had any."""
-    counted = {name: max((t.tokens.get("noise", 0) for t in own.values()), default=0) for name, own in traces.items()}
+    counted = {name: max((t.tokens.get("noise", 0) for t in rows.values()), default=0) for name, rows in traces.items()}
     return {name: count for name, count in counted.items() if count}
 
 

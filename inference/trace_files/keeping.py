@@ -100,8 +100,8 @@ class TraceStore:
         """The merged traces of these questions, by id."""
         if self._table:
             return TraceColumns(TraceFile(self._table[0], self.fingerprint), ids)
-        asked = set(ids)
-        by_id = {row["id"]: from_row(row) for log in self._lines for row in self._rows(log) if row["id"] in asked}
+        wanted = set(ids)
+        by_id = {row["id"]: from_row(row) for log in self._lines for row in self._rows(log) if row["id"] in wanted}
         return {question_id: by_id[question_id] for question_id in ids}
 
     @property

@@ -34,8 +34,8 @@ _TEXTS: Final = ".passages.parquet"
 
 def _without_text() -> pa.DataType:
     """The columns of a `PassageTrace` whose passage is known by its key."""
-    own = [column for column in schema_of(PassageTrace) if column.name != "passage"]
-    return pa.struct([pa.field(KEY, pa.int64()), *own])
+    columns = [column for column in schema_of(PassageTrace) if column.name != "passage"]
+    return pa.struct([pa.field(KEY, pa.int64()), *columns])
 
 
 QUESTIONS: Final = pa.schema(

@@ -72,9 +72,9 @@ def find_traces(files: dict[str, Path], question_id: str) -> dict[str, Trace]:
     Raises:
         UserError: None did, or a file is damaged.
     """
-    found = {name: trace for name, path in files.items() if (trace := find_trace(path, question_id)) is not None}
-    if not found:
+    by_pipeline = {name: trace for name, path in files.items() if (trace := find_trace(path, question_id)) is not None}
+    if not by_pipeline:
         raise UserError(
             f"no trace of question {question_id} among those of {', '.join(files)}: it was not asked, or has another id"
         )
-    return found
+    return by_pipeline

@@ -135,13 +135,13 @@ class _Texts:
 
     def read(self, keys: set[int]) -> dict[int, Passage]:
         """Those of these passages that the file has; only row groups with one of them are read."""
-        found = np.flatnonzero(np.isin(self._keys, np.fromiter(keys, np.int64, len(keys))))
+        positions = np.flatnonzero(np.isin(self._keys, np.fromiter(keys, np.int64, len(keys))))
         passages: dict[int, Passage] = {}
         with open_table(self.path) as file, reading(self.path):
             start = 0
             for group in range(file.num_row_groups):
                 size = file.metadata.row_group(group).num_rows
-                places = found[(found >= start) & (found < start + size)] - start
+                places = positions[(positions >= start) & (positions < start + size)] - start
                 if len(places):
                     for row in file.read_row_group(group).take(places).to_pylist():
                         key = row.pop(KEY)

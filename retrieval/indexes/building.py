@@ -81,10 +81,9 @@ def build_index(
 ) -> Index:
     """Build an index, or go on with one that was cut off; a finished one is taken as it is.
 
-    One that an earlier version built is made this version's, without encoding anything again. One of a knowledge base
-    that has got more entries at its end since is taken apart into its shards, and those that are full are not encoded
-    again: it ends in the bytes of one that was built at once. So does one that the processes of a launch share, each
-    shard encoded by one of them, and one whose pictures are read by several workers.
+    An index of an earlier version is converted, and nothing is encoded again. If the knowledge base has grown at its
+    end, the index is taken apart into its shards, and full shards are not encoded again. The index has the same bytes
+    whether it was built at once or grown, by one process or by all of a launch, with or without workers.
 
     Args:
         kb: What to index.

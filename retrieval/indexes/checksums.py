@@ -59,7 +59,7 @@ def check_files(folder: Path, recorded: Any, names: Collection[str], *, verify: 
 
 
 def _sampled(path: Path) -> str:
-    """Of chunks at even distances; of a file that is no larger than they are together, of all of it."""
+    """SHA-256 of chunks at even distances, or of the whole file if the chunks would cover it."""
     size = path.stat().st_size
     if size <= _CHUNKS * _CHUNK:
         return sha256_of(path)

@@ -33,7 +33,7 @@ MANIFEST: Final = "manifest.json"
 OWNERS: Final = "owners.npy"
 ENTRIES: Final = "entries.npy"
 PICTURELESS: Final = "pictureless.npy"
-"""Rows, entries and rows again: whose a row is, which entries there are, which rows have no image."""
+"""Files of positions: of each row its entry; of each entry its place in the knowledge base; the rows without image."""
 PRECISION: Final = "encoder_dtype"
 """The manifest's key for the precision of an encoder's weights; float32 isn't recorded."""
 NEAR_DUPLICATES: Final = "near_duplicates"
@@ -159,7 +159,7 @@ def check_summaries(index: Index) -> None:
 
 
 def collection_of(manifest: dict[str, Any]) -> str:
-    """The name that a server keeps an index under: of what its vectors depend on."""
+    """The name of an index's collection on a server, a hash of what its vectors depend on."""
     origins = [manifest[f"{side}_fingerprint"] for side in ("kb", "encoder")]
     origins += [manifest[LEFT_OUT_LIST]] if LEFT_OUT_LIST in manifest else []
     origins += ["summary"] if has_summaries(manifest) else []

@@ -125,7 +125,7 @@ def find_near_duplicates(
         logs = _hash_entries(kb, folder, pool)
     index = faiss.IndexBinaryFlat(BITS)
     index.add(_bytes(tested))
-    found: list[NearDuplicate] = []
+    duplicates: list[NearDuplicate] = []
     counts = {"pictures": 0, "unreadable": 0, "test_pictures": len(pictures)}
     for row in logs.rows(map(str, range(0, len(kb), _ENTRIES))):
         hashed = [each for each in row["pictures"] if each[2] is not None]
@@ -134,12 +134,12 @@ def find_near_duplicates(
         if not hashed:
             continue
         bits, nearest = index.search(_bytes([each[2] for each in hashed]), 1)
-        found += [
+        duplicates += [
             NearDuplicate(entry, image, pictures[int(place)], int(apart))
             for (entry, image, _), place, apart in zip(hashed, nearest[:, 0], bits[:, 0], strict=True)
             if apart <= distance
         ]
-    return found, counts
+    return duplicates, counts
 
 
 def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
@@ -196,7 +196,7 @@ def _bytes(hashes: Sequence[str]) -> Hashes:
     return np.frombuffer(bytes.fromhex("".join(hashes)), dtype=np.uint8).reshape(len(hashes), BITS // 8)
 
 
-def as_lines(found: Iterable[NearDuplicate]) -> str:
+def as_lines(duplicates: Iterable[NearDuplicate]) -> str:
     """Near-duplicates as they are listed, a JSON object a line."""
-    rows: Iterator[Mapping[str, Any]] = map(dataclasses.asdict, found)
+    rows: Iterator[Mapping[str, Any]] = map(dataclasses.asdict, duplicates)
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

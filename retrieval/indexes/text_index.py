@@ -299,7 +299,7 @@ def _sample_queries(index: TextIndex) -> list[str]:
     rows, generator = len(index.store), np.random.default_rng(0)
     drawn = generator.choice(rows, min(_QUERIES, rows), replace=False)
     spoken = (list(sentences(index.passage(int(row)).text)) for row in np.sort(drawn))
-    return [own[int(generator.integers(len(own)))] for own in spoken if own] or [""]
+    return [texts[int(generator.integers(len(texts)))] for texts in spoken if texts] or [""]
 
 
 def _blocks(shards: Path, part: int) -> Iterator[npt.NDArray[Any]]:

@@ -108,7 +108,7 @@ def _batches(kb: KnowledgeBase, batch_size: int) -> Iterator[list[Place]]:
 def _picture_rate(
     kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Sequence[Sequence[Place]], workers: int
 ) -> float:
-    """Good pictures a second, behind the first batch if there are several; 0 if none is good."""
+    """Readable pictures encoded a second, without the first batch if there are several; 0 if none is readable."""
     warm = len(batches) > 1
     with closing(encode_pictures(kb, encoder, batches if warm else [*batches, *batches], workers)) as encoded:
         next(encoded)
@@ -118,7 +118,7 @@ def _picture_rate(
 
 
 def _rate(encode: Callable[[], object], count: int) -> float:
-    """Texts a second, the second time."""
+    """Texts encoded a second; a first pass warms up and isn't counted."""
     encode()
     start = time.perf_counter()
     encode()

@@ -1,4 +1,4 @@
-"""Writing an index: blocks of encoded entries become rows of a store, with whose they are beside them."""
+"""Writing an index: encoded entries become rows of a store; whose entry a row is, is written beside it."""
 
 from __future__ import annotations
 

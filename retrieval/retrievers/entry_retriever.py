@@ -148,9 +148,9 @@ class EntryRetriever:
         different = dict(zip(contents, queries, strict=True))  # several questions are asked about one picture
         weights_of: dict[_Content, Mapping[str, float]] = {}
         for content, query in different.items():
-            asked = weights or usual_weights(query, self._title_weight, self._summary_share)
-            self.check(asked)
-            weights_of[content] = self._parts(asked, query)
+            query_weights = weights or usual_weights(query, self._title_weight, self._summary_share)
+            self.check(query_weights)
+            weights_of[content] = self._parts(query_weights, query)
         rule: Fusion = "scores" if weights is None else weights.fusion
         fused = {} if rule == "scores" else {content: q for content, q in different.items() if q.is_both}
         apart = different if rule != "features" else {c: query for c, query in different.items() if c not in fused}
@@ -160,10 +160,10 @@ class EntryRetriever:
             vectors[content] = dict.fromkeys(weights_of[content], vector)
         hits: dict[_Content, list[Hit]] = {}
         for batch in _alike(weights_of):
-            own = weights_of[batch[0]]
-            rows = self._best_rows(_weighted(vectors, batch, own), min(top_n, len(self._index.entry_ids)))
+            batch_weights = weights_of[batch[0]]
+            rows = self._best_rows(_weighted(vectors, batch, batch_weights), min(top_n, len(self._index.entry_ids)))
             for content, chosen in zip(batch, rows, strict=True):
-                hits[content] = self._hits(different[content].kind, vectors[content], own, chosen)
+                hits[content] = self._hits(different[content].kind, vectors[content], batch_weights, chosen)
         return [hits[content] for content in contents]
 
     def check(self, weights: Weights) -> None:
@@ -264,9 +264,9 @@ class EntryRetriever:
         """For each query the best row of each of its best entries, best first; an approximate store may have fewer."""
         rows, wanted = len(self._index.store), _ROWS_AN_ENTRY * entries
         while True:
-            found = self._index.store.search(query, min(wanted, rows)).rows
-            chosen = [_first_of_each(row[row >= 0], self._index.owner)[:entries] for row in found]
-            is_all = [bool((row < 0).any()) for row in found]  # the store has no more for this query
+            nearest = self._index.store.search(query, min(wanted, rows)).rows
+            chosen = [_first_of_each(row[row >= 0], self._index.owner)[:entries] for row in nearest]
+            is_all = [bool((row < 0).any()) for row in nearest]  # the store has no more for this query
             if wanted >= rows or all(len(each) == entries or done for each, done in zip(chosen, is_all, strict=True)):
                 return chosen
             wanted *= 4

@@ -51,8 +51,8 @@ class Texts:
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
         """For each query the `top` passages that are nearest to its text, best first."""
-        found = iter(self._retriever.search([query.text for query in queries if query.has_text], top))
-        return [next(found) if query.has_text else [] for query in queries]
+        rankings = iter(self._retriever.search([query.text for query in queries if query.has_text], top))
+        return [next(rankings) if query.has_text else [] for query in queries]
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class JointSearch:
         budgets = {name: _budget(name, tops, len(queries)) for name in self.names}
         if tops.keys() != budgets.keys():
             raise ValueError(f"`tops` names {sorted(tops)}, the searchers are {sorted(budgets)}")
-        found: dict[str, list[list[PassageHit]]] = {name: [[] for _ in queries] for name in self.names}
+        hits_by_name: dict[str, list[list[PassageHit]]] = {name: [[] for _ in queries] for name in self.names}
         lanes = [
             _Lane(searcher, places)
             for searcher in self._searchers
@@ -147,16 +147,16 @@ class JointSearch:
                     missing[place][lane.searcher.name] = str(error)
                 continue
             for place, hits in zip(lane.places, lists, strict=True):
-                found[lane.searcher.name][place] = _ranked(_once(hits))
+                hits_by_name[lane.searcher.name][place] = _ranked(_once(hits))
         return [
-            JointHits(query, own, merge_hits(list(own.values()), self._merge), missing[place])
+            JointHits(query, lists_by_name, merge_hits(list(lists_by_name.values()), self._merge), missing[place])
             for place, query in enumerate(queries)
-            for own in [{name: lists[place] for name, lists in found.items()}]
+            for lists_by_name in [{name: lists[place] for name, lists in hits_by_name.items()}]
         ]
 
-    def pool(self, found: Sequence[JointHits]) -> list[PassageHit]:
+    def pool(self, results: Sequence[JointHits]) -> list[PassageHit]:
         """What several queries of one question find together, by the same rule; lists in order of (searcher, query)."""
-        return merge_hits([each.hits[name] for name in self.names for each in found], self._merge)
+        return merge_hits([each.hits[name] for name in self.names for each in results], self._merge)
 
 
 def merge_hits(lists: Lists, rule: Merge, top: int | None = None) -> list[PassageHit]:
@@ -240,13 +240,13 @@ def _search(lane: _Lane, queries: Sequence[Query], budget: Sequence[int]) -> lis
     groups: dict[int, list[int]] = {}
     for place in lane.places:
         groups.setdefault(budget[place], []).append(place)
-    found: dict[int, list[PassageHit]] = {}
+    hits_by_place: dict[int, list[PassageHit]] = {}
     for top, places in groups.items():
         lists = lane.searcher.search([queries[place] for place in places], top)
         if len(lists) != len(places):
             raise ValueError(f"it returned {len(lists)} lists of passages for {len(places)} queries")
-        found.update((place, list(hits[:top])) for place, hits in zip(places, lists, strict=True))
-    return [found[place] for place in lane.places]
+        hits_by_place.update((place, list(hits[:top])) for place, hits in zip(places, lists, strict=True))
+    return [hits_by_place[place] for place in lane.places]
 
 
 def _result(lane: _Lane, future: Future[list[list[PassageHit]]]) -> list[list[PassageHit]]:

@@ -53,9 +53,9 @@ class TextRanker:
         self, queries: Sequence[Query], passages: Sequence[Sequence[Passage]], top: int
     ) -> list[list[ScoredPassage]]:
         """See `PassageRanker`."""
-        asked = [place for place, query in enumerate(queries) if query.has_text]
-        texts, choices = [queries[place].text for place in asked], [passages[place] for place in asked]
-        ranked = dict(zip(asked, self._reranker.rank(texts, choices, top), strict=True))
+        worded = [place for place, query in enumerate(queries) if query.has_text]
+        texts, choices = [queries[place].text for place in worded], [passages[place] for place in worded]
+        ranked = dict(zip(worded, self._reranker.rank(texts, choices, top), strict=True))
         return [
             ranked[place] if place in ranked else [ScoredPassage(passage, 0.0) for passage in choice[:top]]
             for place, choice in enumerate(passages)
@@ -159,13 +159,13 @@ class Summaries:
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
         """For each query the summaries of the `top` best entries, best first."""
-        found = self._retriever.search_queries(queries, top, weights=self._weights)
+        hits_by_query = self._retriever.search_queries(queries, top, weights=self._weights)
         return [
             [
                 PassageHit(summary_of(self._knowledge.get(hit.entry_id)), hit.score, hit.rank, hit.kb, hit.parts)
                 for hit in hits
             ]
-            for hits in found
+            for hits in hits_by_query
         ]
 
 
@@ -195,8 +195,8 @@ def passages_inside(
     passages = [[passage for entry_id in ids for passage in passages_of(entry_id)] for ids in order]
     ranked = ranker.rank(queries, passages, top)
     return [
-        [_inside(own[scored.passage.entry_id], scored, rank) for rank, scored in enumerate(row, start=1)]
-        for own, row in zip(by_id, ranked, strict=True)
+        [_inside(entry_hits[scored.passage.entry_id], scored, rank) for rank, scored in enumerate(row, start=1)]
+        for entry_hits, row in zip(by_id, ranked, strict=True)
     ]
 
 

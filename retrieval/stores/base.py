@@ -91,9 +91,9 @@ def checked_query(query: Mapping[str, Vectors], fields: Fields, top: int) -> dic
         raise ValueError(f"top must be at least 1, found {top}")
     if not query or not set(query) <= set(fields):
         raise ValueError(f"a query asks about {sorted(query)}, the store has {sorted(fields)}")
-    asked = {name: np.asarray(query[name], dtype=np.float32) for name in fields if name in query}
-    _check_shapes(asked, fields, "queries")
-    return asked
+    vectors = {name: np.asarray(query[name], dtype=np.float32) for name in fields if name in query}
+    _check_shapes(vectors, fields, "queries")
+    return vectors
 
 
 def _check_shapes(vectors: Mapping[str, Vectors], fields: Fields, what: str) -> None:

@@ -79,20 +79,20 @@ class ExactStore:
 
     def search(self, query: Mapping[str, Vectors], top: int) -> Found:
         """See `VectorStore`; the highest of all rows."""
-        asked = checked_query(query, self.fields, top)
-        queries = len(next(iter(asked.values())))
+        vectors = checked_query(query, self.fields, top)
+        queries = len(next(iter(vectors.values())))
         wanted = min(top + _SPARE, max(len(self), 1))
         rows = np.full((queries, 0), -1, dtype=np.int64)
         scores = np.full((queries, 0), -np.inf, dtype=np.float32)
-        numbers_a_row = max(sum(self.fields[name] for name in asked), _NUMBERS_A_SCORE * queries)
+        numbers_a_row = max(sum(self.fields[name] for name in vectors), _NUMBERS_A_SCORE * queries)
         step = max(1, BLOCK // numbers_a_row)
         for first in range(0, len(self), step):
-            block = self._scores(asked, first, min(first + step, len(self)))  # (queries, rows)
+            block = self._scores(vectors, first, min(first + step, len(self)))  # (queries, rows)
             numbers = np.broadcast_to(np.arange(first, first + block.shape[1]), block.shape)
             rows, scores = np.concatenate([rows, numbers], axis=1), np.concatenate([scores, block], axis=1)
             kept = np.stack([best(row, wanted) for row in scores])
             rows, scores = np.take_along_axis(rows, kept, axis=1), np.take_along_axis(scores, kept, axis=1)
-        return rescored(asked, self, rows, top)
+        return rescored(vectors, self, rows, top)
 
     def _scores(self, query: Mapping[str, Vectors], first: int, last: int) -> npt.NDArray[np.float32]:
         """Scores of the rows from `first` up to `last`, shape (queries, rows)."""

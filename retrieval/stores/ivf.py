@@ -118,13 +118,13 @@ class FaissStore:
 
     def search_with(self, settings: Search, query: Mapping[str, Vectors], top: int) -> Found:
         """`search` with other settings than its own."""
-        asked = checked_query(query, self.fields, top)
+        vectors = checked_query(query, self.fields, top)
         if self._index is None:
-            return self.rows.search(asked, top)  # nothing is in it
+            return self.rows.search(vectors, top)  # nothing is in it
         parameters: Any = _search_parameters(nprobe=min(settings.cells, self._index.nlist))
         wanted = min(max(settings.candidates, top), len(self))
-        _, candidates = self._index.search(joined(asked, self.fields), wanted, params=parameters)
-        return rescored(asked, self, candidates, top)
+        _, candidates = self._index.search(joined(vectors, self.fields), wanted, params=parameters)
+        return rescored(vectors, self, candidates, top)
 
     def calibrate(self, query: Mapping[str, Vectors], *, top: int = 20, wanted: float = 0.995) -> dict[str, Any]:
         """Set the fewest cells that find enough of what an exact search finds, and write them down.

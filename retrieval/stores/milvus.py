@@ -137,14 +137,14 @@ class MilvusStore:
 
     def search(self, query: Mapping[str, Vectors], top: int) -> Found:
         """See `VectorStore`: the best of those that the server finds, by their exact scores."""
-        asked = checked_query(query, self.fields, top)
+        vectors = checked_query(query, self.fields, top)
         wanted = min(max(top, _LEAST), max(len(self), 1), _MOST)
         probing: dict[str, Any] = {} if self._kind == "FLAT" else {"nprobe": self._probes}
         refining = {"refine_k": 2} if self._kind == "IVF_RABITQ" else {}
         with self._asking():
             answers = self._client.search(
                 self.collection,
-                data=list(joined(asked, self.fields)),
+                data=list(joined(vectors, self.fields)),
                 limit=wanted,
                 search_params={"metric_type": "IP", "params": probing | refining},
                 output_fields=[_ROW],
@@ -152,7 +152,7 @@ class MilvusStore:
         candidates = np.full((len(answers), wanted), -1, dtype=np.int64)
         for place, answer in enumerate(answers):
             candidates[place, : len(answer)] = [hit[_ROW] for hit in answer]
-        return rescored(asked, self, candidates, top)
+        return rescored(vectors, self, candidates, top)
 
     def drop(self) -> None:
         """Delete the collection; the rows here stay."""

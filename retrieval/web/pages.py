@@ -57,8 +57,8 @@ class KnowledgePages:
 
     def pages(self, queries: Sequence[str], top: int) -> list[list[Page]]:
         """For each query the articles of its best passages, best first."""
-        found = self._retriever.search(queries, _PASSAGES * top)
-        entries = [list(dict.fromkeys(hit.passage.entry_id for hit in hits))[:top] for hits in found]
+        hits_by_query = self._retriever.search(queries, _PASSAGES * top)
+        entries = [list(dict.fromkeys(hit.passage.entry_id for hit in hits))[:top] for hits in hits_by_query]
         return [[self._page(entry_id) for entry_id in row] for row in entries]
 
     def _page(self, entry_id: str) -> Page:
@@ -81,8 +81,8 @@ class Pages:
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
         """For each query its pages, each as one passage without a heading; the best has the highest score."""
-        found = iter(self._tool.pages([query.text for query in queries if query.has_text], top))
-        pages = [next(found) if query.has_text else [] for query in queries]
+        answers = iter(self._tool.pages([query.text for query in queries if query.has_text], top))
+        pages = [next(answers) if query.has_text else [] for query in queries]
         return [
             [PassageHit(_passage(page), 1.0 / rank, rank, WEB) for rank, page in enumerate(row, start=1)]
             for row in pages

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,8 +58,8 @@ def test_the_files_under_the_public_names_are_what_the_lists_convert(paper: str,
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("paper", LISTS)
-def test_every_step_of_a_paper_ends_with_narrow_models(paper: str, tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/rehearsal.py", "--rows", "200", "--narrow", "--dtype", "float32"]
+def test_every_step_of_a_paper_ends_with_narrow_models(paper: str, forked_python: str, tmp_path: Path) -> None:
+    command = [forked_python, "benchmarks/rehearsal.py", "--rows", "200", "--narrow", "--dtype", "float32"]
     command += [
         "--limit",
         "1",

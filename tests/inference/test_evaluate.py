@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -363,13 +360,15 @@ def test_a_single_question_is_answered(world, encoder, checkpoints) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_a_killed_run_resumes_to_the_same_traces(form: str, world, encoder, checkpoints, tmp_path) -> None:
+def test_a_killed_run_resumes_to_the_same_traces(
+    form: str, world, encoder, checkpoints, tmp_path, start_program
+) -> None:
     if checkpoints.family != "llava":
         pytest.skip("the runner is the same for every family")
     settings = {"pipelines": ["closed_book", "mr2ag"], "batch_questions": 1, "limit": 2, "traces": form}
     straight = experiment.run(config(world, encoder, checkpoints, tmp_path / "straight", **settings))
     wanted = config(world, encoder, checkpoints, tmp_path / "killed", **settings)
-    kill_once_something_is_finished(wanted)
+    kill_once_something_is_finished(wanted, start_program)
     resumed = experiment.run(wanted)
     assert kept(tmp_path / "killed") == kept(tmp_path / "straight")
     for name in ("minutes", "peak_gib"):
@@ -380,28 +379,22 @@ def test_a_killed_run_resumes_to_the_same_traces(form: str, world, encoder, chec
     assert resumed == straight
 
 
-def kill_once_something_is_finished(wanted: EvaluateConfig) -> None:
+def kill_once_something_is_finished(wanted: EvaluateConfig, start_program: Callable[..., Any]) -> None:
     """Start the entry script and `kill -9` it after its first finished row."""
     flags = [f"--{name}" for name in ("dataset", "index", "encoder", "model", "base_model", "output", "device")]
     values = [getattr(wanted, flag[2:]) for flag in flags]
     numbers = ["--max_new_tokens", "4", "--batch_questions", "1", "--limit", "2", "--traces", wanted.traces]
     numbers += ["--pipelines", *wanted.pipelines]
-    command = [
-        sys.executable,
-        "-m",
-        "reflectune.inference.evaluate",
-        *sum(zip(flags, values, strict=True), ()),
-        *numbers,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    program = start_program(
+        ["-m", "reflectune.inference.evaluate", *sum(zip(flags, values, strict=True), ()), *numbers]
+    )
     traces = Path(wanted.output, "traces")
     deadline = time.monotonic() + 120
     while not any(path.read_bytes().count(b"\n") > 1 for path in traces.rglob("*.jsonl")):
-        assert process.poll() is None, process.communicate()[1]
+        assert program.poll() is None, program.stderr
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    program.kill()
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real photographs and Wikipedia rows are not there")

@@ -23,8 +23,8 @@ _MAX_NEW_TOKENS = 32
 class AnswerReader:
     """Scores greedy answers with the model that is being trained, sharing the work among processes.
 
-    Every reading takes the same sample, and reads image and question once. How an answer is asked for is the scheme's
-    affair (`Scheme.ask`). Answers in sentences (style `free`) are not compared.
+    Every reading takes the same sample, and reads image and question once. The scheme words the request (`Scheme.ask`).
+    Answers in sentences (style `free`) are not compared.
 
     Args:
         loaded: The model, with or without adapters.

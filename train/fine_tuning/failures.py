@@ -69,7 +69,7 @@ class StepOutOfMemoryError(RuntimeError):
 
 @contextmanager
 def naming(reading: Reading) -> Iterator[None]:
-    """Within it, an error that names no example becomes one that names those that are read.
+    """A block whose errors name the examples that were read, unless they name what they are about.
 
     Raises:
         UserError: The model refuses its inputs (ValueError).
@@ -93,7 +93,7 @@ def naming(reading: Reading) -> Iterator[None]:
 
 @contextmanager
 def plain_worker_errors() -> Iterator[None]:
-    """Within it, a `UserError` from a process that encodes examples is as short as one from the main process."""
+    """A block in which a `UserError` of a DataLoader's worker loses the worker's traceback."""
     try:
         yield
     except UserError as error:
@@ -105,7 +105,7 @@ def plain_worker_errors() -> Iterator[None]:
 
 @contextmanager
 def advising(config: TrainingConfig, model: nn.Module, args: TrainingArguments) -> Iterator[None]:
-    """Within it, running out of memory ends with what to change.
+    """A block in which running out of memory is an error that says what to change.
 
     Args:
         config: The run's.

@@ -44,6 +44,6 @@ def settle_compute(config: SftConfig, args: TrainingArguments) -> tuple[SftConfi
     threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else choice.threads
     torch.set_num_threads(threads)
     if args.process_index == 0:
-        given = "" if threads == choice.threads else f"; $OMP_NUM_THREADS makes it {threads} now"
-        print(f"{in_words(choice)}{given}", flush=True)
+        overruled = "" if threads == choice.threads else f"; $OMP_NUM_THREADS makes it {threads} now"
+        print(f"{in_words(choice)}{overruled}", flush=True)
     return replace(config, dtype=choice.dtype), {THREADS: choice.threads}  # type: ignore[arg-type]  # one of the two

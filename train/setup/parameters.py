@@ -56,12 +56,12 @@ def freeze_all_but(model: nn.Module, towers: Collection[str]) -> None:
 
 def projector_modules(model: nn.Module) -> list[str]:
     """The modules that the projector is made of, by name: one, or one a layer that it reads (Qwen3-VL)."""
-    found: list[str] = []
+    modules: list[str] = []
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
+        inside = any(name.startswith(f"{outer}.") for outer in modules)
         if tower_of(name) == "projector" and not inside and not isinstance(module, nn.ModuleList):
-            found.append(name)
-    return found
+            modules.append(name)
+    return modules
 
 
 def give_projector_a_rate(optimizer: torch.optim.Optimizer, model: nn.Module, rate: float) -> None:

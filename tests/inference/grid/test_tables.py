@@ -229,6 +229,7 @@ def run(small_world, checkpoints, tmp_path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_mr2ags_tables_from_finished_runs(run, encoder, checkpoints, tmp_path) -> None:
     config = TablesConfig(
         base_model=checkpoints.base,

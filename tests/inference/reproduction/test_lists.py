@@ -7,6 +7,8 @@ import functools
 import importlib
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,19 @@ def test_a_steps_settings_are_its_commands(
         problems = [line for line in str(error).splitlines()[1:] if not NOT_THERE_YET.search(line)]
         assert problems == []
     assert step.launch is None or step.launch.is_file()
+
+
+LAUNCHED = {"train.sft", "inference.evaluate", "retrieval.build_index", "data_builders.convert", "metrics.convert_bem"}
+"""Commands that other tests start in a Python of their own; the walk of a whole list forks all."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", sorted({step.module for _, step in EVERY} - LAUNCHED))
+def test_a_steps_command_starts_in_a_python_of_its_own(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"reflectune.{module}", "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("usage: ")
 
 
 @pytest.mark.parametrize("paper", PAPERS)
