@@ -66,7 +66,7 @@ class PipelineConfig(RerankerConfig, RetrieverConfig, ImageKeys):
     plain_model: str = setting("", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)")
     scheme: str = setting("", "the scheme that the checkpoint must have been tuned with")
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
-    passages: int = setting(5, "naive_rag: how many the reranker picks", low=1)
+    passages: int = setting(5, "naive_rag, IBA, MM-R2: how many the reranker picks", low=1)
     fallback: Fallback = setting("best_product", "what if no passage is judged relevant")
     documents: int = setting(10, "MMKB-RAG: passages of the entries to take, the best by words", low=1)
     srt: bool = setting(True, "MMKB-RAG: let SRT order the documents; else as retrieved")
@@ -144,7 +144,7 @@ class TrajectoryConfig(WebConfig):
     )
     text_weight: float = setting(
         0.5,
-        "MI-RAG, PMSR, WikiSeeker: λ, a pair's score: so much of the query's text, the rest the picture's",
+        "MI-RAG, PMSR, WikiSeeker, MM-R2: λ, a pair's score: so much of the query's text, the rest the picture's",
         low=0,
         high=1,
     )
@@ -183,7 +183,7 @@ class TrajectoryConfig(WebConfig):
         "abstain", "mrag_agent: no document has a valid answer: none, as in mRAG, or the first document's"
     )
     max_rank_tokens: int = setting(64, "mRAG: longest reply of pairwise and listwise reranking, in tokens", low=1)
-    candidates: int = setting(1000, "ReAG, IBA: passages of the entries found to look at, at most", low=1)
+    candidates: int = setting(1000, "ReAG, IBA, MM-R2: passages of the entries found to look at, at most", low=1)
     critic_threshold: float = setting(
         0.1, "ReAG: a passage is kept if P(Yes) in the full softmax is above this", low=0, high=1
     )

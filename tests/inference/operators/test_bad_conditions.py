@@ -18,6 +18,7 @@ from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, Kn
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.iba import Iba
 from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.pipelines.mm_r2 import MmR2
 from reflectune.inference.pipelines.mrag import Documents, Mrag
 from reflectune.inference.pipelines.mrag_agent import MragAgent
 from reflectune.inference.pipelines.pmsr import REPEATS, Pmsr
@@ -44,6 +45,7 @@ PIPELINES: dict[str, Any] = {
     "reag": ReAG(2, 9, 0.1, 8, 32),
     "wikiseeker": WikiSeeker(3, 8, 32),
     "iba": Iba(9, 2, (0.5, 0.5, 1.0), 8, 32),
+    "mm_r2": MmR2(9, 2, 8, 32),
 }
 WORDS = " ".join(f"word{n}" for n in range(10_000))
 REPLIES: dict[str, Callable[[str], str]] = {
@@ -79,7 +81,7 @@ def test_whatever_a_model_writes_the_trajectory_ends_and_says_why(
     trace = run(name, script.tools)
     assert trace.ended
     assert len(trace.steps) < 40
-    if name in ("mi_rag", "pmsr", "wikiseeker"):
+    if name in ("mi_rag", "pmsr", "wikiseeker"):  # the others search with the picture alone, too
         assert all(query.strip() for step in trace.steps for query in step.queries)
     assert trace.hits  # what was found is there, whatever was written
 
