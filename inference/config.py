@@ -167,6 +167,12 @@ class TrajectoryConfig(WebConfig):
     detailed_answer: bool = setting(
         False, "MI-RAG, PMSR: ask for a detailed answer, as in the papers; else for a short one, as all pipelines do"
     )
+    extract_answer: bool = setting(
+        False, "MI-RAG, PMSR: after a detailed answer ask for a short one, by MI-RAG's few-shot prompt; it is scored"
+    )
+    extract_split: str = setting(
+        "train", "extract_answer: split whose questions are the prompt's examples; empty: no examples"
+    )
     max_record_tokens: int = setting(
         256, "iterative: longest description, query, reasoning record or caption, in tokens", low=1
     )
@@ -236,6 +242,8 @@ class ReadingConfig(TrajectoryConfig, PipelineConfig):
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = super().problems() + self.web_problems()
+        if self.extract_answer and not self.detailed_answer:
+            issues.append("`extract_answer` shortens a detailed answer: set `detailed_answer: true`, or leave it out")
         return issues + [
             each for kind in (ReadingConfig, TrajectoryConfig, WebConfig) for each in bound_problems(self, kind)
         ]

@@ -94,6 +94,7 @@ class Outcome:
         chosen: Position in `passages` of the one that the answer is from; None if there is no single one.
         used: Positions in `passages` of what the answer was read from, where that is not all of them.
         fallback: How it was answered where the trajectory came to no answer; "" if it did come to one.
+        records: What was written down of each search, in order.
         counts: What the pipeline has counted, beside the steps' own counts.
     """
 
@@ -104,6 +105,7 @@ class Outcome:
     chosen: int | None = None
     used: tuple[int, ...] = ()
     fallback: str = ""
+    records: tuple[str, ...] = ()
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
@@ -135,8 +137,8 @@ class _Course:
 
     @property
     def may_end(self) -> bool:
-        """Whether a budget that is used up can still end it: once, and not when it asks for its answer."""
-        answers = isinstance(self.waiting, Write) and self.waiting.operator == "answer"
+        """Whether a budget that is used up can still end it: once, and not when it asks for its answer, or its form."""
+        answers = isinstance(self.waiting, Write) and self.waiting.operator in ("answer", "extract")
         return self.waiting is not None and self.limit is None and not (answers and self.taken)
 
     def end(self, limit: Limit) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
@@ -15,6 +17,7 @@ from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Outcome, Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import Steps
+from reflectune.inference.pipelines.extraction import drawn_shots, with_extraction
 from reflectune.inference.pipelines.noise import drawn_passages, with_noise
 from reflectune.inference.pipelines.recipe import Parts, Recipe, knowledge_based, needed
 from reflectune.models.rendering.turns import answer_prompt
@@ -129,7 +132,8 @@ def iterative_recipe(
         pair_text: What stands beside a pair's image.
         by_picture: Whether pairs are searched by the picture alone.
         reranks: Whether it has passages compared by the config's reranker.
-        has_records: Whether it keeps records, among which irrelevant passages may be put.
+        has_records: Whether it keeps records, among which irrelevant passages may be put, and answers in detail if the
+            config wants it, so that a short answer may be extracted.
         searches_web: Whether it searches a search tool: the config's server, or the text knowledge base's articles.
     """
 
@@ -144,10 +148,15 @@ def iterative_recipe(
         budgets = {base: number for base, number in most.items() if number}
         rank = functools.partial(reranked, reranker=needed(parts.reranker)) if reranks else None
         tools = Tools(reading_models(parts), bases.search, bases.embed, rank, Budget.of(config, parts.remote))
-        trajectory = make(config, budgets)
+        extracts = has_records and config.extract_answer
+        longest = max(config.max_new_tokens, config.max_record_tokens if extracts else 0)
+        trajectory = make(dataclasses.replace(config, max_new_tokens=longest), budgets)
         if has_records and config.noise:
             drawn = drawn_passages(parts.knowledge, config.noise, config.noise_seed, config.lead)
             trajectory = with_noise(trajectory, drawn, config.noise_seed)
+        if extracts:
+            shots = drawn_shots(Path(config.dataset), config.extract_split, parts.knowledge, config.lead)
+            trajectory = with_extraction(trajectory, shots, config.max_new_tokens)
         return TrajectoryPipeline(name, trajectory, tools, parts.journal)
 
     recipe = Recipe(
@@ -160,6 +169,6 @@ def iterative_recipe(
         is_iterative=True,
         reranks=reranks,
         searches_web=searches_web,
-        variants=("noise", "noise_seed") if has_records else (),
+        variants=("noise", "noise_seed", "extract_answer", "extract_split") if has_records else (),
     )
     return {name: recipe}

@@ -79,7 +79,7 @@ class MiRag:
             yield from self._search(question, records, passages)
         answer = yield from answered(question, records, passages, self.max_answer, detailed=self.detailed)
         ended = f"after {self.iterations} iterations"
-        return Outcome(answer.text, ended, answer.score, tuple(passages.values()))
+        return Outcome(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[None]:
         """Search and reason; records and passages are added to those given, and stay if a budget cuts this short."""
