@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage, Question
@@ -25,6 +24,7 @@ from reflectune.inference.operators.requests import (
     Liken,
     Likeness,
     ModelName,
+    Picture,
     Prompt,
     Reply,
     Request,
@@ -39,7 +39,7 @@ from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace
 from reflectune.retrieval.hits import Hit, PassageHit
 
-SearchTool = Callable[[Sequence[tuple[Image.Image, Search]]], Sequence[Retrieved]]
+SearchTool = Callable[[Sequence[tuple[Picture, Search]]], Sequence[Retrieved]]
 """What looks things up: for each picture and search what was found."""
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """Unit vectors of texts: (texts, dimensions)."""
@@ -50,15 +50,15 @@ RerankTool = Callable[[Sequence[Rerank]], Sequence[Reranked]]
 class Model(Protocol):
     """A model as steps see it: on this machine, or behind a server."""
 
-    def write(self, asked: Sequence[tuple[Image.Image, Prompt]], max_tokens: int) -> list[Written]:
+    def write(self, asked: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[Written]:
         """A reply to each prompt."""
         ...
 
-    def judge(self, asked: Sequence[tuple[Image.Image, Prompt]], yes: str, no: str) -> list[Judged]:
+    def judge(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[Judged]:
         """P(yes) and P(no) of each prompt."""
         ...
 
-    def judge_each(self, asked: Sequence[tuple[Image.Image, Prompt]], yes: str, no: str) -> list[JudgedEach]:
+    def judge_each(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgedEach]:
         """P(yes) and P(no) of each prompt with each of its documents alone."""
         ...
 
@@ -117,7 +117,7 @@ class _Course:
     """A trajectory under way."""
 
     question: Question
-    image: Image.Image
+    image: Picture
     steps: Steps[Outcome]
     waiting: Request | None = None
     taken: list[Step] = dataclasses.field(default_factory=list)
@@ -131,9 +131,15 @@ class _Course:
     def go_on(self, reply: Reply | None) -> None:
         """Take the trajectory to its next request, or to its end."""
         try:
-            self.waiting = next(self.steps) if reply is None else self.steps.send(reply)
+            self.waiting = self._seen(next(self.steps) if reply is None else self.steps.send(reply))
         except StopIteration as end:
             self.waiting, self.outcome = None, end.value
+
+    def _seen(self, request: Request) -> Request:
+        """A request as it is carried out: no prompt shows the picture of a question that has none."""
+        if self.image is not None or not isinstance(request, (Write, Judging)):
+            return request
+        return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, picture=False))
 
     @property
     def may_end(self) -> bool:
@@ -147,7 +153,7 @@ class _Course:
         try:
             if not self.taken:
                 raise BudgetSpent(limit)
-            self.waiting = self.steps.throw(BudgetSpent(limit))
+            self.waiting = self._seen(self.steps.throw(BudgetSpent(limit)))
         except StopIteration as end:
             self.waiting, self.outcome = None, end.value
         except BudgetSpent:
@@ -167,24 +173,27 @@ class TrajectoryPipeline:
         start: Begins a question's trajectory.
         tools: What steps are carried out with.
         journal: Keeps what was replied; None keeps nothing.
+        takes_texts: Whether its trajectories answer questions without a picture, too.
     """
 
     def __init__(
-        self, name: str, start: Callable[[Question], Steps[Outcome]], tools: Tools, journal: Journal | None = None
+        self,
+        name: str,
+        start: Callable[[Question], Steps[Outcome]],
+        tools: Tools,
+        journal: Journal | None = None,
+        *,
+        takes_texts: bool = False,
     ) -> None:
-        self.name = name
+        self.name, self.takes_texts = name, takes_texts
         self._start, self._tools, self._journal = start, tools, journal
 
     def guided(self, guide: Callable[[Question, Steps[Outcome]], Steps[Outcome]]) -> TrajectoryPipeline:
-        """The same pipeline, without a journal, whose trajectories `guide` takes over.
-
-        Args:
-            guide: From a question and its trajectory, the steps to carry out instead.
-        """
+        """The same pipeline without a journal, of each trajectory of which `guide` makes the steps carried out."""
         begin = self._start
         return TrajectoryPipeline(self.name, lambda question: guide(question, begin(question)), self._tools)
 
-    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Picture]) -> list[Trace]:
         """One trace per question, in order."""
         courses = [
             _Course(question, image, self._start(question)) for question, image in zip(questions, images, strict=True)
@@ -247,7 +256,7 @@ class TrajectoryPipeline:
             course.tokens["computed"] += reply.read - (reply.shared if beginning in course.begun else 0)
             course.begun.add(beginning)
 
-    def _carry_out(self, images: Sequence[Image.Image], requests: Sequence[Request]) -> Sequence[Reply]:
+    def _carry_out(self, images: Sequence[Picture], requests: Sequence[Request]) -> Sequence[Reply]:
         first = requests[0]
         if isinstance(first, Write):
             prompts = [request.prompt for request in requests if isinstance(request, Write)]

@@ -111,8 +111,12 @@ def drawn_shots(folder: Path, split: str, knowledge: KnowledgeBase, lead: Lead) 
 
 
 def stated(question: Question, knowledge: KnowledgeBase, lead: Lead) -> str:
-    """The passages that answer a question: those of its evidence, else the first of its entries' that states it."""
+    """The passages that answer a question: those of its evidence, else the first of its entries' that states it.
+
+    An entry that the knowledge base lacks has none.
+    """
     entries = dict.fromkeys([*(evidence.entry_id for evidence in question.evidence), *question.entity_ids])
-    passages = [passage for name in entries for passage in split_passages(knowledge.get(name), lead=lead)]
+    known = [knowledge.get(name) for name in entries if name in knowledge]
+    passages = [passage for entry in known for passage in split_passages(entry, lead=lead)]
     gold = gold_passages(question, passages) or [each for each in passages if is_stating(question, each)][:1]
     return "\n".join(texts_of(gold))

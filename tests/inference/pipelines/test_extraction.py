@@ -102,6 +102,7 @@ def folder(tmp_path: Path) -> Path:
         Question("b", "2.png", "Where does it live?", ("moors", "a moor"), entity_ids=("rook",)),
         Question("c", "3.png", "What does it eat most?", ("worms",), entity_ids=("rook",)),  # nothing states it
         Question("d", "4.png", "What is it?", ("bird",)),  # no entry
+        Question("f", "4.png", "What does it eat now?", ("mice",), entity_ids=("crow",)),  # an entry that isn't there
         Question("e", "5.png", "What does it eat?", (), entity_ids=("rook",)),  # no answer
     ]
     write_questions(tmp_path, "train", questions)
