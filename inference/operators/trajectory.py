@@ -196,7 +196,8 @@ class TrajectoryPipeline:
     def run(self, questions: Sequence[Question], images: Sequence[Picture]) -> list[Trace]:
         """One trace per question, in order."""
         courses = [
-            _Course(question, image, self._start(question)) for question, image in zip(questions, images, strict=True)
+            _Course(question, image, self._start(_told(question, image)))
+            for question, image in zip(questions, images, strict=True)
         ]
         for course in courses:
             course.go_on(None)
@@ -243,10 +244,7 @@ class TrajectoryPipeline:
         return replies, seconds
 
     def _count_computed(self, course: _Course, request: Request, reply: Reply) -> None:
-        """Count the tokens that a step made a model read: what its prompts about a picture share, with the first one.
-
-        Where that isn't known, as behind a server that may keep prefixes or not, the count is dropped for good.
-        """
+        """Count the tokens that were read, what prompts about a picture share once; dropped where that isn't known."""
         if not isinstance(reply, (Written, Judged, JudgedEach)) or not isinstance(request, (Write, Judging)):
             return
         if reply.shared is None:
@@ -265,8 +263,7 @@ class TrajectoryPipeline:
             prompts = [request.prompt for request in requests if isinstance(request, Judge)]
             return self._tools.models[first.model].judge(list(zip(images, prompts, strict=True)), first.yes, first.no)
         if isinstance(first, JudgeEach):
-            prompts = [request.prompt for request in requests if isinstance(request, JudgeEach)]
-            asked = list(zip(images, prompts, strict=True))
+            asked = list(zip(images, [each.prompt for each in requests if isinstance(each, JudgeEach)], strict=True))
             return self._tools.models[first.model].judge_each(asked, first.yes, first.no)
         if isinstance(first, Rerank):
             if self._tools.rerank is None:
@@ -281,6 +278,11 @@ class TrajectoryPipeline:
             raise ValueError(f"{self.name} compares texts, but was given nothing to compare them with")
         compared = [request for request in requests if isinstance(request, Liken)]
         return likenesses(compared, self._tools.embed)
+
+
+def _told(question: Question, image: Picture) -> Question:
+    """A question whose `image` is "" if there is no picture, and only then: a picture may come without its path."""
+    return dataclasses.replace(question, image="" if image is None else question.image or "image")
 
 
 def likenesses(requests: Sequence[Liken], embed: Embed) -> list[Likeness]:
@@ -368,7 +370,7 @@ def _found(reply: Retrieved) -> tuple[FoundPassage, ...]:
 
 
 def _keep_best(hits: dict[tuple[str, str], Hit], hit: PassageHit) -> None:
-    """Of an entry the passage with the highest score stands for it; entries stay in the order of being found."""
+    """Of an entry the passage with the highest score stands for it; entries stay in the order found."""
     key = (hit.kb, hit.passage.entry_id)
     if key not in hits or hit.score > hits[key].score:
         rank = hits[key].rank if key in hits else len(hits) + 1

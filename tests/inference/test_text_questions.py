@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from reflectune.core.errors import UserError
@@ -18,13 +19,14 @@ from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import convert
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
+from reflectune.inference.pipelines.base import answer
 from reflectune.inference.pipelines.extraction import with_extraction
 from reflectune.inference.pipelines.mi_rag import MiRag
 from reflectune.inference.pipelines.pmsr import Pmsr
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.runner import run_pipeline
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace import Trace, by_question
 from reflectune.inference.trace_files.opening import read_traces, trace_files
 from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import load
@@ -96,6 +98,12 @@ def test_a_picture_changes_nothing_for_other_questions_of_the_batch(name: str, s
     alone = [*pipeline.run([pictured], [image]), *pipeline.run([ASKED], [None])]
     assert [said(trace) for trace in mixed] == [said(trace) for trace in alone]
     assert mixed[0].steps[0].operator == "caption"
+
+
+def test_a_picture_without_its_path_is_a_picture(scripting: type[Any]) -> None:
+    pipeline = TrajectoryPipeline("mi_rag", PIPELINES["mi_rag"], scripting(say=say("mi_rag")).tools)
+    trace = answer(pipeline, "Who built it?", Image.new("RGB", (8, 8)))
+    assert trace.steps[0].operator == "caption"
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -190,10 +198,10 @@ ROWS = [
 def hotpotqa(tmp_path: Path) -> dict[str, Any]:
     """The data set and its index of passages, as `convert` and `build_text_index` make them of a file."""
     (tmp_path / "hotpot_dev_distractor_v1.json").write_text(json.dumps(ROWS))
-    source = {"root": str(tmp_path), "knowledge": "hotpotqa", "knowledge_source": "hotpot_dev_distractor_v1.json"}
-    splits = {"dev": "hotpot_dev_distractor_v1.json"}
-    convert(ConvertConfig(output=str(tmp_path / "set"), questions="hotpotqa", splits=splits, **source))
-    encoder = TextEncoder(find_checkpoint("miniature/text"), TextSettings(), "cpu", "")
+    source: dict[str, Any] = {"knowledge": "hotpotqa", "knowledge_source": "hotpot_dev_distractor_v1.json"}
+    source |= {"questions": "hotpotqa", "splits": {"dev": "hotpot_dev_distractor_v1.json"}, "root": str(tmp_path)}
+    convert(ConvertConfig(output=str(tmp_path / "set"), **source))
+    encoder = TextEncoder(find_checkpoint("miniature/text"), TextSettings(), torch.device("cpu"), "")
     build_text_index(KnowledgeBase(tmp_path / "set/knowledge"), encoder, tmp_path / "texts", Cutting("paragraphs"))
     return {"dataset": str(tmp_path / "set"), "text_index": str(tmp_path / "texts"), "splits": ["dev"]}
 
@@ -210,8 +218,7 @@ def test_hotpotqa_from_its_file_to_scores(hotpotqa: dict[str, Any], checkpoints:
     metrics = experiment.run(made)
     assert metrics["metric"]["name"] == "exact_match"
     for name in ("mi_rag", "pmsr"):
-        (path,) = [file for file in trace_files(Path(made.output)) if file.stem == name]
-        traces = {trace.question_id: trace for trace in read_traces(path)}
+        traces = by_question(read_traces(trace_files(Path(made.output, "traces"))[name]))
         assert sorted(traces) == [row["_id"] for row in ROWS]
         for trace in traces.values():
             found = {hit.base for step in trace.steps for hit in step.found}
@@ -230,7 +237,7 @@ def test_who_needs_an_index_of_entries(hotpotqa: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "answer", "worth"),
+    ("metric", "reply", "worth"),
     [
         ("exact_match", "the Chief of Protocol.", 1.0),
         ("exact_match", "Chief", 0.0),
@@ -238,5 +245,5 @@ def test_who_needs_an_index_of_entries(hotpotqa: dict[str, Any]) -> None:
         ("hotpotqa_f1", "", 0.0),
     ],
 )
-def test_hotpotqas_two_scores(metric: str, answer: str, worth: float) -> None:
-    assert find_metric(metric)(answer, ASKED) == worth
+def test_hotpotqas_two_scores(metric: str, reply: str, worth: float) -> None:
+    assert find_metric(metric)(reply, ASKED) == worth

@@ -10,7 +10,7 @@ from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import Budget
-from reflectune.inference.operators.requests import Retrieved, Search
+from reflectune.inference.operators.requests import Picture, Retrieved, Search
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.mm_r2 import UNPARSED, MmR2, knowledge_map
 from reflectune.inference.trace import Trace, from_row, to_row
@@ -36,7 +36,7 @@ FOUND = [*RANKED, (KESTREL[0], 0.5, 0.7)]
 SCORES = {"Voles.": 1.0, "Beetles.": 3.0, "Larks.": 2.0, "Moors.": 9.0, "A falcon.": 9.0}
 
 
-def searched(asked: Sequence[tuple[Image.Image, Search]]) -> list[Retrieved]:
+def searched(asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
     hits = tuple(
         PassageHit(passage, score, rank, "pairs", {"passage": score, "entry": entry})
         for rank, (passage, score, entry) in enumerate(FOUND, start=1)
