@@ -124,7 +124,7 @@ def select(dataset: Dataset, splits: Sequence[str], limit: int | None, seed: int
 def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
     """The pipelines and stages to run, in order, each with the questions it takes; one that takes none is left out."""
     stages = {name: find_recipe(name) for name in stages_for(config.forms())}
-    if not config.finds_entries:
+    if config.text_index and not config.finds_entries:
         stages = {name: recipe for name, recipe in stages.items() if recipe.takes_texts or not recipe.retrieves}
     taken = {name: [question for question in questions if recipe.takes(question)] for name, recipe in stages.items()}
     return {name: pipeline_questions for name, pipeline_questions in taken.items() if pipeline_questions}
