@@ -28,7 +28,7 @@ from running import parser, timed, write
 from transformers import PreTrainedModel
 
 from reflectune.core.types import Passage, Question
-from reflectune.inference.operators.requests import Prompt, Retrieved, Search, Written
+from reflectune.inference.operators.requests import Picture, Prompt, Retrieved, Search, Written
 from reflectune.inference.operators.trajectory import Outcome, Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.mi_rag import MiRag
@@ -89,7 +89,7 @@ class ByLoop(Counted):
         return _text(out[0, len(rendered.ids) :].tolist())
 
 
-def find(asked: Sequence[tuple[Image.Image, Search]]) -> list[Retrieved]:
+def find(asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
     """Passages of random words, drawn by the query."""
     return [
         Retrieved(tuple(_found(query, request, k) for k, query in enumerate(request.queries))) for _, request in asked

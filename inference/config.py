@@ -66,7 +66,7 @@ class PipelineConfig(RerankerConfig, RetrieverConfig, ImageKeys):
     plain_model: str = setting("", "tuned_baselines: the base, fine-tuned without reflection (scheme plain)")
     scheme: str = setting("", "the scheme that the checkpoint must have been tuned with")
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
-    passages: int = setting(5, "naive_rag: how many the reranker picks", low=1)
+    passages: int = setting(5, "naive_rag, IBA, MM-R2: how many the reranker picks", low=1)
     fallback: Fallback = setting("best_product", "what if no passage is judged relevant")
     documents: int = setting(10, "MMKB-RAG: passages of the entries to take, the best by words", low=1)
     srt: bool = setting(True, "MMKB-RAG: let SRT order the documents; else as retrieved")
@@ -144,7 +144,7 @@ class TrajectoryConfig(WebConfig):
     )
     text_weight: float = setting(
         0.5,
-        "MI-RAG, PMSR, WikiSeeker: λ, a pair's score: so much of the query's text, the rest the picture's",
+        "MI-RAG, PMSR, WikiSeeker, MM-R2: λ, a pair's score: so much of the query's text, the rest the picture's",
         low=0,
         high=1,
     )
@@ -167,6 +167,12 @@ class TrajectoryConfig(WebConfig):
     detailed_answer: bool = setting(
         False, "MI-RAG, PMSR: ask for a detailed answer, as in the papers; else for a short one, as all pipelines do"
     )
+    extract_answer: bool = setting(
+        False, "MI-RAG, PMSR: after a detailed answer ask for a short one, by MI-RAG's few-shot prompt; it is scored"
+    )
+    extract_split: str = setting(
+        "train", "extract_answer: split whose questions are the prompt's examples; empty: no examples"
+    )
     max_record_tokens: int = setting(
         256, "iterative: longest description, query, reasoning record or caption, in tokens", low=1
     )
@@ -183,7 +189,7 @@ class TrajectoryConfig(WebConfig):
         "abstain", "mrag_agent: no document has a valid answer: none, as in mRAG, or the first document's"
     )
     max_rank_tokens: int = setting(64, "mRAG: longest reply of pairwise and listwise reranking, in tokens", low=1)
-    candidates: int = setting(1000, "ReAG, IBA: passages of the entries found to look at, at most", low=1)
+    candidates: int = setting(1000, "ReAG, IBA, MM-R2: passages of the entries found to look at, at most", low=1)
     critic_threshold: float = setting(
         0.1, "ReAG: a passage is kept if P(Yes) in the full softmax is above this", low=0, high=1
     )
@@ -236,6 +242,8 @@ class ReadingConfig(TrajectoryConfig, PipelineConfig):
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = super().problems() + self.web_problems()
+        if self.extract_answer and not self.detailed_answer:
+            issues.append("`extract_answer` shortens a detailed answer: set `detailed_answer: true`, or leave it out")
         return issues + [
             each for kind in (ReadingConfig, TrajectoryConfig, WebConfig) for each in bound_problems(self, kind)
         ]

@@ -6,7 +6,8 @@ says "question similarity" and no more; here it is the overlap of word sets unle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,9 @@ EXTRACTION_FIELDS = """
 ##Context: {context}
 ##Question: {question}
 ##Best Answer:"""
-"""MI-RAG, figure A12; an image stands before each group of fields."""
+EXTRACTION_ANSWER = """ {answer}
+"""
+"""MI-RAG, figure A12; an image stands before each group of fields, and an answer behind those of an example."""
 
 _CUE = "##best answer:"
 _COUNTS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five"}
@@ -83,16 +86,29 @@ def extract_answer(query: Shot, demonstrations: Sequence[Shot], complete: Comple
 
 def extraction_messages(query: Shot, demonstrations: Sequence[Shot]) -> list[dict[str, Any]]:
     """One user turn of text and image parts."""
-    parts: list[dict[str, Any]] = []
-    if demonstrations:
-        count = _COUNTS.get(len(demonstrations), str(len(demonstrations)))
-        parts.append(_text(EXTRACTION_START.format(count=count)))
-    else:
-        parts.append(_text(EXTRACTION_START.split("\n\n")[0] + "\n"))
-    for number, shot in enumerate(demonstrations, start=1):
-        parts += [_text(EXTRACTION_EXAMPLE.format(number=number)), *_fields(shot)]
-    parts += [_text(EXTRACTION_QUESTION), *_fields(query)]
+    first, *others = (_filled(piece, extraction_texts(query, demonstrations)) for piece in _pieces(len(demonstrations)))
+    parts = [_text(first)]
+    for shot, piece in zip([*demonstrations, query], others, strict=True):
+        image = [] if shot.image is None else [{"type": "image_url", "image_url": {"url": shot.image}}]
+        parts += [*image, _text(piece)]
     return [{"role": "user", "content": _joined(parts)}]
+
+
+def extraction_template(demonstrations: int) -> str:
+    """The whole prompt without images, with slots for what `extraction_texts` names."""
+    return "".join(_pieces(demonstrations))
+
+
+def extraction_texts(query: Shot, demonstrations: Sequence[Shot]) -> dict[str, str]:
+    """What stands in the slots: `context` and `question`, and of each example, from 1, `context_1` and so on."""
+    texts = {"context": query.context, "question": query.question}
+    for number, shot in enumerate(demonstrations, start=1):
+        texts |= {
+            f"context_{number}": shot.context,
+            f"question_{number}": shot.question,
+            f"answer_{number}": shot.answer,
+        }
+    return texts
 
 
 def nearest(query: Shot, pool: Sequence[Shot], n: int = SHOTS, similarity: Similarity | None = None) -> list[Shot]:
@@ -122,12 +138,22 @@ def short_answer(reply: str) -> str | None:
     return None
 
 
-def _fields(shot: Shot) -> list[dict[str, Any]]:
-    image = [] if shot.image is None else [{"type": "image_url", "image_url": {"url": shot.image}}]
-    head, cue = EXTRACTION_FIELDS.split("{context}")
-    middle, end = cue.split("{question}")
-    answer = f" {shot.answer}\n" if shot.answer else ""
-    return [*image, _text(head + shot.context + middle + shot.question + end + answer)]
+def _pieces(demonstrations: int) -> list[str]:
+    """The prompt in pieces, between which images stand: one behind each but the last."""
+    start = EXTRACTION_START.split("\n\n")[0] + "\n"
+    if demonstrations:
+        start = EXTRACTION_START.format(count=_COUNTS.get(demonstrations, str(demonstrations)))
+    pieces = [start]
+    for number in range(1, demonstrations + 1):
+        pieces[-1] += EXTRACTION_EXAMPLE.format(number=number)
+        pieces.append(re.sub(r"\{(\w+)\}", rf"{{\1_{number}}}", EXTRACTION_FIELDS + EXTRACTION_ANSWER))
+    pieces[-1] += EXTRACTION_QUESTION
+    return [*pieces, EXTRACTION_FIELDS]
+
+
+def _filled(piece: str, texts: Mapping[str, str]) -> str:
+    """A piece with its slots filled; what a text itself has in braces stays."""
+    return re.sub(r"\{(\w+)\}", lambda slot: texts[slot[1]], piece)
 
 
 def _text(text: str) -> dict[str, Any]:

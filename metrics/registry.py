@@ -12,13 +12,13 @@ from typing import Literal, get_args
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.metrics import evqa, infoseek, vqa
+from reflectune.metrics import evqa, hotpotqa, infoseek, vqa
 from reflectune.metrics.bem import RECORD, TooLongError
 from reflectune.metrics.cover import cover_one
 from reflectune.metrics.rouge import rouge_l
 
 Mode = Literal["official", "strict"]
-Metric = Literal["infoseek", "evqa", "evqa_exact", "vqa", "exact_match", "cover_match", "rouge_l"]
+Metric = Literal["infoseek", "evqa", "evqa_exact", "vqa", "exact_match", "hotpotqa_f1", "cover_match", "rouge_l"]
 MetricChoice = Literal["", Metric]
 """A config's `metric`; "" stands for the data set's own."""
 
@@ -34,8 +34,9 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
     Args:
         metric: `infoseek`: exact match, the range of numbers, the overlap of lists; `evqa`: exact match or overlap of
             lists, else BEM; `evqa_exact`: the part of it that needs no model, a lower bound that must not stand in for
-            it; `vqa`: soft accuracy over annotators; `exact_match`: see `exact_match`; `cover_match`: an accepted
-            answer stands in the reply; `rouge_l`: F-measure of the longest common subsequence of words.
+            it; `vqa`: soft accuracy over annotators; `exact_match`: see `exact_match`; `hotpotqa_f1`: F1 of words with
+            the answer; `cover_match`: an accepted answer stands in the reply; `rouge_l`: F-measure of the longest
+            common subsequence of words.
         mode: Decides `cover_match`.
         bem: The answer-equivalence model, for `evqa`. An answer that is too long for it is wrong.
 
@@ -71,6 +72,8 @@ def _worth(metric: Metric, mode: Mode, bem: evqa.BemLogits | None) -> Worth:
         return lambda answer, question: cover_one(answer, question, mode)
     if metric == "exact_match":
         return exact_match
+    if metric == "hotpotqa_f1":
+        return lambda answer, question: hotpotqa.f1(answer, references(question))
     of_references = vqa.soft_accuracy if metric == "vqa" else rouge_l
     return lambda answer, question: float(of_references(answer, references(question)))
 

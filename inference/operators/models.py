@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.inference.operators.requests import Judged, JudgedEach, Prompt, Written
+from reflectune.inference.operators.requests import Judged, JudgedEach, Picture, Prompt, Written
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.image_prefix import split_after_images
 from reflectune.models.remote.client import Messages, RemoteModel
@@ -20,7 +20,8 @@ from reflectune.models.remote.client import Reply as RemoteReply
 from reflectune.models.rendering.renderer import IGNORE, Rendered, common_prefix
 from reflectune.models.rendering.turns import Turn, Turns, fit_leading, prompt_parts
 
-AboutPicture = tuple[Image.Image, Prompt]
+AboutPicture = tuple[Picture, Prompt]
+"""A prompt, and the picture of the question that it is about."""
 
 
 class LocalModel:
@@ -100,7 +101,7 @@ class LocalModel:
             judged.append(JudgedEach(tuple(each), read_together, self._shared(prefix)))
         return judged
 
-    def fit(self, image: Image.Image, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
+    def fit(self, image: Picture, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
         """How many of a prompt's documents leave room for a reply, and the prompt with them."""
         turns = self._turns(prompt)
         return fit_leading(
@@ -119,7 +120,7 @@ class LocalModel:
         parts = split_after_images(rendered, self._renderer.image_token_id)
         return 0 if parts is None else len(parts[0].ids)
 
-    def _branches(self, image: Image.Image, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
+    def _branches(self, image: Picture, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
         """What a prompt begins with whatever its document, and what it goes on with for each."""
         texts = [{**prompt.texts, "documents": document} for document in (*prompt.documents, "")]
         prefix, branches = self._renderer.conversations(self._turns(prompt), texts, image)
@@ -187,14 +188,16 @@ class ServedModel:
         return [JudgedEach(tuple(itertools.islice(judged, len(prompt.documents)))) for _, prompt in asked]
 
 
-def conversation(image: Image.Image, prompt: Prompt) -> Messages:
+def conversation(image: Picture, prompt: Prompt) -> Messages:
     """A prompt as the protocol has it: the picture first, as everywhere here."""
     words = "".join(
         part if isinstance(part, str) else prompt.text(len(prompt.documents))[part.name]
         for part in prompt_parts(prompt.template)
     )
     system: Messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    shown = [{"type": "image_url", "image_url": {"url": _data_url(image)}}] if prompt.picture else []
+    shown = (
+        [{"type": "image_url", "image_url": {"url": _data_url(image)}}] if prompt.picture and image is not None else []
+    )
     return [*system, {"role": "user", "content": [*shown, {"type": "text", "text": words}]}]
 
 

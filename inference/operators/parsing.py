@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from reflectune.inference.operators.requests import Box
 
+Value = TypeVar("Value")
 Letter: TypeAlias = Literal["A", "B"]
 """One of two documents, as a prompt calls them."""
 
@@ -47,7 +48,7 @@ def queries(reply: str, most: int) -> tuple[str, ...]:
         ('Who built it?', 'When?')
     """
     text = spoken(reply)
-    found = [*_in_json(text)]
+    found = _in_json(text, lambda value: [*_strings(value)]) or []
     if not found:
         headings = list(_SECTION.finditer(text))
         listed = text[headings[-1].end() :] if headings else text
@@ -66,9 +67,40 @@ def order(reply: str, count: int) -> tuple[int, ...] | None:
     Returns:
         None if it names no document.
     """
-    named = [int(match["long"] or match["short"]) - 1 for match in _DOCUMENT.finditer(spoken(reply))]
-    known = list(dict.fromkeys(number for number in named if 0 <= number < count))
+    known = named_documents(reply, count)
     return (*known, *(number for number in range(count) if number not in known)) if known else None
+
+
+def named_documents(reply: str, count: int) -> tuple[int, ...]:
+    """Which of `count` documents a reply names by number, each once, in its order; counted from 0 here.
+
+    Example:
+        >>> named_documents("[3] > [1] > [9]", 4)
+        (2, 0)
+    """
+    named = (int(match["long"] or match["short"]) - 1 for match in _DOCUMENT.finditer(spoken(reply)))
+    return tuple(dict.fromkeys(number for number in named if 0 <= number < count))
+
+
+def fields(reply: str, names: Sequence[str]) -> dict[str, str]:
+    """What a reply says under names: in the first JSON object that has one, or in lines such as `Name: text`.
+
+    Returns:
+        By name, in the order of `names`; one of which nothing is said is left out.
+
+    Example:
+        >>> fields("Need: its diet\\n**Referent:** kestrel", ["referent", "need", "constraints"])
+        {'referent': 'kestrel', 'need': 'its diet'}
+    """
+    text = spoken(reply)
+    said = _in_json(text, lambda value: _under(value, names)) or {}
+    for name in () if said else names:
+        match = re.search(
+            rf"^[^\w\n{{\[]*{re.escape(name)}[^\w\n:=]*[:=](?P<text>.*)$", text, re.IGNORECASE | re.MULTILINE
+        )
+        if match and (words := match["text"].strip(' \t*"')):
+            said[name] = words
+    return said
 
 
 def preferred(reply: str) -> Letter | None:
@@ -135,14 +167,31 @@ def shares(reply: str, count: int) -> tuple[float, ...] | None:
     return None
 
 
-def _in_json(text: str) -> list[str]:
-    """The questions of the first JSON object or list in a text; none if it has none, or is cut off."""
+def _in_json(text: str, read: Callable[[Any], Value]) -> Value | None:
+    """What `read` makes of the first JSON object or list in a text that it takes; None if there is none.
+
+    Args:
+        text: A reply; its JSON may be cut off.
+        read: Raises ValueError for a value that it doesn't take.
+    """
     for match in itertools.islice(re.finditer(r"[{\[]", text), _MOST_BRACKETS):
         try:
-            return list(_strings(json.JSONDecoder().raw_decode(text, match.start())[0]))
+            return read(json.JSONDecoder().raw_decode(text, match.start())[0])
         except (ValueError, RecursionError):
             continue
-    return []
+    return None
+
+
+def _under(value: Any, names: Sequence[str]) -> dict[str, str]:
+    """The texts of a JSON object under these names, in any case; a list's items are joined by commas."""
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    by_name = {str(key).lower(): each for key, each in value.items()}
+    given = {name: by_name.get(name) for name in names}
+    texts = {name: ", ".join(map(str, each)) if isinstance(each, list) else each for name, each in given.items()}
+    if not (said := {name: text.strip() for name, text in texts.items() if isinstance(text, str) and text.strip()}):
+        raise ValueError("it has none of the names")
+    return said
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from PIL import Image
+
 from reflectune.core.types import Passage
 from reflectune.inference.reading.reader import share
 from reflectune.retrieval.hits import PassageHit
 
+Picture: TypeAlias = Image.Image | None
+"""A question's picture; None of a question without one."""
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom of a part of a picture, as shares of its width and height."""
 Writing = Literal["caption", "rewrite", "rerank", "reason", "summarize", "answer", "verify", "extract"]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from reflectune.core.types import Entry, Passage
 from reflectune.inference.config import ReadingConfig
-from reflectune.inference.operators.requests import Box, Rerank, Reranked, Retrieved, Search
+from reflectune.inference.operators.requests import Box, Picture, Rerank, Reranked, Retrieved, Search
 from reflectune.inference.operators.trajectory import Embed
 from reflectune.retrieval.hits import Hit, PassageHit
 from reflectune.retrieval.knowledge_base import KnowledgeBase
@@ -45,7 +45,7 @@ class KnowledgeBases:
     joint: JointSearch
     embed: Embed
 
-    def search(self, asked: Sequence[tuple[Image.Image, Search]]) -> list[Retrieved]:
+    def search(self, asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
         """What the searches of several questions find; all queries go to each base in one call.
 
         A passage that was found by a picture alone has its entry's score: there was no text to compare it with.
@@ -69,7 +69,7 @@ def _retrieved(request: Search, found: Sequence[JointHits]) -> Retrieved:
 
 
 def knowledge_bases(
-    entries: EntryRetriever,
+    entries: EntryRetriever | None,
     texts: TextRetriever | None,
     knowledge: KnowledgeBase,
     config: ReadingConfig,
@@ -85,7 +85,7 @@ def knowledge_bases(
     is the summaries, as in PMSR.
 
     Args:
-        entries: Finds entries for a picture and a text.
+        entries: Finds entries for a picture and a text; None if there is no index of entries.
         texts: Finds passages for a text; None if there is no index of passages.
         knowledge: The entries.
         config: The settings.
@@ -94,23 +94,31 @@ def knowledge_bases(
             that retrieve once.
         tool: A search tool that is searched beside them, as the base `web`.
     """
-    weights = None
-    if not by_picture:
-        weights = equation_7(config.text_weight).with_summaries(config.summary_share).fused(config.fusion)
-        entries.check(weights)
+    searchers: list[Searcher] = [] if texts is None else [Texts("texts", texts)]
+    if entries is not None:
+        weights = None
+        if not by_picture:
+            weights = equation_7(config.text_weight).with_summaries(config.summary_share).fused(config.fusion)
+            entries.check(weights)
+        searchers.append(_pairs(entries, knowledge, config, pair_text, weights))
+    searchers += [Pages(tool)] if tool is not None else []
+    joint, encodes = JointSearch(searchers, on_failure=config.base_failure), texts or entries
+    if encodes is None:
+        raise ValueError("there is neither an index of passages nor one of entries, and nothing that compares queries")
+    return KnowledgeBases(joint, encodes.embed)
+
+
+def _pairs(
+    entries: EntryRetriever, knowledge: KnowledgeBase, config: ReadingConfig, text: PairText, weights: Weights | None
+) -> Searcher:
+    """The base `pairs`: entries with a passage or their summary."""
+    if text == "summary":
+        return Summaries("pairs", entries, knowledge, weights=weights)
 
     def passages_of(entry_id: str) -> list[Passage]:
         return split_passages(knowledge.get(entry_id), lead=config.lead)
 
-    pairs: Searcher = (
-        Summaries("pairs", entries, knowledge, weights=weights)
-        if pair_text == "summary"
-        else PassagesInside("pairs", entries, passages_of, entries=config.top_n, weights=weights)
-    )
-    searchers: list[Searcher] = [pairs] if texts is None else [Texts("texts", texts), pairs]
-    searchers += [Pages(tool)] if tool is not None else []
-    joint = JointSearch(searchers, on_failure=config.base_failure)
-    return KnowledgeBases(joint, texts.embed if texts is not None else entries.embed)
+    return PassagesInside("pairs", entries, passages_of, entries=config.top_n, weights=weights)
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ class EntryDocuments:
     lead: Lead = "first_sentence"
     on_failure: OnFailure = "stop"
 
-    def search(self, asked: Sequence[tuple[Image.Image, Search]]) -> list[Retrieved]:
+    def search(self, asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
         """What the searches of several questions find: one document an entry, best entry first.
 
         Entries without text have no document and are passed over.
@@ -146,7 +154,7 @@ class EntryDocuments:
             why = f"searching the knowledge base `{ENTRIES}`: {' '.join(str(error).split())}"
             return [Retrieved(tuple({ENTRIES: ()} for _ in request.queries), {ENTRIES: why}) for _, request in asked]
 
-    def _search(self, asked: Sequence[tuple[Image.Image, Search]]) -> list[Retrieved]:
+    def _search(self, asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
         rows = [
             (query, top, request.question or query.text)
             for image, request in asked
@@ -178,10 +186,13 @@ def _scored(hit: PassageHit, text: str) -> PassageHit:
     return hit if text.strip() else dataclasses.replace(hit, score=hit.parts.get("entry", hit.score))
 
 
-def _queries(image: Image.Image, request: Search) -> list[Query]:
+def _queries(image: Picture, request: Search) -> list[Query]:
     """What a search looks up about a picture, or about parts of it."""
     boxes = request.boxes or (None,) * len(request.queries)
-    return [Query(cropped(image, box), text) for text, box in zip(request.queries, boxes, strict=True)]
+    return [
+        Query(None if image is None else cropped(image, box), text)
+        for text, box in zip(request.queries, boxes, strict=True)
+    ]
 
 
 def cropped(image: Image.Image, box: Box | None) -> Image.Image:

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage, Question
@@ -25,6 +24,7 @@ from reflectune.inference.operators.requests import (
     Liken,
     Likeness,
     ModelName,
+    Picture,
     Prompt,
     Reply,
     Request,
@@ -39,7 +39,7 @@ from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace
 from reflectune.retrieval.hits import Hit, PassageHit
 
-SearchTool = Callable[[Sequence[tuple[Image.Image, Search]]], Sequence[Retrieved]]
+SearchTool = Callable[[Sequence[tuple[Picture, Search]]], Sequence[Retrieved]]
 """What looks things up: for each picture and search what was found."""
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """Unit vectors of texts: (texts, dimensions)."""
@@ -50,15 +50,15 @@ RerankTool = Callable[[Sequence[Rerank]], Sequence[Reranked]]
 class Model(Protocol):
     """A model as steps see it: on this machine, or behind a server."""
 
-    def write(self, asked: Sequence[tuple[Image.Image, Prompt]], max_tokens: int) -> list[Written]:
+    def write(self, asked: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[Written]:
         """A reply to each prompt."""
         ...
 
-    def judge(self, asked: Sequence[tuple[Image.Image, Prompt]], yes: str, no: str) -> list[Judged]:
+    def judge(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[Judged]:
         """P(yes) and P(no) of each prompt."""
         ...
 
-    def judge_each(self, asked: Sequence[tuple[Image.Image, Prompt]], yes: str, no: str) -> list[JudgedEach]:
+    def judge_each(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgedEach]:
         """P(yes) and P(no) of each prompt with each of its documents alone."""
         ...
 
@@ -94,6 +94,7 @@ class Outcome:
         chosen: Position in `passages` of the one that the answer is from; None if there is no single one.
         used: Positions in `passages` of what the answer was read from, where that is not all of them.
         fallback: How it was answered where the trajectory came to no answer; "" if it did come to one.
+        records: What was written down of each search, in order.
         counts: What the pipeline has counted, beside the steps' own counts.
     """
 
@@ -104,6 +105,7 @@ class Outcome:
     chosen: int | None = None
     used: tuple[int, ...] = ()
     fallback: str = ""
+    records: tuple[str, ...] = ()
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
@@ -115,7 +117,7 @@ class _Course:
     """A trajectory under way."""
 
     question: Question
-    image: Image.Image
+    image: Picture
     steps: Steps[Outcome]
     waiting: Request | None = None
     taken: list[Step] = dataclasses.field(default_factory=list)
@@ -129,14 +131,20 @@ class _Course:
     def go_on(self, reply: Reply | None) -> None:
         """Take the trajectory to its next request, or to its end."""
         try:
-            self.waiting = next(self.steps) if reply is None else self.steps.send(reply)
+            self.waiting = self._seen(next(self.steps) if reply is None else self.steps.send(reply))
         except StopIteration as end:
             self.waiting, self.outcome = None, end.value
 
+    def _seen(self, request: Request) -> Request:
+        """A request as it is carried out: no prompt shows the picture of a question that has none."""
+        if self.image is not None or not isinstance(request, (Write, Judging)):
+            return request
+        return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, picture=False))
+
     @property
     def may_end(self) -> bool:
-        """Whether a budget that is used up can still end it: once, and not when it asks for its answer."""
-        answers = isinstance(self.waiting, Write) and self.waiting.operator == "answer"
+        """Whether a budget that is used up can still end it: once, and not when it asks for its answer, or its form."""
+        answers = isinstance(self.waiting, Write) and self.waiting.operator in ("answer", "extract")
         return self.waiting is not None and self.limit is None and not (answers and self.taken)
 
     def end(self, limit: Limit) -> None:
@@ -145,7 +153,7 @@ class _Course:
         try:
             if not self.taken:
                 raise BudgetSpent(limit)
-            self.waiting = self.steps.throw(BudgetSpent(limit))
+            self.waiting = self._seen(self.steps.throw(BudgetSpent(limit)))
         except StopIteration as end:
             self.waiting, self.outcome = None, end.value
         except BudgetSpent:
@@ -165,27 +173,31 @@ class TrajectoryPipeline:
         start: Begins a question's trajectory.
         tools: What steps are carried out with.
         journal: Keeps what was replied; None keeps nothing.
+        takes_texts: Whether its trajectories answer questions without a picture, too.
     """
 
     def __init__(
-        self, name: str, start: Callable[[Question], Steps[Outcome]], tools: Tools, journal: Journal | None = None
+        self,
+        name: str,
+        start: Callable[[Question], Steps[Outcome]],
+        tools: Tools,
+        journal: Journal | None = None,
+        *,
+        takes_texts: bool = False,
     ) -> None:
-        self.name = name
+        self.name, self.takes_texts = name, takes_texts
         self._start, self._tools, self._journal = start, tools, journal
 
     def guided(self, guide: Callable[[Question, Steps[Outcome]], Steps[Outcome]]) -> TrajectoryPipeline:
-        """The same pipeline, without a journal, whose trajectories `guide` takes over.
-
-        Args:
-            guide: From a question and its trajectory, the steps to carry out instead.
-        """
+        """The same pipeline without a journal, of each trajectory of which `guide` makes the steps carried out."""
         begin = self._start
         return TrajectoryPipeline(self.name, lambda question: guide(question, begin(question)), self._tools)
 
-    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Picture]) -> list[Trace]:
         """One trace per question, in order."""
         courses = [
-            _Course(question, image, self._start(question)) for question, image in zip(questions, images, strict=True)
+            _Course(question, image, self._start(_told(question, image)))
+            for question, image in zip(questions, images, strict=True)
         ]
         for course in courses:
             course.go_on(None)
@@ -232,10 +244,7 @@ class TrajectoryPipeline:
         return replies, seconds
 
     def _count_computed(self, course: _Course, request: Request, reply: Reply) -> None:
-        """Count the tokens that a step made a model read: what its prompts about a picture share, with the first one.
-
-        Where that isn't known, as behind a server that may keep prefixes or not, the count is dropped for good.
-        """
+        """Count the tokens that were read, what prompts about a picture share once; dropped where that isn't known."""
         if not isinstance(reply, (Written, Judged, JudgedEach)) or not isinstance(request, (Write, Judging)):
             return
         if reply.shared is None:
@@ -245,7 +254,7 @@ class TrajectoryPipeline:
             course.tokens["computed"] += reply.read - (reply.shared if beginning in course.begun else 0)
             course.begun.add(beginning)
 
-    def _carry_out(self, images: Sequence[Image.Image], requests: Sequence[Request]) -> Sequence[Reply]:
+    def _carry_out(self, images: Sequence[Picture], requests: Sequence[Request]) -> Sequence[Reply]:
         first = requests[0]
         if isinstance(first, Write):
             prompts = [request.prompt for request in requests if isinstance(request, Write)]
@@ -254,8 +263,7 @@ class TrajectoryPipeline:
             prompts = [request.prompt for request in requests if isinstance(request, Judge)]
             return self._tools.models[first.model].judge(list(zip(images, prompts, strict=True)), first.yes, first.no)
         if isinstance(first, JudgeEach):
-            prompts = [request.prompt for request in requests if isinstance(request, JudgeEach)]
-            asked = list(zip(images, prompts, strict=True))
+            asked = list(zip(images, [each.prompt for each in requests if isinstance(each, JudgeEach)], strict=True))
             return self._tools.models[first.model].judge_each(asked, first.yes, first.no)
         if isinstance(first, Rerank):
             if self._tools.rerank is None:
@@ -270,6 +278,11 @@ class TrajectoryPipeline:
             raise ValueError(f"{self.name} compares texts, but was given nothing to compare them with")
         compared = [request for request in requests if isinstance(request, Liken)]
         return likenesses(compared, self._tools.embed)
+
+
+def _told(question: Question, image: Picture) -> Question:
+    """A question whose `image` is "" if there is no picture, and only then: a picture may come without its path."""
+    return dataclasses.replace(question, image="" if image is None else question.image or "image")
 
 
 def likenesses(requests: Sequence[Liken], embed: Embed) -> list[Likeness]:
@@ -357,7 +370,7 @@ def _found(reply: Retrieved) -> tuple[FoundPassage, ...]:
 
 
 def _keep_best(hits: dict[tuple[str, str], Hit], hit: PassageHit) -> None:
-    """Of an entry the passage with the highest score stands for it; entries stay in the order of being found."""
+    """Of an entry the passage with the highest score stands for it; entries stay in the order found."""
     key = (hit.kb, hit.passage.entry_id)
     if key not in hits or hit.score > hits[key].score:
         rank = hits[key].rank if key in hits else len(hits) + 1

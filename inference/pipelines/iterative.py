@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
@@ -15,6 +17,7 @@ from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Outcome, Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import Steps
+from reflectune.inference.pipelines.extraction import drawn_shots, with_extraction
 from reflectune.inference.pipelines.noise import drawn_passages, with_noise
 from reflectune.inference.pipelines.recipe import Parts, Recipe, knowledge_based, needed
 from reflectune.models.rendering.turns import answer_prompt
@@ -72,6 +75,22 @@ def split(budgets: Budgets, shares: Sequence[int]) -> dict[str, list[int]]:
     return {base: split_budget(most, shares) for base, most in budgets.items()}
 
 
+def searched(question: Question, budgets: Budgets) -> Budgets:
+    """The budgets of the bases that a question can be searched in: without a picture those of texts.
+
+    Raises:
+        UserError: There is none.
+    """
+    if question.image:
+        return budgets
+    if not (left := {base: number for base, number in budgets.items() if base == "texts"}):
+        raise UserError(
+            f"question {question.id} has no image, and there are only pairs to search, which are found by one; give a "
+            "`text_index`, and `text_passages` above 0"
+        )
+    return left
+
+
 def entry_retriever(name: str, parts: Parts) -> EntryRetriever:
     """What finds entries by images and texts.
 
@@ -118,6 +137,7 @@ def iterative_recipe(
     reranks: bool = False,
     has_records: bool = False,
     searches_web: bool = False,
+    takes_texts: bool = False,
 ) -> Mapping[str, Recipe]:
     """The recipe of an iterative pipeline: it reads with the base model, without training.
 
@@ -129,26 +149,34 @@ def iterative_recipe(
         pair_text: What stands beside a pair's image.
         by_picture: Whether pairs are searched by the picture alone.
         reranks: Whether it has passages compared by the config's reranker.
-        has_records: Whether it keeps records, among which irrelevant passages may be put.
+        has_records: Whether it keeps records, among which irrelevant passages may be put, and answers in detail if the
+            config wants it, so that a short answer may be extracted.
         searches_web: Whether it searches a search tool: the config's server, or the text knowledge base's articles.
+        takes_texts: Whether it answers questions without a picture, from the index of passages alone.
     """
 
     def build(name: str, parts: Parts) -> TrajectoryPipeline:
         config = parts.config
-        entries = entry_retriever(name, parts)
+        by_texts = takes_texts and parts.retriever is None and parts.texts is not None
+        entries = None if by_texts else entry_retriever(name, parts)
         tool = search_tool(parts) if searches_web else None
         bases = knowledge_bases(
             entries, parts.texts, parts.knowledge, config, pair_text, by_picture=by_picture, tool=tool
         )
-        most = {"texts": config.text_passages if parts.texts else 0, "pairs": config.pair_passages}
+        most = {"texts": config.text_passages if parts.texts else 0, "pairs": config.pair_passages if entries else 0}
         budgets = {base: number for base, number in most.items() if number}
         rank = functools.partial(reranked, reranker=needed(parts.reranker)) if reranks else None
         tools = Tools(reading_models(parts), bases.search, bases.embed, rank, Budget.of(config, parts.remote))
-        trajectory = make(config, budgets)
+        extracts = has_records and config.extract_answer
+        longest = max(config.max_new_tokens, config.max_record_tokens if extracts else 0)
+        trajectory = make(dataclasses.replace(config, max_new_tokens=longest), budgets)
         if has_records and config.noise:
             drawn = drawn_passages(parts.knowledge, config.noise, config.noise_seed, config.lead)
             trajectory = with_noise(trajectory, drawn, config.noise_seed)
-        return TrajectoryPipeline(name, trajectory, tools, parts.journal)
+        if extracts:
+            shots = drawn_shots(Path(config.dataset), config.extract_split, parts.knowledge, config.lead)
+            trajectory = with_extraction(trajectory, shots, config.max_new_tokens)
+        return TrajectoryPipeline(name, trajectory, tools, parts.journal, takes_texts=takes_texts)
 
     recipe = Recipe(
         build,
@@ -160,6 +188,7 @@ def iterative_recipe(
         is_iterative=True,
         reranks=reranks,
         searches_web=searches_web,
-        variants=("noise", "noise_seed") if has_records else (),
+        takes_texts=takes_texts,
+        variants=("noise", "noise_seed", "extract_answer", "extract_split") if has_records else (),
     )
     return {name: recipe}

@@ -17,7 +17,14 @@ from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import Written
 from reflectune.inference.operators.trajectory import Outcome
 from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
-from reflectune.inference.pipelines.iterative import Budgets, answer_instruction, expanded, iterative_recipe, split
+from reflectune.inference.pipelines.iterative import (
+    Budgets,
+    answer_instruction,
+    expanded,
+    iterative_recipe,
+    searched,
+    split,
+)
 
 DESCRIBE = "Question: {question}\n Concisely describe image which is relevant to question.\n"
 FOLLOW_UP = """\
@@ -49,7 +56,9 @@ Relevant Knowledge: {documents}
 
 """
 """The prompts of the paper's figure A11. `ANSWER` goes on with how an answer is asked for."""
-
+REASON_TEXTS = REASON.replace("image, description and knowledge", "knowledge").replace("image and question", "question")
+ANSWER_TEXTS = ANSWER.replace("information and image", "information")
+"""The same for a question without a picture."""
 FOLLOW_UPS = 2
 
 
@@ -79,27 +88,39 @@ class MiRag:
             yield from self._search(question, records, passages)
         answer = yield from answered(question, records, passages, self.max_answer, detailed=self.detailed)
         ended = f"after {self.iterations} iterations"
-        return Outcome(answer.text, ended, answer.score, tuple(passages.values()))
+        return Outcome(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[None]:
         """Search and reason; records and passages are added to those given, and stay if a budget cuts this short."""
-        asked = {"question": question.text}
-        described = yield from write("caption", 0, DESCRIBE, asked, max_tokens=self.max_record)
+        asked, budgets = {"question": question.text}, searched(question, self.budgets)
+        first, description = yield from opening(question, self.max_record)
         for iteration in range(self.iterations + 1):
-            queries = [expanded(question.text, records[-1] if records else described.text)]
+            queries = [expanded(question.text, records[-1]) if records else first]
             if records:
                 follow_up = yield from write(
                     "rewrite", iteration, FOLLOW_UP, asked, documents=records, max_tokens=self.max_record
                 )
                 queries += parsing.queries(follow_up.text, FOLLOW_UPS)
             shares = [len(queries) - 1 or 1, *(1 for _ in queries[1:])]
-            found = merge((yield from search(iteration, queries, split(self.budgets, shares))))
+            found = merge((yield from search(iteration, queries, split(budgets, shares))))
             passages |= {passage.id: passage for passage in found}
-            description = [] if records else [described.text]
-            record = yield from write(
-                "reason", iteration, REASON, asked, documents=description + texts_of(found), max_tokens=self.max_record
-            )
-            records.append(record.text)
+            documents = texts_of(found) if records else [*description, *texts_of(found)]
+            records.append((yield from recorded(iteration, question, documents, self.max_record)))
+
+
+def opening(question: Question, max_tokens: int) -> Steps[tuple[str, list[str]]]:
+    """The first query and a description of the picture: [Q; description]; without a picture the question and none."""
+    if not question.image:
+        return question.text, []
+    described = yield from write("caption", 0, DESCRIBE, {"question": question.text}, max_tokens=max_tokens)
+    return expanded(question.text, described.text), [described.text]
+
+
+def recorded(iteration: int, question: Question, documents: Sequence[str], max_tokens: int) -> Steps[str]:
+    """A reasoning record of what was found."""
+    template = REASON if question.image else REASON_TEXTS
+    asked = {"question": question.text}
+    return (yield from write("reason", iteration, template, asked, documents=documents, max_tokens=max_tokens)).text
 
 
 def answered(
@@ -110,7 +131,7 @@ def answered(
         yield from write(
             "answer",
             max(len(records) - 1, 0),
-            ANSWER + answer_instruction(question, detailed=detailed),
+            (ANSWER if question.image else ANSWER_TEXTS) + answer_instruction(question, detailed=detailed),
             {"question": question.text},
             documents=records or texts_of(list(passages.values())),
             max_tokens=max_tokens,
@@ -125,4 +146,5 @@ RECIPES = iterative_recipe(
         config.iterations, budgets, config.max_new_tokens, config.max_record_tokens, config.detailed_answer
     ),
     has_records=True,
+    takes_texts=True,
 )

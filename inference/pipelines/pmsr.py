@@ -21,8 +21,8 @@ from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.trajectory import Outcome
 from reflectune.inference.operators.vocabulary import Steps, liken, merge, search, texts_of, write
-from reflectune.inference.pipelines.iterative import Budgets, expanded, iterative_recipe, split
-from reflectune.inference.pipelines.mi_rag import DESCRIBE, REASON, answered
+from reflectune.inference.pipelines.iterative import Budgets, expanded, iterative_recipe, searched, split
+from reflectune.inference.pipelines.mi_rag import answered, opening, recorded
 
 TRAJECTORY: Final = """\
 Question: {question}
@@ -78,7 +78,7 @@ class Pmsr:
             repeats = yield from self._search(question, records, passages)
         answer = yield from answered(question, records, passages, self.max_answer, detailed=self.detailed)
         ended = REPEATS if repeats else f"after {self.iterations} iterations"
-        return Outcome(answer.text, ended, answer.score, tuple(passages.values()))
+        return Outcome(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[bool]:
         """Search and reason; records and passages are added to those given, and stay if a budget cuts this short.
@@ -86,22 +86,19 @@ class Pmsr:
         Returns:
             Whether it ended since queries repeat.
         """
-        asked = {"question": question.text}
-        described = yield from write("caption", 0, DESCRIBE, asked, max_tokens=self.max_record)
-        queries = [expanded(question.text, described.text)]
+        budgets = searched(question, self.budgets)
+        first, description = yield from opening(question, self.max_record)
+        queries = [first]
         earlier = [self._compared(query, question) for query in queries]
         for iteration in range(self.iterations + 1):
             if iteration:
                 queries = yield from self._queries(iteration, question, records)
                 if (yield from self._repeats(iteration, question, queries, earlier)):
                     return True
-            found = merge((yield from search(iteration, queries, split(self.budgets, [1] * len(queries)))))
+            found = merge((yield from search(iteration, queries, split(budgets, [1] * len(queries)))))
             passages |= {passage.id: passage for passage in found}
-            documents = ([] if records else [described.text]) + texts_of(found)
-            record = yield from write(
-                "reason", iteration, REASON, asked, documents=documents, max_tokens=self.max_record
-            )
-            records.append(record.text)
+            documents = texts_of(found) if records else [*description, *texts_of(found)]
+            records.append((yield from recorded(iteration, question, documents, self.max_record)))
         return False
 
     def _queries(self, iteration: int, question: Question, records: list[str]) -> Steps[list[str]]:
@@ -140,7 +137,7 @@ def _make(config: ReadingConfig, budgets: Budgets, saturation: float) -> Pmsr:
     return Pmsr(config.iterations, budgets, saturation, *longest, scopes, strip, config.detailed_answer)
 
 
-_BOTH = partial(iterative_recipe, pair_text="summary", has_records=True)
+_BOTH = partial(iterative_recipe, pair_text="summary", has_records=True, takes_texts=True)
 RECIPES = {
     **_BOTH("pmsr", lambda c, budgets: _make(c, budgets, c.saturation), ("saturation", "scopes", "strip_question")),
     **_BOTH("pmsr_fixed", lambda c, budgets: _make(c, budgets, NEVER), ("scopes", "strip_question")),

@@ -85,6 +85,8 @@ class Recipe:
         searches_text: Whether passages are found by a text.
         searches_web: Whether it asks a search tool for pages.
         is_iterative: Whether it is a trajectory of steps, whose replies a journal keeps.
+        takes_texts: Whether it answers questions without a picture, too; where there is an index of passages it needs
+            none of entries.
         base_answers: Whether the base model answers if `answer_model` is `base`.
         answer_each: Makes a pipeline that answers from each passage alone, whatever the gates say; for rewards.
     """
@@ -103,6 +105,7 @@ class Recipe:
     searches_text: bool = False
     searches_web: bool = False
     is_iterative: bool = False
+    takes_texts: bool = False
     base_answers: bool = False
     answer_each: Callable[[Parts], Pipeline] | None = None
 

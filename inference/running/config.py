@@ -61,7 +61,8 @@ class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
     def _missing_parts(self, recipes: Mapping[str, Recipe]) -> list[str]:
         """Which models, and what else, the pipelines asked for lack."""
         issues = []
-        retrieving = [name for name, recipe in recipes.items() if recipe.retrieves]
+        by_texts = {name for name, recipe in recipes.items() if recipe.takes_texts and self.text_index}
+        retrieving = [name for name, recipe in recipes.items() if recipe.retrieves and name not in by_texts]
         if retrieving and not self.finds_entries:
             issues.append(f"`index` is needed by {', '.join(retrieving)}, or `ranked_entities`")
         iterative = [name for name, recipe in recipes.items() if recipe.is_iterative]

@@ -123,7 +123,10 @@ def select(dataset: Dataset, splits: Sequence[str], limit: int | None, seed: int
 
 def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
     """The pipelines and stages to run, in order, each with the questions it takes; one that takes none is left out."""
-    taken = {name: [q for q in questions if find_recipe(name).takes(q)] for name in stages_for(config.forms())}
+    stages = {name: find_recipe(name) for name in stages_for(config.forms())}
+    if config.text_index and not config.finds_entries:
+        stages = {name: recipe for name, recipe in stages.items() if recipe.takes_texts or not recipe.retrieves}
+    taken = {name: [question for question in questions if recipe.takes(question)] for name, recipe in stages.items()}
     return {name: pipeline_questions for name, pipeline_questions in taken.items() if pipeline_questions}
 
 
@@ -250,6 +253,7 @@ def _fingerprint(
 ) -> str:
     """Hash of everything that a pipeline's traces depend on; how many questions are asked is not part of it."""
     recipe = find_recipe(name)
+    finds_entries = recipe.retrieves and config.finds_entries
     hashes = {model.role: model.fingerprint for model in models}
     settings = ("batch_questions", "lead", *recipe.settings)
     role = recipe.role(config)
@@ -263,9 +267,9 @@ def _fingerprint(
         {
             "pipeline": name,
             "dataset": dataset.fingerprint,
-            "index": config.finder_fingerprint() if recipe.retrieves else None,
-            **({"title_weight": config.title_weight} if recipe.retrieves else {}),
-            **({"summary_share": config.summary_share} if recipe.retrieves and config.summary_share else {}),
+            "index": config.finder_fingerprint() if finds_entries else None,
+            **({"title_weight": config.title_weight} if finds_entries else {}),
+            **({"summary_share": config.summary_share} if finds_entries and config.summary_share else {}),
             **({"fusion": config.fusion} if recipe.is_iterative and config.fusion != "scores" else {}),
             **(
                 {"text_index": file_fingerprint(Path(config.text_index, "manifest.json"))}

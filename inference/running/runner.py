@@ -16,6 +16,7 @@ from reflectune.core.paths import Roots
 from reflectune.core.resumable import Processes, Row
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import image_roots
+from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.trace import Trace, to_row
 from reflectune.inference.trace_files.keeping import Reopen, TraceForm, TraceStore
@@ -60,8 +61,15 @@ def run_pipeline(
     pipeline = functools.cache(build)
 
     def answer(batch: Sequence[Question]) -> Iterator[tuple[str, Row]]:
-        good, images, errors = open_questions(batch, image_root, on_error)
-        traces = pipeline().run(good, images) if good else []
+        built = pipeline()
+        texts: list[Question] = []
+        if isinstance(built, TrajectoryPipeline) and built.takes_texts:
+            texts = [question for question in batch if question.text.strip() and not question.image]
+        shown = [question for question in batch if question not in texts]
+        good, images, errors = open_questions(shown, image_root, on_error)
+        traces = built.run(good, images) if good else []
+        if texts and isinstance(built, TrajectoryPipeline):
+            traces += built.run(texts, [None] * len(texts))
         traces += [Trace(question_id=key, pipeline=name, error=message) for key, message in errors.items()]
         return ((trace.question_id, to_row(trace)) for trace in traces)
 
@@ -103,5 +111,7 @@ def _open(question: Question, roots: Roots) -> Image.Image:
     if not question.text.strip():
         raise UserError(f"question {question.id} has no text; mend or remove the row, or set on_error: skip")
     if not question.image:
-        raise UserError(f"question {question.id} has no image; mend or remove the row, or set on_error: skip")
+        raise UserError(
+            f"question {question.id} has no image; mend or remove the row, set on_error: skip, or ask mi_rag or pmsr"
+        )
     return load_image(question.image, root=roots, needed_by=f"question {question.id}")

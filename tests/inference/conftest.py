@@ -16,6 +16,7 @@ from reflectune.core.types import Evidence, Passage, Question
 from reflectune.inference.operators.requests import (
     Judged,
     JudgedEach,
+    Picture,
     Prompt,
     Rerank,
     Reranked,
@@ -107,7 +108,7 @@ class Script:
     asked: list[tuple[object, ...]] = field(default_factory=list)
     batches: list[tuple[str, int]] = field(default_factory=list)
 
-    def write(self, asked: Sequence[tuple[Image.Image, Prompt]], max_tokens: int) -> list[Written]:
+    def write(self, asked: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[Written]:
         texts = [filled(prompt, self.room) for _, prompt in asked]
         self.batches.append(("write", len(texts)))
         self.asked += [("write", text) for text in texts]
@@ -118,7 +119,7 @@ class Script:
             for reply, text, count in zip(replies, texts, counts, strict=True)
         ]
 
-    def judge(self, asked: Sequence[tuple[Image.Image, Prompt]], yes: str, no: str) -> list[Judged]:
+    def judge(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[Judged]:
         texts = [filled(prompt, self.room) for _, prompt in asked]
         self.batches.append(("judge", len(texts)))
         self.asked += [("judge", text) for text in texts]
@@ -126,7 +127,7 @@ class Script:
         likely = [self.probability(text) for text in texts]
         return [Judged(yes, 1 - yes, count) for yes, count in zip(likely, shown, strict=True)]
 
-    def judge_each(self, asked: Sequence[tuple[Image.Image, Prompt]], yes: str, no: str) -> list[JudgedEach]:
+    def judge_each(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgedEach]:
         self.batches.append(("judge_each", len(asked)))
         judged = []
         for _, prompt in asked:
@@ -141,7 +142,7 @@ class Script:
         self.asked += [("rerank", each.query, passage.text) for each in requests for passage in each.passages]
         return [Reranked(tuple(self.score(passage.text) for passage in each.passages)) for each in requests]
 
-    def search(self, asked: Sequence[tuple[Image.Image, Search]]) -> list[Retrieved]:
+    def search(self, asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
         self.batches.append(("search", len(asked)))
         return [self._retrieved(request) for _, request in asked]
 

@@ -44,6 +44,7 @@ def test_names_stand_for_forms() -> None:
         ({"pipelines": ["mr2ag_oracle"], "model": ""}, "`model` is needed by mr2ag_oracle"),
         ({"reranker": "cross_encoder"}, "needs `reranker_model`"),
         ({"passages": 0}, "`passages` must be at least 1"),
+        ({"extract_answer": True}, "`extract_answer` shortens a detailed answer"),
         ({"output": ""}, "`output` is needed"),
         ({"dataset": ""}, "`dataset` is needed"),
         ({"dataset": "/nowhere"}, "no dataset.json"),

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflectune.inference.operators.parsing import answer, box, letters, order, preferred, queries, shares, verdict
+from reflectune.inference.operators.parsing import (
+    answer,
+    box,
+    fields,
+    letters,
+    named_documents,
+    order,
+    preferred,
+    queries,
+    shares,
+    verdict,
+)
 
 REPLIES = {
     "the paper's form": (
@@ -47,6 +58,43 @@ ORDERS = {
 @pytest.mark.parametrize(("reply", "expected"), ORDERS.values(), ids=ORDERS)
 def test_an_order_is_found_and_completed(reply: str, expected: tuple[int, ...] | None) -> None:
     assert order(reply, 3) == expected
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        pytest.param("[3] > [1]", (2, 0), id="numbers alone"),
+        pytest.param("[Document 2], then [2] and [9]", (1,), id="twice, and one that isn't there"),
+        pytest.param("3 and 1", (), id="numbers without brackets"),
+        pytest.param("<think>[1]</think>[2]", (1,), id="thoughts first"),
+    ],
+)
+def test_only_the_documents_that_are_named_are_chosen(reply: str, expected: tuple[int, ...]) -> None:
+    assert named_documents(reply, 3) == expected
+
+
+STATE = {"need": "its diet", "referent": "kestrel"}
+STATES = {
+    "lines": ("Need: its diet\nReferent: kestrel", STATE),
+    "bold lines in another order": ("- **Referent:** kestrel\n- **Need:** its diet\n- **Constraints:**", STATE),
+    "JSON": ('{"need": "its diet", "referent": "kestrel", "constraints": null}', STATE),
+    "fenced JSON behind words": (
+        '[see] ```json\n{"Need": ["its", "diet"], "other": 1, "referent": "kestrel"}\n```',
+        None,
+    ),
+    "JSON that is cut off": ('{"need": "its diet", "referent', {}),
+    "a line of the first only": ("Need: its diet", {"need": "its diet"}),
+    "the first line of two": ("Need: a\nNeed: b", {"need": "a"}),
+    "thoughts first": ("<think>Need: no</think>Need: a", {"need": "a"}),
+    "prose": ("It needs a kestrel.", {}),
+    "nothing": ("", {}),
+}
+
+
+@pytest.mark.parametrize(("reply", "expected"), STATES.values(), ids=STATES)
+def test_what_is_said_under_names_is_found(reply: str, expected: dict[str, str] | None) -> None:
+    joined = {"need": "its, diet", "referent": "kestrel"}
+    assert fields(reply, ["need", "referent", "constraints"]) == (joined if expected is None else expected)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +180,8 @@ def test_no_reply_breaks_the_parser(reply: str, count: int) -> None:
     assert all(place < count for place in letters(reply, count))
     assert shares(reply, count) is None or len(shares(reply, count) or ()) == count
     assert len(answer(reply)) <= len(reply)
+    assert set(fields(reply, ["Question", "Document"])) <= {"Question", "Document"}
+    assert all(place < count for place in named_documents(reply, count))
     made = box(reply)
     assert made is None or (made[0] < made[2] <= 1 and made[1] < made[3] <= 1)
 

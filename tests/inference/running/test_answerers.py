@@ -138,7 +138,7 @@ def test_traces_depend_on_who_reads_and_who_answers(pipeline: str, config: Any, 
     assert longer.isdisjoint(found.values())
 
 
-@pytest.mark.parametrize("pipeline", ["pmsr", "mrag", "reag", "wikiseeker", "iba"])
+@pytest.mark.parametrize("pipeline", ["pmsr", "mrag", "reag", "wikiseeker", "iba", "mm_r2"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_config_needs_the_models_that_work_and_no_other(case: Case, pipeline: str, config: Any) -> None:
     assert config(case, pipeline).problems() == []

@@ -121,7 +121,7 @@ def test_the_second_pipelines_model_is_looked_for_before_the_first_one_answers(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("pipeline", ["pmsr", "mrag", "reag", "wikiseeker", "iba"])
+@pytest.mark.parametrize("pipeline", ["pmsr", "mrag", "reag", "wikiseeker", "iba", "mm_r2"])
 def test_a_second_model_is_looked_for_and_told_where_a_pipeline_has_one(pipeline: str, tmp_path: Path, make) -> None:
     def config(answerer: str, *pipelines: str) -> EvaluateConfig:
         return EvaluateConfig(

@@ -1,0 +1,150 @@
+"""MM-R2 (arXiv 2607.22643), from the abstract: say what to look for, choose where, then ask in that place.
+
+The model writes an intent state: the need, the referent in the picture, and constraints. It chooses units of a
+knowledge map, and writes a query that is searched inside those units alone. What this finds is answered from.
+
+From the abstract: the three steps, their order, the state's three parts. Ours is all else: a unit is a section of an
+entry, and the map has the sections of the entries that look like the picture and are called like the referent; at most
+three units are chosen; one query for all of them, by which the text reranker ranks their passages; one round, though
+the authors' trajectories may take several; all prompts; what is done if a reply can't be read; and nothing is trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from reflectune.core.types import Passage, Question
+from reflectune.inference.operators import parsing
+from reflectune.inference.operators.budget import BudgetSpent
+from reflectune.inference.operators.requests import Retrieved
+from reflectune.inference.operators.trajectory import Outcome
+from reflectune.inference.operators.vocabulary import Steps, rerank, search, texts_of, write
+from reflectune.inference.pipelines.iterative import answer_instruction, iterative_recipe
+from reflectune.inference.pipelines.naive_rag import RERANKING
+
+STATE: Final = """\
+Question: {question}
+
+The question is about the image, and an encyclopedia has to be searched to answer it. First say what is searched \
+for, in three lines of the following format:
+
+Need: what has to be found out.
+Referent: the name of what the image shows that the question is about, as precisely as you can.
+Constraints: what else must hold, such as a time or a place; none if nothing must.
+"""
+SELECT: Final = """\
+Question: {question}
+{state}
+The knowledge map has these units, each a section of an article:
+{documents}
+
+Which units can hold what is needed? Go by the image, too. Reply with the numbers of at most three, the most likely \
+one first, in the following format:
+
+[3] > [1]
+"""
+QUERY: Final = """\
+Question: {question}
+{state}
+Chosen units:
+{documents}
+
+Write one search query to find what is needed in these units. Name the referent. Reply in the following format:
+
+Query: the query.
+"""
+ANSWER: Final = "{question} {documents} "
+FIELDS: Final = ("need", "referent", "constraints")
+UNITS: Final = 3
+UNPARSED: Final = "replies_unparsed"
+"""What a trace calls the number of replies without a state, a unit or a query."""
+Unit: TypeAlias = tuple[str, int]
+"""A unit of a knowledge map: an entry's id, and the index of a section."""
+
+
+@dataclass(frozen=True)
+class MmR2:
+    """MM-R2's steps for one question.
+
+    Attributes:
+        candidates: The most passages that a question's map is made of.
+        passages: How many are answered from.
+        max_answer: The longest answer in tokens.
+        max_record: The longest other reply in tokens.
+    """
+
+    candidates: int
+    passages: int
+    max_answer: int
+    max_record: int
+
+    def __call__(self, question: Question) -> Steps[Outcome]:
+        """The steps."""
+        best: list[Passage] = []
+        counts = {UNPARSED: 0}
+        with contextlib.suppress(BudgetSpent):
+            yield from self._search(question, best, counts)
+        read, longest = best[: self.passages], self.max_answer
+        template, asked = ANSWER + answer_instruction(question, detailed=False), {"question": question.text}
+        answer = yield from write(
+            "answer", 0, template, asked, documents=texts_of(read), max_tokens=longest, model="answerer"
+        )
+        ended = f"units searched: {len({_unit(passage) for passage in best})}"
+        return Outcome(answer.text, ended, answer.score, tuple(read[: answer.shown]), counts=counts)
+
+    def _search(self, question: Question, best: list[Passage], counts: dict[str, int]) -> Steps[None]:
+        """Fill `best` with the passages of the chosen units, in their order until they are ranked by the query."""
+        asked, longest = {"question": question.text}, self.max_record
+        reply = yield from write("rewrite", 0, STATE, asked, max_tokens=longest)
+        state = parsing.fields(reply.text, FIELDS)
+        counts[UNPARSED] += not state
+        asked["state"] = "\n".join(f"{name.capitalize()}: {text}" for name, text in state.items())
+        found = yield from search(0, [state.get("referent", "")], {"pairs": [self.candidates]})
+        units = knowledge_map(found)
+        reply = yield from write("rerank", 0, SELECT, asked, documents=_listed(units), max_tokens=longest)
+        named = parsing.named_documents(reply.text, len(units))[:UNITS]
+        counts[UNPARSED] += not named
+        chosen = [list(units)[place] for place in named or range(min(UNITS, len(units)))]
+        best += [passage for unit in chosen for passage in units[unit]]
+        labels = _listed({unit: units[unit] for unit in chosen})
+        reply = yield from write("rewrite", 0, QUERY, asked, documents=labels, max_tokens=longest)
+        queries = parsing.queries(reply.text, 1)
+        counts[UNPARSED] += not queries
+        scores = (yield from rerank(0, queries[0] if queries else question.text, best)).scores
+        best[:] = [best[place] for place in sorted(range(len(best)), key=lambda place: -scores[place])]
+
+
+def knowledge_map(found: Retrieved) -> dict[Unit, list[Passage]]:
+    """The passages found by unit: the most similar entry first, its sections in the order of the article."""
+    hits = [hit for by_base in found.hits for hits in by_base.values() for hit in hits]
+    similar: dict[str, float] = {}
+    for hit in hits:
+        similar[hit.passage.entry_id] = max(hit.parts.get("entry", hit.score), similar.get(hit.passage.entry_id, -2.0))
+    place = {name: rank for rank, name in enumerate(sorted(similar, key=lambda name: -similar[name]))}
+    passages = {hit.passage.id: hit.passage for hit in hits}.values()
+    units: dict[Unit, list[Passage]] = {}
+    for passage in sorted(passages, key=lambda each: (place[each.entry_id], each.section, each.index)):
+        units.setdefault(_unit(passage), []).append(passage)
+    return units
+
+
+def _unit(passage: Passage) -> Unit:
+    return passage.entry_id, passage.section
+
+
+def _listed(units: Mapping[Unit, Sequence[Passage]]) -> list[str]:
+    """The units by number, title and heading; an article's beginning has no heading."""
+    names = (" – ".join(filter(None, (own[0].title, own[0].heading))) for own in units.values())
+    return [f"[{number}] {name}" for number, name in enumerate(names, start=1)]
+
+
+RECIPES = iterative_recipe(
+    "mm_r2",
+    lambda config, _: MmR2(config.candidates, config.passages, config.max_new_tokens, config.max_record_tokens),
+    ("max_record_tokens", *RERANKING),
+    common=("top_n", "candidates", "text_weight"),
+    reranks=True,
+)

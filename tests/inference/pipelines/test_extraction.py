@@ -1,0 +1,146 @@
+"""From a detailed answer to a short one: the prompt, its examples, what the trace keeps, and budgets."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.data_builders.dataset import write_questions
+from reflectune.inference.operators.budget import Budget
+from reflectune.inference.operators.models import LocalModel
+from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
+from reflectune.inference.pipelines.extraction import UNREAD, drawn_shots, with_extraction
+from reflectune.inference.pipelines.mi_rag import MiRag
+from reflectune.inference.pipelines.pmsr import Pmsr
+from reflectune.inference.trace import Trace, from_row, to_row
+from reflectune.metrics.extraction import Shot, extraction_messages
+from reflectune.models.loading import load
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
+
+ASKED = Question("q", "bird.png", "What does it eat?", ("mice",))
+SHOTS = (Shot("What is it?", "A kestrel is a {falcon}.", answer="falcon"),)
+LONG = "It eats mice, and now and then beetles."
+PIPELINES: dict[str, Any] = {
+    "mi_rag": MiRag(1, {"texts": 2}, 32, 32, detailed=True),
+    "pmsr": Pmsr(1, {"texts": 2}, 2.0, 32, 32, detailed=True),
+}
+
+
+def say(short: str) -> Any:
+    def reply(prompt: str) -> str:
+        if "##Best Answer:" in prompt:
+            return short
+        return LONG if prompt.endswith("provide a detailed answer to the question.") else "A RECORD."
+
+    return reply
+
+
+def run(name: str, script: Any, budget: Budget | None = None, shots: tuple[Shot, ...] = SHOTS) -> Trace:
+    tools = dataclasses.replace(script.tools, budget=budget or Budget())
+    steps = with_extraction(PIPELINES[name], lambda _: shots, max_tokens=8)
+    (trace,) = TrajectoryPipeline(name, steps, tools).run([ASKED], [Image.new("RGB", (8, 8))])
+    assert from_row(to_row(trace)) == trace
+    return trace
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_short_answer_is_scored_and_the_detailed_one_stays_in_the_trace(name: str, scripting: type[Any]) -> None:
+    script = scripting(say=say("##Best Answer: mice\nIt says so."), find=lambda query, base: ["found"])
+    trace = run(name, script)
+    assert [step.operator for step in trace.steps][-2:] == ["answer", "extract"]
+    assert [step.text for step in trace.steps][-2:] == [LONG, "##Best Answer: mice\nIt says so."]
+    assert trace.steps[-1].iteration == 1
+    assert (trace.answer, trace.tokens[UNREAD]) == ("mice", 0)
+    context = f"{LONG}\nA RECORD.\nA RECORD."
+    (message,) = extraction_messages(Shot(ASKED.text, context), SHOTS)
+    assert script.asked[-1] == ("write", message["content"][0]["text"])  # the one prompt of both uses
+    assert trace.tokens["calls"] == len([asked for asked in script.asked if asked[0] == "write"])
+
+
+@pytest.mark.parametrize("reply", ["", "<think>mice</think>", "##Best Answer:"], ids=["nothing", "thoughts", "a cue"])
+def test_a_reply_without_an_answer_leaves_the_detailed_one_and_is_counted(reply: str, scripting: type[Any]) -> None:
+    trace = run("mi_rag", scripting(say=say(reply)))
+    assert (trace.answer, trace.tokens[UNREAD]) == (LONG, 1)
+
+
+def test_what_trajectory_it_follows_stays_as_it_was(scripting: type[Any]) -> None:
+    script, alone = (scripting(say=say("mice"), find=lambda query, base: ["found"]) for _ in range(2))
+    trace = run("mi_rag", script)
+    (expected,) = TrajectoryPipeline("mi_rag", PIPELINES["mi_rag"], alone.tools).run(
+        [ASKED], [Image.new("RGB", (8, 8))]
+    )
+    assert expected.answer == LONG
+    assert script.asked[:-1] == alone.asked
+    assert (trace.passages, trace.ended) == (expected.passages, expected.ended)
+
+
+def test_a_budget_that_is_used_up_still_gives_the_short_answer(scripting: type[Any]) -> None:
+    trace = run("mi_rag", scripting(say=say("mice"), find=lambda query, base: ["found"]), Budget(question_tokens=60))
+    assert [step.operator for step in trace.steps][-2:] == ["answer", "extract"]
+    assert trace.limit == {"question_tokens": 60}
+    assert trace.answer == "mice"
+
+
+# The examples.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sections = (Section("Diet", "It eats mice."), Section("Range", "It lives on moors."))
+    entries = [Entry("kestrel", "Kestrel", sections=sections), Entry("rook", "Rook", sections=sections)]
+    write_knowledge_base(tmp_path / "knowledge", entries, name="kb", image_root="..", shard_size=4)
+    questions = [
+        Question("a", "1.png", "What does it eat?", ("mice",), evidence=(Evidence("kestrel", 0),)),
+        Question("b", "2.png", "Where does it live?", ("moors", "a moor"), entity_ids=("rook",)),
+        Question("c", "3.png", "What does it eat most?", ("worms",), entity_ids=("rook",)),  # nothing states it
+        Question("d", "4.png", "What is it?", ("bird",)),  # no entry
+        Question("f", "4.png", "What does it eat now?", ("mice",), entity_ids=("crow",)),  # an entry that isn't there
+        Question("e", "5.png", "What does it eat?", (), entity_ids=("rook",)),  # no answer
+    ]
+    write_questions(tmp_path, "train", questions)
+    (tmp_path / "dataset.json").write_text('{"fingerprint": "0"}', encoding="utf-8")
+    return tmp_path
+
+
+def test_examples_are_the_nearest_questions_with_the_passage_that_answers_them(folder: Path) -> None:
+    draw = drawn_shots(folder, "train", KnowledgeBase(folder / "knowledge"), "none")
+    assert [(shot.question, shot.context, shot.answer) for shot in draw(ASKED)] == [
+        ("What does it eat?", "Kestrel: Diet. It eats mice.", "mice"),
+        ("Where does it live?", "Rook: Range. It lives on moors.", "moors"),
+    ]
+    same = Question("other", "1.png", "What does it eat?")
+    assert [shot.answer for shot in draw(same)] == ["moors"]  # never the question itself
+    assert list(drawn_shots(folder, "", KnowledgeBase(folder / "knowledge"), "none")(ASKED)) == []
+
+
+def test_a_split_without_usable_questions_is_refused(folder: Path) -> None:
+    write_questions(folder, "val", [Question("d", "4.png", "What is it?", ("bird",))])
+    with pytest.raises(UserError, match=r"`extract_split`: .* no question of the split `val`"):
+        drawn_shots(folder, "val", KnowledgeBase(folder / "knowledge"), "none")
+
+
+def test_a_local_model_extracts_in_the_batch_of_its_questions(
+    checkpoints: SimpleNamespace, scripting: type[Any], pictures: list[Image.Image]
+) -> None:
+    script = scripting(find=lambda query, base: ["It eats mice."])
+    model = LocalModel(PrefixEngine(load(checkpoints.base), 4096), pictures=4)
+    tools = Tools({"reader": model, "answerer": model}, script.search, script.embed)
+    steps = with_extraction(PIPELINES["mi_rag"], lambda _: SHOTS, max_tokens=4)
+    questions = [dataclasses.replace(ASKED, id=f"q{number}") for number in range(len(pictures))]
+    together = TrajectoryPipeline("mi_rag", steps, tools).run(questions, pictures)
+    for question, picture, trace in zip(questions, pictures, together, strict=True):
+        (alone,) = TrajectoryPipeline("mi_rag", steps, tools).run([question], [picture])
+        assert (trace.answer, [step.text for step in trace.steps]) == (
+            alone.answer,
+            [step.text for step in alone.steps],
+        )
+        assert trace.steps[-1].operator == "extract"
+        assert trace.steps[-1].generated <= 4
