@@ -21,7 +21,7 @@ from reflectune.models.schemes.examples import TrainingExample
 
 MANIFEST = "reflection.json"
 
-LATER = frozenset({"follow_ups", "template", "documents"})
+LATER = frozenset({"follow_ups", "template", "documents", "system", "branch_documents"})
 """Columns that came when there was data already: a file without them has none."""
 
 Example = TypeVar("Example", bound=TrainingExample)

@@ -234,6 +234,7 @@ def encoded_examples(
         share_prefix=config.tree,
         max_tokens=min(config.max_tokens or most, most),
         cache_bytes=config.cache_mib * 2**20,
+        answer_weight=config.answer_weight,
     )
 
 
