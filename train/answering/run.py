@@ -148,6 +148,7 @@ def grpo_arguments(config: AnswerGrpoConfig) -> GRPOConfig:
         return GRPOConfig(
             **argument_values(config),
             beta=0.0,  # no KL term, as published
+            disable_dropout=True,  # what is scored is what sampled
             num_generations=config.generations,
             max_completion_length=config.max_new_tokens,
             temperature=config.temperature,
