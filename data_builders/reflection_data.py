@@ -21,7 +21,7 @@ from reflectune.models.schemes.examples import TrainingExample
 
 MANIFEST = "reflection.json"
 
-LATER = frozenset({"follow_ups", "template", "documents"})
+LATER = frozenset({"follow_ups", "template", "documents", "system", "branch_documents"})
 """Columns that older files lack; their examples have the field's default."""
 
 Example = TypeVar("Example", bound=TrainingExample)

@@ -430,3 +430,58 @@ def test_stage_1_has_the_published_hyperparameters_and_its_header_counts_right()
     assert numbers(r"branch_tokens 40: (\d+) GiB a GPU", text) == [math.ceil(total(found.parts()) / GIB)]
     assert found.weights.trained == 20_979_712
     assert found.batch.patches == 0
+
+
+# ReAG's three stages.
+
+REAG_STAGES = [(stage, method) for stage in ("critic", "answer", "grpo") for method in ("full", "lora")]
+
+
+@pytest.mark.parametrize(("stage", "method"), REAG_STAGES)
+def test_a_recipe_of_reag_counts_right_and_fits(stage: str, method: str) -> None:
+    folder, name = "qwen25_vl_7b", f"reag_{stage}_{method}"
+    path = ROOT / f"configs/{folder}/{name}.yaml"
+    text, values, batch = header(path), settings(folder, name), batch_of(folder, name)
+    data = settings("reag", f"evqa_{stage}_data")
+    card, written = (int(re.findall(p, text)[0]) for p in (r"Launch, .*? of (\d+) GB", r"not measured: (\d+) GiB"))
+    flags = {key: int(value) for key, value in re.findall(r"--(image_tokens|branch\w*) (\d+)", text)}
+    shapes = {"method": method, "model": "Qwen/Qwen2.5-VL-7B-Instruct", "max_pixels": values["max_pixels"]}
+    keys = ("lora_r", "lora_alpha", "freeze_vision", "dtype", "gradient_checkpointing", "per_device_train_batch_size")
+    shapes |= {key: values[key] for key in keys if key in values}
+    cache = 0.0
+    if stage == "grpo":
+        flags = {"branches": 1, "branch_tokens": 1800, "branch_supervised": values["max_new_tokens"]}
+        rows, tokens, kib, gib = numbers(r"cache of (\d+) × ([\d,]+) tokens × (\d+) KiB = ([\d.]+) GiB", text)
+        layers, heads, width = numbers(r"(\d+) layers × 2 × (\d+) heads × (\d+) × 2 bytes", text)
+        config = architecture(folder)["config"]["text_config"]
+        assert (layers, heads) == (config["num_hidden_layers"], config["num_key_value_heads"])
+        assert width == config["hidden_size"] / config["num_attention_heads"]
+        assert kib * 2**10 == layers * 2 * heads * width * 2
+        assert rows == values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
+        cache = rows * tokens * kib * 2**10
+        assert gib == round(cache / GIB, 1)
+    sharding: Any = "zero2" if method == "full" else ""
+    estimate = EstimateConfig(**shapes, scheme="plain", processes=8, sharding=sharding, **flags)
+    computed = total(plan(estimate, path.with_name("architecture.json")).parts()) + cache
+
+    assert written == math.ceil(computed / GIB) < card
+    steps, asked = numbers(r"Steps: ([\d,]+) for ([\d,]+) (?:questions|prompts)", text)
+    assert asked == data["limit"]
+    prompts = batch / values.get("generations", 1)
+    assert steps == math.ceil(asked / prompts)
+    assert numbers(r"Batch: (\d+)", text) == [batch]
+    assert data["output"] == values["train_data"]
+    if stage == "critic":
+        assert data["limit"] * (1 + data["negatives"]) == 1_000_000  # the paper's passages
+    assert values.get("answer_weight") == (0.8 if stage == "answer" else None)
+
+
+def test_stages_of_reag_take_what_the_stage_before_has_written() -> None:
+    for stage in ("miniature", "evqa"):
+        grpo = settings("reag", f"{stage}_grpo_data")
+        critic = ("reag", "miniature_critic") if stage == "miniature" else ("qwen25_vl_7b", "reag_critic_full")
+        assert grpo["base_model"] == settings(*critic)["output_dir"]
+    assert settings("reag", "miniature_grpo")["model"] == settings("reag", "miniature_answer")["output_dir"]
+    for method in ("full", "lora"):
+        answer = settings("qwen25_vl_7b", f"reag_answer_{method}")
+        assert settings("qwen25_vl_7b", f"reag_grpo_{method}")["model"] == answer["output_dir"]

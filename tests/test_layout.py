@@ -25,10 +25,13 @@ COMMANDS = {
     *(f"data_builders/{name}.py" for name in ("download", "export", "fetch_pictures", "find_duplicates", "probe")),
     *(f"inference/{name}.py" for name in ("answer", "compare", "estimate", "evaluate", "recall", "reproduce")),
     *(f"inference/{name}.py" for name in ("show_trace", "sweep", "tables", "visual_benchmarks", "write_lessons")),
-    *(f"train/{name}.py" for name in ("assemble_llava", "estimate", "grpo", "merge", "sft")),
+    *(f"train/{name}.py" for name in ("assemble_llava", "estimate", "grpo", "merge", "reag_grpo", "sft")),
 }
 """Entry scripts stand above all folders of their floor, the one they lie in too."""
-ABOVE_ALL_FLOORS = {"metrics/score.py", "metrics/submission.py", "models/miniature/pretrain.py", "train/grpo.py"}
+ABOVE_ALL_FLOORS = {
+    *("metrics/score.py", "metrics/submission.py", "models/miniature/pretrain.py"),
+    *("train/grpo.py", "train/reag_grpo.py"),
+}
 
 MODULES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))

@@ -56,6 +56,7 @@ WRITING = {
     "train.assemble_llava": "--language language --vision vision --output OUT",
     "train.grpo": f"{DATASET} {INDEX} --model model --base_model model --scheme mr2ag --output_dir OUT",
     "train.merge": "--checkpoint model --output OUT",
+    "train.reag_grpo": f"{DATASET} --model model --train_data reflection --output_dir OUT",
     "train.sft": "--model model --scheme mr2ag --train_data reflection --output_dir OUT",
 }
 """Every command that writes, with settings that pass its checks in the folder of `inputs`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reflectune.core import checks
-from reflectune.core.config import setting
+from reflectune.core.config import bound_problems, setting
 from reflectune.models.features.config import FeatureKeys
 from reflectune.train.data.mixture import Mixture, Part
 from reflectune.train.settings.training import TrainingConfig
@@ -25,6 +25,13 @@ class DataConfig:
     train_split: str = setting("train", "split to train on, of a folder that names no other", check=checks.split_name)
     image_root: str = setting("", "folder of the images; the one in the data's manifest if unset")
     tree: bool = setting(True, "read a question's prefix once for all its passages, or once per passage")
+    answer_weight: float | None = setting(
+        None,
+        "scheme plain: α, the share of a reply's loss that its `<answer>` has, the thoughts before it having the rest "
+        "(ReAG: 0.8); all tokens alike if unset",
+        low=0,
+        high=1,
+    )
 
     def __post_init__(self) -> None:
         """Read the data sets, which may be a path, a mapping or JSON."""
@@ -32,6 +39,8 @@ class DataConfig:
 
     def problems(self) -> list[str]:
         """What is wrong with the training data, as far as can be seen without reading it."""
+        if issues := bound_problems(self, DataConfig):
+            return issues
         if not self.train_data:
             return ["`train_data` is needed: a folder of reflection data, e.g. the output of data_builders.build_mr2ag"]
         if malformed := self.train_data.malformed():
@@ -50,6 +59,8 @@ class SftConfig(FeatureKeys, ValidationConfig, TrainingConfig, DataConfig):
     def problems(self) -> list[str]:
         """What is wrong with the values and with the files that they name, one sentence each."""
         issues = TrainingConfig.problems(self) + DataConfig.problems(self)
+        if self.answer_weight is not None and self.scheme != "plain":
+            issues.append(f"`answer_weight` weighs replies in words, of `scheme: plain`; found `scheme: {self.scheme}`")
         return issues + self.validation_problems(self.scheme, self.eval_part())
 
     def value_problems(self) -> list[str]:
@@ -64,5 +75,6 @@ class SftConfig(FeatureKeys, ValidationConfig, TrainingConfig, DataConfig):
     def run_settings(self) -> dict[str, Any]:
         """The settings that determine the weights; of the data their content does, wherever they are."""
         unread = {"train_data", "image_root", "cache_features", "cache_dtype"} | self.undecided()
+        unread |= {"answer_weight"} if self.answer_weight is None else set()  # as before there was one
         decided = {name: value for name, value in super().run_settings().items() if name not in unread}
         return decided | self.feature_settings()

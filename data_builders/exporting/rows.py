@@ -159,14 +159,16 @@ def _reflected(
 def _prompted(example: PromptedExample, scheme: PromptScheme) -> Iterator[tuple[Turns, dict[str, str]]]:
     if not example.branches:
         raise UserError("nothing is asked: there is no branch")
+    if example.system:
+        raise UserError("it has a system's turn, which these layouts don't; train on it with train/sft.py")
     for number, branch in enumerate(example.branches):
         if bool(branch.role) == bool(branch.reply.strip()):
             raise UserError(f"branch {number}, `{branch.prompt}`: it needs either a token (`role`) or words (`reply`)")
         if branch.role and branch.role not in scheme.tokens:
             raise UserError(f"branch {number}, `{branch.prompt}`: unknown role `{branch.role}`")
         if example.template:
-            turns = (*scheme.template_turns(example), Turn("assistant", (ANSWER,)))
-            yield turns, {"documents": example.documents, "answer": branch.reply}
+            turns = (scheme.template_turn(example), Turn("assistant", (ANSWER,)))
+            yield turns, {"documents": example.shown_documents[number], "answer": branch.reply}
             continue
         documents = prompt_documents(branch.prompt, branch.documents)
         yield scheme.replied_turns(branch, example.style), {"passage": documents, "answer": branch.reply}

@@ -5,26 +5,61 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
 from reflectune.data_builders.dataset import split_issues
 from reflectune.inference.config import ReadingConfig
+from reflectune.inference.lessons.reag import NAME as REAG
+from reflectune.inference.lessons.reag import CriticShares, Stage
 from reflectune.inference.lessons.teacher import FORMS
 from reflectune.models.rendering.turns import Slot, prompt_parts
 
-TAUGHT: Final = ("mi_rag", "pmsr")
+TAUGHT: Final = ("mi_rag", "pmsr", REAG)
 """The pipelines whose prompts the teacher has replies to."""
 
 
 @dataclass
-class LessonsConfig(ReadingConfig):
+class ReagLessonKeys:
+    """What is written of ReAG, for which of its three stages of training."""
+
+    stage: Stage = setting(
+        "critic",
+        "reag: critic: Yes and No about passages; answer: thoughts and an answer; grpo: the answer's prompt, with the "
+        "accepted answer",
+    )
+    judge: Literal["teacher", "base_model"] = setting(
+        "teacher", "reag, answer and grpo: who keeps passages: the teacher, or base_model as the critic"
+    )
+    negatives: int = setting(4, "reag, critic: passages that don't state the answer, for each that does", low=1)
+    hard_share: float = setting(
+        0.7, "reag, critic: so many of them are of what was found; the others of any entry", low=0, high=1
+    )
+    distractors: int = setting(
+        2, "reag, judge teacher: passages that don't state the answer, kept beside those that do, at most", low=0
+    )
+
+    def reag_problems(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        issues = bound_problems(self, ReagLessonKeys)
+        if self.stage == "critic" and self.judge == "base_model":
+            issues.append("`judge: base_model` means nothing for `stage: critic`, which teaches that very model")
+        return issues
+
+    @property
+    def shares(self) -> CriticShares:
+        """How many passages a lesson has."""
+        return CriticShares(self.negatives, self.hard_share, self.distractors)
+
+
+@dataclass
+class LessonsConfig(ReagLessonKeys, ReadingConfig):
     """Write what an iterative pipeline asks its model, with ideal replies, as training data of scheme plain."""
 
     output: str = setting("", "folder for the data", check=checks.output_of("reflection.json"))
     split: str = setting("train", "whose questions; those with evidence are taken", check=checks.split_name)
-    pipelines: list[str] = setting(list(TAUGHT), "whose prompts, of " + ", ".join(TAUGHT))
+    pipelines: list[str] = setting(["mi_rag", "pmsr"], "whose prompts, of " + ", ".join(TAUGHT))
     text_index: str = setting("", "index of passages; see retrieval.build_text_index")
     text_knowledge: str = setting("", "the knowledge base of that index; default: the data set's")
     query_forms: list[str] = setting(
@@ -38,7 +73,7 @@ class LessonsConfig(ReadingConfig):
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         needed = ("output", "split", "base_model", "index")
-        issues = super().problems() + bound_problems(self, LessonsConfig)
+        issues = super().problems() + bound_problems(self, LessonsConfig) + self.reag_problems()
         issues += [f"`{name}` is needed" for name in needed if not getattr(self, name)]
         issues += split_issues("split", self.dataset, [self.split])
         unknown = [name for name in self.pipelines if name not in TAUGHT]
@@ -57,8 +92,17 @@ class LessonsConfig(ReadingConfig):
         return issues
 
     def what_decides(self) -> dict[str, Any]:
-        """The settings that decide what is written; data set, indexes and model are hashed apart."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _ELSEWHERE}
+        """The settings that decide what is written; data set, indexes and model are hashed apart.
+
+        ReAG's keys stand there if it is taught, so that lessons from before there were any stay valid.
+        """
+        unread = _ELSEWHERE if REAG in self.pipelines else _ELSEWHERE | _OF_REAG
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
+
+    @property
+    def asks_unaided(self) -> bool:
+        """Whether any question with an answer will do: no teacher has to know its evidence."""
+        return self.pipelines == [REAG] and self.stage == "grpo" and self.judge == "base_model"
 
 
 def _form_problem(form: str) -> str:
@@ -78,3 +122,4 @@ _ELSEWHERE: Final = frozenset(
     )
 )
 """Where things are, and what changes no lesson."""
+_OF_REAG: Final = frozenset(field.name for field in dataclasses.fields(ReagLessonKeys))

@@ -14,12 +14,15 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
+from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.reflection_data import Manifest, build_split
 from reflectune.inference.lessons.config import LessonsConfig
+from reflectune.inference.lessons.reag import NAME as REAG
+from reflectune.inference.lessons.reag import ReagTeacher
 from reflectune.inference.lessons.teacher import Teacher, teacher_of
 from reflectune.inference.operators.models import LocalModel
-from reflectune.inference.operators.requests import Reply, Write, Written
+from reflectune.inference.operators.requests import JudgedEach, JudgeEach, Reply, Retrieved, Write, Written
 from reflectune.inference.operators.trajectory import Outcome, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.recipe import Parts
@@ -43,7 +46,8 @@ def run(config: LessonsConfig) -> None:
     if config.dry_run:
         print(f"{len(questions):,} questions of {config.split}; the lessons of the first:")
         for lesson in writer.lessons(questions[:1]):
-            print(f"  {lesson.source}: {lesson.documents} → {lesson.branches[0].reply}")
+            for branch, documents in zip(lesson.branches, lesson.shown_documents, strict=True):
+                print(f"  {lesson.source}: {documents} → {branch.reply}")
         return
     output = Path(config.output)
     folders = tuple(str(Path(root).resolve()) for root in dataset.image_roots)
@@ -60,7 +64,10 @@ def run(config: LessonsConfig) -> None:
 def _questions(dataset: Dataset, config: LessonsConfig) -> list[Question]:
     """Those of the split that can be taught."""
     questions = dataset.questions(config.split)
-    taught = [question for question in questions if teacher_of(question, dataset.knowledge)]
+    if config.asks_unaided:
+        taught = [question for question in questions if question.answers and question.is_knowledge_based is not False]
+    else:
+        taught = [question for question in questions if teacher_of(question, dataset.knowledge)]
     if not taught:
         raise UserError(f"`split`: no question of {config.split} has an answer and its evidence; name another split")
     if left_out := len(questions) - len(taught):
@@ -76,7 +83,7 @@ class _Lessons:
 
     question: Question
     image: Image.Image
-    teacher: Teacher
+    teacher: Teacher | ReagTeacher
     written: list[PromptedExample] = field(default_factory=list)
 
 
@@ -123,11 +130,18 @@ class LessonWriter:
             raise ValueError(f"{name} has no trajectory")
         begun: dict[str, _Lessons] = {}
         for question, image in zip(questions, images, strict=True):
-            if (teacher := teacher_of(question, self._dataset.knowledge, self._config.query_forms)) is None:
-                raise ValueError(f"question {question.id} has no evidence")
-            begun[question.id] = _Lessons(question, image, teacher)
+            begun[question.id] = _Lessons(question, image, self._teacher(name, question))
         pipeline.guided(lambda question, steps: self._taught(name, begun[question.id], steps)).run(questions, images)
         return [begun[question.id].written for question in questions]
+
+    def _teacher(self, name: str, question: Question) -> Teacher | ReagTeacher:
+        config, knowledge = self._config, self._dataset.knowledge
+        teacher = teacher_of(question, knowledge, config.query_forms)
+        if name == REAG:
+            return ReagTeacher(question, teacher, knowledge, config.shares, config.seed, config.lead)
+        if teacher is None:
+            raise ValueError(f"question {question.id} has no evidence")
+        return teacher
 
     def _taught(self, name: str, lessons: _Lessons, steps: Steps[Outcome]) -> Steps[Outcome]:
         """A trajectory whose model is the teacher; all other steps are carried out."""
@@ -138,22 +152,50 @@ class LessonWriter:
             except StopIteration as ended:
                 outcome: Outcome = ended.value
                 return outcome
-            reply = self._replied(name, lessons, request) if isinstance(request, Write) else (yield request)
+            if isinstance(request, Write):
+                reply = self._replied(name, lessons, request)
+            elif isinstance(request, JudgeEach) and self._config.judge == "teacher":
+                reply = self._judged(lessons, request)
+            else:
+                reply = yield request
+            if isinstance(reply, Retrieved) and isinstance(lessons.teacher, ReagTeacher):
+                lessons.teacher.see(reply)
+
+    def _judged(self, lessons: _Lessons, request: JudgeEach) -> JudgedEach:
+        """What ReAG's teacher says of passages; a lesson, where it is the critic that learns."""
+        teacher = lessons.teacher
+        assert isinstance(teacher, ReagTeacher)  # no other pipeline that is taught judges
+        if self._config.stage == "critic" and (lesson := teacher.critic_lesson(request)):
+            lessons.written.append(lesson)
+        return teacher.judged(request)
 
     def _replied(self, name: str, lessons: _Lessons, request: Write) -> Written:
         """The teacher's reply, kept as a lesson if there is one."""
         prompt = request.prompt
         shown, rendered = self._model.fit(lessons.image, prompt, request.max_tokens)
-        text = lessons.teacher.reply(request, shown)
+        text = self._reply(lessons.teacher, request, shown)
         if text:
+            is_asked_only = name == REAG and self._config.stage == "grpo"
             example = PromptedExample(
-                f"{lessons.question.id} {name} {len(lessons.written)}",
+                lessons.question.id if is_asked_only else f"{lessons.question.id} {name} {len(lessons.written)}",
                 lessons.question.image,
                 prompt.texts["question"],
                 (PromptedBranch("vqa", reply=text),),
                 source=f"{name} {request.operator}",
                 template=prompt.template,
                 documents=prompt.text(shown)["documents"],
+                system=prompt.system,
             )
             lessons.written.append(example)
         return Written(text, shown, len(rendered.ids), len(self._renderer.reply_ids(text)))
+
+    def _reply(self, teacher: Teacher | ReagTeacher, request: Write, shown: int) -> str:
+        """What the teacher says, "" for nothing. For GRPO it is the accepted answer, whatever the prompt shows."""
+        if not isinstance(teacher, ReagTeacher):
+            return teacher.reply(request, shown)
+        if self._config.stage == "grpo":
+            return canonical_answer(teacher.question)
+        if self._config.stage == "critic":
+            return ""
+        seen = request.prompt.documents[:shown]
+        return teacher.thoughts(seen) if self._config.think else teacher.answer(seen)

@@ -93,17 +93,7 @@ def drawn_passages(knowledge: KnowledgeBase, count: int, seed: int, lead: Lead) 
     """
 
     def draw(question: Question) -> list[str]:
-        rng = random.Random(f"{seed} {question.id}")
-        about = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
-        texts: list[str] = []
-        for _ in range(_TRIES * count):
-            if len(texts) == count:
-                break
-            entry = knowledge.get(knowledge.id_at(rng.randrange(len(knowledge))))
-            passages = [] if entry.id in about else split_passages(entry, lead=lead)
-            passages = [passage for passage in passages if not annotate_by_string(question, passage).relevant]
-            if passages and (text := passage_text(rng.choice(passages))) not in texts:
-                texts.append(text)
+        texts = irrelevant_texts(knowledge, question, count, random.Random(f"{seed} {question.id}"), lead)
         if len(texts) < count:
             raise UserError(
                 f"`noise` is {count}, but the knowledge base has hardly {len(texts)} passages that are irrelevant to "
@@ -112,3 +102,24 @@ def drawn_passages(knowledge: KnowledgeBase, count: int, seed: int, lead: Lead) 
         return texts
 
     return draw
+
+
+def irrelevant_texts(
+    knowledge: KnowledgeBase, question: Question, count: int, rng: random.Random, lead: Lead
+) -> list[str]:
+    """Passages of entries that a question isn't about, and that hold none of its answers, one an entry drawn.
+
+    Returns:
+        `count` texts, or fewer where hardly any are found.
+    """
+    about = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
+    texts: list[str] = []
+    for _ in range(_TRIES * count):
+        if len(texts) == count:
+            break
+        entry = knowledge.get(knowledge.id_at(rng.randrange(len(knowledge))))
+        passages = [] if entry.id in about else split_passages(entry, lead=lead)
+        passages = [passage for passage in passages if not annotate_by_string(question, passage).relevant]
+        if passages and (text := passage_text(rng.choice(passages))) not in texts:
+            texts.append(text)
+    return texts

@@ -97,7 +97,8 @@ class PromptedExample:
 
     `style` is how its answers are asked for, with documents and without. With a `template`, the user's turn is that
     alone, as a step of a pipeline asks it: `{question}` and `{documents}` in it are the texts of these names, and each
-    branch only has its `reply`.
+    branch only has its `reply`. `system` is what the system's turn before it says. Where the branches differ in what
+    stands in `{documents}`, `branch_documents` has the text of each, and `documents` is empty.
     """
 
     id: str
@@ -108,3 +109,10 @@ class PromptedExample:
     source: str = ""
     template: str = ""
     documents: str = ""
+    system: str = ""
+    branch_documents: tuple[str, ...] = ()
+
+    @property
+    def shown_documents(self) -> tuple[str, ...]:
+        """With a `template`: what stands in `{documents}` before each branch's reply."""
+        return self.branch_documents or (self.documents,) * len(self.branches)

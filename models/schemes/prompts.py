@@ -91,11 +91,15 @@ class PromptScheme(Scheme):
             return f"the template has the slot `{unknown[0]}`; it can have `question` and `documents`"
         if example.template and any(branch.role or branch.documents for branch in example.branches):
             return "with a `template` a branch has only a `reply`"
+        if not example.template and (example.system or example.branch_documents):
+            return "`system` and `branch_documents` belong to a `template`, and there is none"
+        if example.branch_documents and (example.documents or len(example.branch_documents) != len(example.branches)):
+            return "`branch_documents` has one text for each branch, and then `documents` is empty"
         return ""
 
-    def template_turns(self, example: PromptedExample) -> Turns:
+    def template_turn(self, example: PromptedExample) -> Turn:
         """user: <image> {template}. What a prompt of a pipeline is, see `PromptedExample`."""
-        return (Turn("user", prompt_parts(example.template), image=True),)
+        return Turn("user", prompt_parts(example.template), image=True)
 
     def encode(self, renderer: Renderer, example: PromptedExample, image: Image.Image) -> Tree:
         """A training question as a prefix and one branch per prompt. The replies are supervised.
@@ -106,11 +110,7 @@ class PromptScheme(Scheme):
         if not example.branches:
             raise UserError(f"training example {example.id}: nothing is asked; give it at least one branch")
         if example.template:
-            texts = {"question": example.question, "documents": example.documents}
-            prefix = renderer.conversation(self.template_turns(example), texts, image)
-            replies = [renderer.reply_ids(branch.reply) for branch in example.branches]
-            segments = tuple(Segment.of(reply, list(reply)) for reply in replies)
-            return Tree(Segment.of(prefix.ids, prefix.labels), segments, prefix.vision)
+            return self._encode_template(renderer, example, image)
         prefix = renderer.question_prefix(example.question, image)
         branches = []
         for branch in example.branches:
@@ -118,6 +118,21 @@ class PromptScheme(Scheme):
                 raise UserError(f"training example {example.id}, prompt {branch.prompt}: there is no reply")
             branches.append(Segment.of(*self.prompt_reply(renderer, branch, example.style)))
         return Tree(Segment.of(prefix.ids, prefix.labels), tuple(branches), prefix.vision)
+
+    def _encode_template(self, renderer: Renderer, example: PromptedExample, image: Image.Image) -> Tree:
+        """A prompt of a pipeline with its replies; prompts of different documents share what they begin with."""
+        turns = renderer.under_system(example.system, self.template_turn(example))
+        texts = [{"question": example.question, "documents": shown} for shown in example.shown_documents]
+        replies = [renderer.reply_ids(branch.reply) for branch in example.branches]
+        if example.branch_documents:
+            prefix, rests = renderer.conversations(turns, texts, image)
+        else:
+            prefix, rests = renderer.conversation(turns, texts[0], image), [[]] * len(replies)
+        segments = tuple(
+            Segment.of([*rest, *reply], [*[IGNORE] * len(rest), *reply])
+            for rest, reply in zip(rests, replies, strict=True)
+        )
+        return Tree(Segment.of(prefix.ids, prefix.labels), segments, prefix.vision)
 
     def shortened(
         self, renderer: Renderer, example: PromptedExample, image: Image.Image, max_tokens: int
@@ -148,7 +163,7 @@ class PromptScheme(Scheme):
 
     def texts(self, example: PromptedExample) -> Iterator[str]:
         """See `Scheme.texts`."""
-        yield from (example.template, example.question, example.documents)
+        yield from (example.system, example.template, example.question, example.documents, *example.branch_documents)
         for branch in example.branches:
             yield branch.reply
             for passage in branch.documents:

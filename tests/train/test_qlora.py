@@ -19,8 +19,8 @@ from reflectune.models.miniature.architecture import Family
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization
 from reflectune.train.config import SftConfig
+from reflectune.train.fine_tuning.checkpointed import load_weights
 from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
-from reflectune.train.fine_tuning.trainer import load_weights
 
 pytest.importorskip("bitsandbytes")
 

@@ -22,6 +22,7 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.schemes.registry import find_scheme
+from reflectune.train.data.answer_weight import weigh_answers
 from reflectune.train.data.mixture import Part
 
 
@@ -43,6 +44,7 @@ class EncodedExamples(Dataset[EncodedExample]):
         share_prefix: Whether one tree holds all branches, or one tree each.
         max_tokens: Most tokens from the image to the end of a branch.
         cache_bytes: Encoded examples are kept until they take this much memory.
+        answer_weight: α, see `weigh_answers`; None: all tokens of a reply weigh the same.
     """
 
     def __init__(
@@ -54,12 +56,13 @@ class EncodedExamples(Dataset[EncodedExample]):
         share_prefix: bool = True,
         max_tokens: int,
         cache_bytes: int = 0,
+        answer_weight: float | None = None,
     ) -> None:
         super().__init__()
         self.examples, self._renderer, self._roots = examples, renderer, roots
         self._share_prefix, self._max_tokens = share_prefix, max_tokens
         self.scheme = Scheme.of(renderer)
-        self._free_bytes = cache_bytes
+        self._free_bytes, self._answer_weight = cache_bytes, answer_weight
         self._cache: dict[int, EncodedExample] = {}
 
     def __len__(self) -> int:
@@ -91,7 +94,11 @@ class EncodedExamples(Dataset[EncodedExample]):
 
     def _encode(self, example: TrainingExample, image: Image.Image) -> Tree:
         try:
-            return self.scheme.encode(self._renderer, example, image)
+            tree = self.scheme.encode(self._renderer, example, image)
+            if self._answer_weight is None:
+                return tree
+            replies = [branch.reply for branch in example.branches]
+            return weigh_answers(tree, replies, self._renderer, self._answer_weight)
         except (UserError, ValueError) as error:  # the processor's, e.g. of a picture that is a line
             raise UserError(f"training example {example.id} can't be encoded: {error}") from error
         except Exception as error:

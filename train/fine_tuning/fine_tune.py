@@ -28,6 +28,7 @@ from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, 
 from reflectune.train.data.mixture import mixture_lines
 from reflectune.train.data.order import training_order
 from reflectune.train.fine_tuning.answers import AnswerReader
+from reflectune.train.fine_tuning.checkpointed import CheckpointedTrainer
 from reflectune.train.fine_tuning.failures import advising
 from reflectune.train.fine_tuning.logs import write_log
 from reflectune.train.fine_tuning.trainer import ReflectionTrainer, TrainingRun
@@ -114,7 +115,12 @@ def fine_tune(config: SftConfig) -> None:
 
 def training_arguments(config: TrainingConfig) -> TrainingArguments:
     """The stock trainer's arguments; this also joins the processes of a distributed launch."""
-    return TrainingArguments(
+    return TrainingArguments(**argument_values(config))
+
+
+def argument_values(config: TrainingConfig) -> dict[str, Any]:
+    """The arguments that every trainer takes, by name."""
+    return dict(
         output_dir=config.output_dir,
         learning_rate=config.learning_rate,
         lr_scheduler_type=config.lr_scheduler,
@@ -234,6 +240,7 @@ def encoded_examples(
         share_prefix=config.tree,
         max_tokens=min(config.max_tokens or most, most),
         cache_bytes=config.cache_mib * 2**20,
+        answer_weight=config.answer_weight,
     )
 
 
@@ -245,7 +252,7 @@ def total_steps(config: TrainingConfig, examples: int, processes: int) -> int:
     return math.ceil(config.epochs * math.ceil(batches / config.gradient_accumulation_steps))
 
 
-def train(trainer: ReflectionTrainer, write_card: Callable[..., None]) -> None:
+def train(trainer: CheckpointedTrainer, write_card: Callable[..., None]) -> None:
     """Run the steps that are left, then write the final checkpoint: the last weights or the best ones, and a card."""
     args, settings = trainer.args, trainer.settings
     output_dir, best_metric = Path(str(args.output_dir)), args.metric_for_best_model

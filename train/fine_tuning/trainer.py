@@ -6,32 +6,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from peft import PeftModel, set_peft_model_state_dict
+from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 from transformers import (
     PreTrainedModel,
     ProgressCallback,
-    Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.errors import UserError
 from reflectune.core.partials import partial_path
-from reflectune.core.weights import UNLOADABLE, check_finite, check_names, first_few
 from reflectune.models.attention.tree import IGNORE, loss_terms
-from reflectune.models.weights.adapters import check_adapter, read_adapter
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.answers import AnswerReader
+from reflectune.train.fine_tuning.checkpointed import CheckpointedTrainer, Save, checkpoint_bytes
 from reflectune.train.fine_tuning.failures import Reading, naming, plain_worker_errors
 from reflectune.train.fine_tuning.logs import LogFile, Progress
 from reflectune.train.fine_tuning.validation import GateReader, Sums, gate_metrics
@@ -39,13 +35,11 @@ from reflectune.train.forecasting.memory import GIB
 from reflectune.train.saving.checkpoints import (
     BEST,
     is_patience_exhausted,
-    keep_newest,
-    mark_checkpoint_whole,
     put_in_place,
     refuse_full_disk,
 )
 from reflectune.train.settings.validation import ANSWERS
-from reflectune.train.setup.parameters import adapters_of, give_projector_a_rate, parameter_count, under_autocast
+from reflectune.train.setup.parameters import adapters_of, give_projector_a_rate, under_autocast
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,18 +62,16 @@ class TrainingRun:
     dataset: Dataset
     collator: Callable[[list[Any]], dict[str, Any]]
     order: TrainingOrder
-    save: Callable[[Path, nn.Module, Mapping[str, Tensor] | None], None]
+    save: Save
     settings: Mapping[str, Any]
     projector_learning_rate: float | None = None
 
 
-class ReflectionTrainer(Trainer):
+class ReflectionTrainer(CheckpointedTrainer):
     """Trains on batches from `reflectune.train.data.examples.Collator`.
 
-    The stock Trainer is kept but for six things: the loss, the order of the data, what an error names, a learning rate
-    of the projector's own, what a checkpoint holds, and how it is loaded (the stock one resumes a full fine-tune of a
-    vision-language model from nothing, with a warning only: https://github.com/huggingface/transformers/issues/43701;
-    `_load_from_checkpoint` here can go once that is closed).
+    The stock Trainer is kept but for five things: the loss, the order of the data, what an error names, a learning rate
+    of the projector's own, and its checkpoints (`CheckpointedTrainer`).
 
     Args:
         run: What trains, on what, and how it is kept.
@@ -97,15 +89,13 @@ class ReflectionTrainer(Trainer):
         patience: int | None = None,
         answers: AnswerReader | None = None,
     ) -> None:
-        args = run.args
-        self._checkpoints_to_keep, args.save_total_limit = args.save_total_limit or 1, None
         validated, callbacks = reader.dataset if reader else None, [_FollowEpochs(run.order), LogFile()]
-        super().__init__(run.model, args, run.collator, run.dataset, validated, callbacks=callbacks)
+        super().__init__(run.model, run.args, run.collator, run.dataset, validated, callbacks=callbacks)
+        self.keep_checkpoints(run.model, run.save, run.settings)
         if self.pop_callback(ProgressCallback):  # there is none if tqdm is off
             self.add_callback(Progress())
         self._reader, self._answers, self.patience = reader, answers, patience
-        self._order, self._save_to, self.settings = run.order, run.save, run.settings
-        self._bare_model, self._folder = run.model, Path(str(args.output_dir))
+        self._order = run.order
         self._projector_rate, self._adapters = run.projector_learning_rate, adapters_of(run.model)
         self._tokens, self._tokens_since = 0, time.monotonic()
 
@@ -210,7 +200,7 @@ class ReflectionTrainer(Trainer):
         if is_better:
             partial = partial_path(self._folder / BEST, common=True)
             if self.args.should_save:
-                refuse_full_disk(self._folder, _checkpoint_bytes(self._bare_model, deepspeed=False))
+                refuse_full_disk(self._folder, checkpoint_bytes(self._bare_model, deepspeed=False))
             self.save_model(str(partial), _internal_call=True)
             if self.args.should_save:
                 put_in_place(partial, self._folder, self.settings, step)
@@ -235,76 +225,10 @@ class ReflectionTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
         return self._order
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        if self.args.should_save:
-            # What is divided among the processes was gathered by the caller; adapters are never divided.
-            gathered = None if isinstance(self._bare_model, PeftModel) else state_dict
-            self._save_to(Path(output_dir or self._folder), self._bare_model, gathered)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        if self.args.should_save:
-            refuse_full_disk(self._folder, _checkpoint_bytes(self._bare_model, deepspeed=self.is_deepspeed_enabled))
-        super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            step = self.state.global_step
-            mark_checkpoint_whole(self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}", self.settings, step)
-            keep_newest(self._folder, self._checkpoints_to_keep)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if self.is_fsdp_enabled:  # each process loads its part of what FSDP has saved
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        else:
-            load_weights(self._bare_model, resume_from_checkpoint)
-
 
 def supervised_weight(batch: Mapping[str, Tensor]) -> Tensor:
     """The summed weight of a batch's supervised tokens; the first token of a row is never predicted. Shape ()."""
     return batch["weights"][:, 1:][batch["labels"][:, 1:] != IGNORE].sum()
-
-
-def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None:
-    """Load the weights that a checkpoint holds into a model of the same architecture, bit by bit.
-
-    Raises:
-        UserError: The checkpoint's weights are damaged, or some are missing, unknown, of another shape or not finite.
-    """
-    if isinstance(model, PeftModel):
-        state = read_adapter(Path(folder))
-        check_adapter(model, state, Path(folder))
-        set_peft_model_state_dict(model, state)
-        return
-    # from_pretrained, and not the raw file: the names on the disk are not the names in memory.
-    dtypes = {parameter.dtype for parameter in model.parameters()}
-    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32  # a frozen part in half precision is cast exactly
-    kind: Any = type(model)  # with its report it returns a pair, which its types don't say
-    try:
-        loaded, report = kind.from_pretrained(
-            folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    except UNLOADABLE as error:
-        raise UserError(f"cannot load {folder}: {' '.join(str(error).split())[:400]}") from error
-    check_names(str(folder), report)
-    check_finite(str(folder), loaded)
-    state, expected = loaded.state_dict(), model.state_dict()
-    shapes, wanted = ({(name, tensor.shape) for name, tensor in tensors.items()} for tensors in (state, expected))
-    if shapes != wanted:  # its config is of another architecture
-        differing = {name for name, _ in shapes ^ wanted}
-        raise UserError(f"{folder} does not hold this model's weights; differing: {first_few(differing)}")
-    model.load_state_dict(state)
-
-
-def _checkpoint_bytes(model: nn.Module, *, deepspeed: bool) -> int:
-    """About what a checkpoint takes: the weights (or adapters) and, for what trains, the optimiser's two moments.
-
-    DeepSpeed writes the weights a second time, and masters in fp32.
-    """
-    trained = [p for p in model.parameters() if p.requires_grad]
-    saved = sum(
-        parameter_count(p) * p.element_size() for p in (trained if isinstance(model, PeftModel) else model.parameters())
-    )
-    moments = 2 * sum(parameter_count(p) * 4 for p in trained)
-    return saved + moments + (saved + moments // 2 if deepspeed else 0) + 2**24  # and the tokenizer
 
 
 class _FollowEpochs(TrainerCallback):

@@ -6,32 +6,25 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from reflectune.core.errors import UserError
-from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.questions import select_questions
-from reflectune.models.loading import ADAPTER_FILE, Loaded, read_info
+from reflectune.models.loading import Loaded
 from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
-from reflectune.models.schemes.reading import check_reading
-from reflectune.models.schemes.registry import load_scheme
-from reflectune.models.weights.adapters import load_adapter
 from reflectune.train.data.examples import Collator
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.failures import advising
 from reflectune.train.fine_tuning.fine_tune import (
     global_batch,
-    load_base,
     prepare_model,
     save_model,
     say,
@@ -39,6 +32,7 @@ from reflectune.train.fine_tuning.fine_tune import (
     train,
     training_arguments,
 )
+from reflectune.train.fine_tuning.starting import load_start
 from reflectune.train.fine_tuning.trainer import TrainingRun
 from reflectune.train.forecasting.preview import parameter_table
 from reflectune.train.publishing.model_card import publish, write_card
@@ -47,7 +41,6 @@ from reflectune.train.refining.gate_trainer import GateTrainer, Objective
 from reflectune.train.refining.gate_trees import Costs, GateExample, GateExamples, rewards_of
 from reflectune.train.saving.checkpoints import is_finished, refuse_occupied
 from reflectune.train.setup.launch import refuse_bad_launch, sharding
-from reflectune.train.setup.parameters import keep_trained_weights_in_fp32
 
 Measuring = Callable[[Loaded, Dataset, Sequence[Question]], Measure]
 """Makes what answers the questions with a model."""
@@ -149,35 +142,6 @@ def chosen(config: GateConfig, dataset: Dataset) -> list[Question]:
     visual = [question.id for question in drawn if question.is_knowledge_based is False]
     left_out = set(visual[config.visual_limit :]) if config.visual_limit is not None else set()
     return [question for question in drawn if question.id not in left_out]
-
-
-def load_start(config: GateConfig, args: TrainingArguments) -> tuple[Loaded, PeftModel | None]:
-    """The checkpoint to start from, and its adapter if training continues one.
-
-    `method: full` trains all weights, an adapter's merged into them. `lora` and `qlora` go on with the adapter that the
-    checkpoint is, so that the result is an adapter of the same base; on a full checkpoint they begin a new one.
-
-    Raises:
-        UserError: The model was never fine-tuned, was with another scheme, or is an adapter of the other method.
-    """
-    folder = Path(config.model)
-    if config.method == "full" or not (folder / ADAPTER_FILE).is_file():
-        loaded = load_base(config, args)
-        if not loaded.is_tuned:
-            raise UserError(f"`model`: {config.model} is not fine-tuned; give a checkpoint that train/sft.py wrote")
-        return loaded, None
-    info = read_info(folder)
-    own_method = "qlora" if info.get("quantization") else "lora"
-    if own_method != config.method:
-        raise UserError(f"{folder} was trained with `method: {own_method}`; go on with it, or with `method: full`")
-    if (scheme := load_scheme(folder).name) != config.scheme:
-        raise UserError(f"{folder} was trained with scheme {scheme}, and `scheme` is {config.scheme}")
-    loaded = load_base(replace(config, model=str(info["base_model"]), seed=int(info["seed"])), args)
-    check_reading(folder, loaded.processor, load_scheme(folder))
-    adapted = load_adapter(loaded.model, folder, is_trainable=True)
-    keep_trained_weights_in_fp32(adapted)
-    files = [folder / ADAPTER_FILE, *sorted(folder.glob("*.safetensors"))]
-    return replace(loaded, fingerprint=fingerprint([loaded.fingerprint, file_fingerprint(*files)])), adapted.eval()
 
 
 def objective(config: GateConfig, loaded: Loaded) -> Objective:

@@ -15,8 +15,8 @@ from transformers import AutoModelForImageTextToText
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import FAMILIES, Family
 from reflectune.train.config import SftConfig
+from reflectune.train.fine_tuning.checkpointed import load_weights
 from reflectune.train.fine_tuning.fine_tune import fine_tune, load_base, prepare_model, training_arguments
-from reflectune.train.fine_tuning.trainer import load_weights
 from reflectune.train.saving.merging import merge, plan
 from reflectune.train.setup.parameters import count_by_tower, give_projector_a_rate, projector_modules, tower_of
 

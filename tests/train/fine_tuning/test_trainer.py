@@ -16,8 +16,9 @@ from reflectune.models.miniature.architecture import Family
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.train.config import SftConfig
+from reflectune.train.fine_tuning.checkpointed import load_weights
 from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
-from reflectune.train.fine_tuning.trainer import load_weights, supervised_weight
+from reflectune.train.fine_tuning.trainer import supervised_weight
 
 
 def row_losses(loaded: Loaded, row: Tree) -> list[float]:

@@ -1,0 +1,44 @@
+"""ReAG's GRPO: `accelerate launch train/reag_grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
+
+Also `python -m reflectune.train.reag_grpo`, from any folder. Stage 3 of ReAG's training, on TRL's `GRPOTrainer`: the
+prompts are the pipeline's own, with the passages that its critic keeps; replies are rewarded for answers that are right
+by the official metric, and for the format. A run that was cut off goes on where it stopped when the same command is
+given again.
+
+An entry script stands above all floors: here the pipeline's way of reading an answer meets the trainer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reflectune.core.config import parse_config
+from reflectune.core.errors import entry_point
+from reflectune.core.outputs import hold
+from reflectune.train.answering.config import AnswerGrpoConfig
+
+
+@entry_point
+def main() -> None:
+    """Parse the config, then train."""
+    (config,) = parse_config(AnswerGrpoConfig)
+    hold(config.output_dir, unless=config.dry_run)
+    run(config)
+
+
+def run(config: AnswerGrpoConfig) -> None:
+    """Train as the config says."""
+    # slow to import: after the config is right
+    from reflectune.data_builders.dataset import Dataset
+    from reflectune.inference.operators import parsing
+    from reflectune.metrics.registry import find_metric
+    from reflectune.train.answering.run import reinforce
+
+    config.metric = config.scored_by(config.dataset)
+    bem = config.open_bem(config.device)
+    hashes = {"bem_fingerprint": bem.fingerprint} if bem else {}
+    reinforce(config, Dataset(Path(config.dataset)), hashes, find_metric(config.metric, bem), parsing.answer)
+
+
+if __name__ == "__main__":
+    main()
