@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from marks import FAMILIES, finished, folder_of, run_all
+from marks import FAMILIES, folder_of, run_all
 from quickstart import launch, run_stages
 from running import write
 from trainers import Clock, ours, settings, subset
@@ -119,37 +119,41 @@ def costs(source: Path, questions: int, turns: int) -> dict[tuple[str, str], Cos
     }
 
 
-def qlora_stages(full: Path, run: Path) -> dict[str, list[str]]:
-    """The commands of QLoRA on a quick start's data, held against its baselines; by stage."""
-    model, seed = f"miniature/{FAMILY}", ("--seed", str(SEED))
-    return {
-        "train": [
-            *launch("train/sft.py", "mr2ag_qlora.yaml"),
-            *(
-                "--model",
-                model,
-                "--train_data",
-                str(full / "reflection"),
-                "--output_dir",
-                str(run / "checkpoint"),
-                *seed,
-            ),
-        ],
-        "evaluate": [
-            *launch("inference/evaluate.py", "evaluate.yaml"),
-            *("--dataset", str(full / "world"), "--index", str(full / "index"), "--model", str(run / "checkpoint")),
-            *("--base_model", model, "--plain_model", str(full / "plain_checkpoint"), "--output", str(run), *seed),
-        ],
-    }
+def scored(full: Path, run: Path, limit: int | None) -> Mapping[str, Any]:
+    """The metrics of a fine-tuning, held against the quick start's baselines; what is finished is not run again.
+
+    Args:
+        full: The folder of the quick start.
+        run: That of the fine-tuning, which may be the quick start's own.
+        limit: How many questions of each split to take; None: all.
+    """
+    output = run / f"scores-{limit or 'all'}"
+    (output / "traces").mkdir(parents=True, exist_ok=True)
+    for path in sorted((full / "traces").glob("*.jsonl")):  # `evaluate` checks the hash in each
+        is_baselines = find_recipe(path.stem).model != "model"
+        if (is_baselines or run == full) and not (output / "traces" / path.name).exists():
+            shutil.copy(path, output / "traces")
+    checkpoint, model = run / "checkpoint", f"miniature/{FAMILY}"
+    evaluate = [
+        *launch("inference/evaluate.py", "evaluate.yaml"),
+        *("--dataset", str(full / "world"), "--index", str(full / "index"), "--model", str(checkpoint)),
+        *("--base_model", model, "--plain_model", str(full / "plain_checkpoint"), "--output", str(output)),
+        *("--seed", str(SEED), *(("--limit", str(limit)) if limit else ())),
+    ]
+    run_stages(output, {"evaluate": evaluate})
+    metrics: Mapping[str, Any] = json.loads((output / "metrics.json").read_text())
+    return metrics
 
 
-def run_qlora(full: Path, run: Path) -> None:
-    """Run what isn't finished; the baselines' answers are the quick start's, of which `evaluate` checks the hashes."""
-    (run / "traces").mkdir(parents=True, exist_ok=True)
-    for path in sorted((full / "traces").glob("*.jsonl")):
-        if find_recipe(path.stem).model != "model" and not (run / "traces" / path.name).exists():
-            shutil.copy(path, run / "traces")
-    run_stages(run, qlora_stages(full, run))
+def train_qlora(full: Path, run: Path) -> None:
+    """Fine-tune by QLoRA on a quick start's data, unless that is finished."""
+    run.mkdir(parents=True, exist_ok=True)
+    command = [
+        *launch("train/sft.py", "mr2ag_qlora.yaml"),
+        *("--model", f"miniature/{FAMILY}", "--train_data", str(full / "reflection")),
+        *("--output_dir", str(run / "checkpoint"), "--seed", str(SEED)),
+    ]
+    run_stages(run, {"train": command})
 
 
 def megabytes(folder: Path) -> float:
@@ -186,8 +190,9 @@ def score_table(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [*head, *rows, f"| the best baseline | {' | '.join(m['best_baseline'] for m in runs.values())} |"]
 
 
-def page(taken: Mapping[tuple[str, str], Cost], runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def page(taken: Mapping[tuple[str, str], Cost], runs: Mapping[str, Mapping[str, Any]], limit: int | None) -> list[str]:
     """What stands below the page's head."""
+    asked = f"{limit} questions each of" if limit else "all questions of"
     return [
         "## What they cost",
         "",
@@ -200,8 +205,8 @@ def page(taken: Mapping[tuple[str, str], Cost], runs: Mapping[str, Mapping[str, 
         "## What QLoRA learns",
         "",
         f"[marks.md](marks.md) has full fine-tuning and LoRA on both families over three seeds. Here: LLaVA, seed "
-        f"{SEED}, all questions of val_unseen_question and val_unseen_entity, phrasings not seen in training, per "
-        "cent, 95 % intervals. Both are held against the same baselines: the base, and the base fully tuned without "
+        f"{SEED}, {asked} val_unseen_question and val_unseen_entity, phrasings not seen in training, per cent, 95 % "
+        "intervals. Both are held against the same baselines: the base, and the base fully tuned without "
         "reflection on the same questions.",
         "",
         *score_table(runs),
@@ -212,6 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/methods"), help="quick starts, as marks.py's")
     parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
+    parser.add_argument("--limit", type=int, help="questions of each split whose answers are scored (default: all)")
     parser.add_argument("--questions", type=int, default=160, help="questions of the short trainings")
     parser.add_argument("--turns", type=int, default=1, help="short trainings of each method; the fastest counts")
     parser.add_argument("--child", nargs=3, metavar=("FAMILY", "METHOD", "DATA"), help=argparse.SUPPRESS)
@@ -222,9 +228,9 @@ def main() -> None:
         return
     run_all(arguments.runs, [SEED], [FAMILY], ["full"], jobs=1)
     full, qlora = (folder_of(arguments.runs, FAMILY, method, SEED) for method in ("full", "qlora"))
-    run_qlora(full, qlora)
-    runs = {method: finished(arguments.runs, FAMILY, method, [SEED])[0] for method in ("full", "qlora")}
-    lines = page(costs(full / "reflection", arguments.questions, arguments.turns), runs)
+    train_qlora(full, qlora)
+    runs = {run.name.split("-")[1]: scored(full, run, arguments.limit) for run in (full, qlora)}
+    lines = page(costs(full / "reflection", arguments.questions, arguments.turns), runs, arguments.limit)
     print("\n".join(lines))
     arguments.device, arguments.threads, arguments.dtype = "cpu", 1, "float32"
     how = f"costs of {arguments.questions} questions, the fastest of {arguments.turns} turn(s)"

@@ -36,9 +36,10 @@ def test_the_page_has_costs_of_every_method_and_scores_of_two(methods: ModuleTyp
     taken = {column: methods.Cost(1000 * i, [0.02, 0.01], 1.5, [6.94, 17.87]) for i, column in enumerate(columns)}
     scores = {"full": metrics_of(methods, 0.9), "qlora": metrics_of(methods, -0.05)}
 
-    text = "\n".join(methods.page(taken, scores))
+    text = "\n".join(methods.page(taken, scores, 60))
 
     assert "|  | llava full | llava lora | llava qlora | qwen2_vl full | qwen2_vl lora | qwen2_vl qlora |" in text
+    assert "60 questions each of val_unseen_question" in text
     assert "| parameters that train | 0 | 1,000 | 2,000 | 3,000 | 4,000 | 5,000 |" in text
     assert "| CPU ms a question, later epochs | 10.0 |" in text
     assert "| checkpoint to resume from, MB | 17.87 |" in text
@@ -50,24 +51,33 @@ def test_the_page_has_costs_of_every_method_and_scores_of_two(methods: ModuleTyp
 def test_both_methods_stand_against_the_same_baselines(
     methods: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answers of the baselines are taken over, and no answer of the model that was fine-tuned otherwise."""
-    full, run = tmp_path / "full", tmp_path / "qlora"
+    """The answers of the baselines are taken over, and none of a model that was fine-tuned otherwise."""
+    full, qlora = tmp_path / "full", tmp_path / "qlora"
     (full / "traces").mkdir(parents=True)
-    for name in ("naive_rag_articles", "naive_rag_articles_tuned", "mr2ag", "mr2ag_oracle", "relevance", "retrieval"):
+    names = ["mr2ag", "mr2ag_oracle", "naive_rag_articles", "naive_rag_articles_tuned", "relevance", "retrieval"]
+    for name in names:
         (full / "traces" / f"{name}.jsonl").write_text(name)
-    commands: dict[str, list[str]] = {}
-    monkeypatch.setattr(methods, "run_stages", lambda folder, stages: commands.update(stages))
+    commands: list[list[str]] = []
 
-    methods.run_qlora(full, run)
+    def run_stages(folder: Path, stages: dict[str, list[str]]) -> None:
+        commands.extend(stages.values())
+        (folder / "metrics.json").write_text("{}")
 
-    taken_over = sorted(path.stem for path in (run / "traces").iterdir())
-    assert taken_over == ["naive_rag_articles", "naive_rag_articles_tuned", "retrieval"]
-    assert list(commands) == ["train", "evaluate"]
-    for words in commands.values():
-        assert Path(words[words.index("--config", words.index("--config_file") + 1) + 1]).is_file()
-    evaluate = commands["evaluate"]
+    monkeypatch.setattr(methods, "run_stages", run_stages)
+
+    methods.train_qlora(full, qlora)
+    methods.scored(full, full, None)
+    methods.scored(full, qlora, 60)
+
+    assert sorted(path.stem for path in (full / "scores-all/traces").iterdir()) == names
+    assert sorted(path.stem for path in (qlora / "scores-60/traces").iterdir()) == [*names[2:4], "retrieval"]
+    train, evaluate_full, evaluate = ([*words, ""] for words in commands)
+    for words in (train, evaluate_full, evaluate):
+        assert Path(words[words.index("--config") + 1]).is_file()
     assert evaluate[evaluate.index("--plain_model") + 1] == str(full / "plain_checkpoint")
-    assert evaluate[evaluate.index("--model") + 1] == str(run / "checkpoint")
+    assert evaluate[evaluate.index("--model") + 1] == train[train.index("--output_dir") + 1]
+    assert evaluate[evaluate.index("--limit") + 1] == "60"
+    assert "--limit" not in evaluate_full
 
 
 def test_the_size_of_a_checkpoint_is_of_its_own_files(methods: ModuleType, tmp_path: Path) -> None:

@@ -83,3 +83,6 @@ def test_launches_are_counted_by_how_they_ended(soak: ModuleType, tmp_path: Path
     assert "| as it is | 4 | 1 | 1 | 1 | 1 | 3.5 (5.0) | 8.0 (8.0 to 8.0) |" in text
     assert "\n```\ncore/errors.py: terminate called without an active exception\n```\n" in text
     assert "## as it is 0" not in text
+    assert soak.bound("x", launches) == ""
+    assert "no abort in 1 launches leaves a rate of up to 95 %" in soak.bound("x", launches[:1])
+    assert "up to 5 %" in soak.bound("x", launches[:1] * 58)
