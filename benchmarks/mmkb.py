@@ -3,8 +3,8 @@
     python benchmarks/mmkb.py --output benchmarks/mmkb.md
 
 For each family: the world and the index of the quick start, probes, labels by each rule, fine-tuning and evaluation, by
-the commands of the README; for the first family also a fine-tuning on labels of each of two rules, and a sweep over its
-settings. What is finished is not run again.
+the commands of the README, beside the quick start's reader that is tuned without reflection; for the first family also
+a fine-tuning on labels of each of two rules, and a sweep over its settings. What is finished is not run again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from reflectune.data_builders.probing.store import stream_probes
 Numbers = Mapping[str, Any]
 
 FAMILIES = {"llava": "LLaVA", "qwen2_vl": "Qwen2-VL"}
+PIPELINES = ("closed_book", "naive_rag", "tuned_baselines", "mmkb_rag")
 LABELS = {
     "`rule: paper`": ("--rule", "paper"),
     "`rule: outcome`": ("--rule", "outcome"),
@@ -48,17 +49,26 @@ POINTS: dict[str, dict[str, Any]] = {
 """Columns of the rules' table: what differs from `k: auto`, a threshold of 0.5, with SRT."""
 
 
-def stages(work: Path, family: str, seed: int) -> dict[str, list[str]]:
-    """The commands of one family, by stage."""
+def stages(work: Path, family: str, seed: int, questions: int | None = None) -> dict[str, list[str]]:
+    """The commands of one family, by stage.
+
+    Args:
+        work: The folder of it all.
+        family: Of the model.
+        seed: Of world, training and evaluation.
+        questions: How many to probe, and of each split to evaluate; None: all.
+    """
+    limit = () if questions is None else ("--limit", str(questions))
     model = f"miniature/{family}"
     shared = quickstart.stages(work, family, "full", seed)
     return {
         "world": shared["world"],
         "index": shared["index"],
+        **{name: shared[name] for name in ("data", "plain_data", "plain_train")},
         "probe": [
             *launch("data_builders/probe.py", "probe.yaml"),
             *_paths(work, dataset="world", index="index", output="probes"),
-            *("--model", model),
+            *("--model", model, *limit),
         ],
         **{f"labels, {name}": _derive(work, _folder(name), *changes) for name, changes in LABELS.items()},
         "labels": _derive(work, "labels"),
@@ -69,8 +79,9 @@ def stages(work: Path, family: str, seed: int) -> dict[str, list[str]]:
         ],
         "evaluate": [
             *launch("inference/evaluate.py", "evaluate_mmkb.yaml"),
-            *_paths(work, dataset="world", index="index", model="checkpoint", output="evaluation"),
-            *("--base_model", model, "--seed", str(seed)),
+            *_paths(work, dataset="world", index="index", model="checkpoint", plain_model="plain_checkpoint"),
+            *_paths(work, output="evaluation"),
+            *("--base_model", model, "--seed", str(seed), *limit, "--pipelines", *PIPELINES),
         ],
     }
 
@@ -229,17 +240,17 @@ def rule_lines(sweeps: Mapping[str, Numbers]) -> list[str]:
     return lines
 
 
-def page(
-    seed: int, labels: Sequence[str], tuned: Sequence[str], rules: Sequence[str], limit: int, epochs: float
-) -> str:
+def page(settings: argparse.Namespace, labels: Sequence[str], tuned: Sequence[str], rules: Sequence[str]) -> str:
     """The Markdown file."""
+    asked = "every training question" if settings.questions is None else f"{settings.questions} training questions"
+    verb, evaluated = ("is", "all of") if settings.questions is None else ("are", f"{settings.questions} each of")
     return "\n".join(
         [
             "# MMKB-RAG on the miniature",
             "",
-            f"{command_line('mmkb.py')}: one run of each family, seed {seed}; every training question is asked alone "
-            "and with 10 documents; val_unseen_question and val_unseen_entity, phrasings not seen in training. Per "
-            "cent, with 95 % intervals. Miniature numbers.",
+            f"{command_line('mmkb.py')}: one run of each family, seed {settings.seed}; {asked} {verb} asked alone and "
+            f"with 10 documents; {evaluated} val_unseen_question and val_unseen_entity, phrasings not seen in "
+            "training. Per cent, with 95 % intervals. Miniature numbers.",
             "",
             "## Labels",
             "",
@@ -249,10 +260,14 @@ def page(
             *labels,
             "## The tuned model (`configs/miniature/mmkb_full.yaml`, `evaluate_mmkb.yaml`)",
             "",
+            "Pipelines that end in `_tuned`: the same base, tuned without reflection (`plain_full.yaml`) on mR²AG-IT's "
+            "questions of the same world, all of them among those that were probed. `best_baseline` is the best of "
+            "all, untuned and tuned, at one entry and at five.",
+            "",
             *tuned,
             "",
-            f"## The rule of the labels ({limit} questions of each split, {epochs:g} epochs, "
-            f"{next(iter(FAMILIES.values()))})",
+            f"## The rule of the labels ({settings.limit} questions of each split, {settings.epochs:g} epochs, "
+            f"{FAMILIES[settings.families[0]]})",
             "",
             "Both rows have the configuration of `derive_labels.yaml` but for the rule. By the paper's rule no "
             "question has both labels, so that SRT learns an order and no threshold.",
@@ -267,6 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", choices=[*FAMILIES], default=[*FAMILIES])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--questions", type=int, help="a trial: to probe, and of each split to evaluate (default: all)")
     parser.add_argument("--limit", type=int, default=100, help="questions of each split of the rules' comparison")
     parser.add_argument("--epochs", type=float, default=3.0, help="of the rules' comparison")
     parser.add_argument("--work", type=Path, default=Path("runs/mmkb_page"))
@@ -277,14 +293,14 @@ def main() -> None:
     for family in arguments.families:
         work = arguments.work / f"{family}-{arguments.seed}"
         work.mkdir(parents=True, exist_ok=True)
-        run_stages(work, stages(work, family, arguments.seed))
+        run_stages(work, stages(work, family, arguments.seed, arguments.questions))
         by_rule = {name: statistics_of(work / _folder(name)) for name in LABELS}
         labels += [*label_lines(family, by_rule, statistics_of(work / "labels"), who_was_right(work)), ""]
         metrics[family] = json.loads((work / "evaluation/metrics.json").read_text())
     work = arguments.work / f"{arguments.families[0]}-{arguments.seed}"
     run_stages(work, rule_stages(work, arguments.families[0], arguments.seed, arguments.limit, arguments.epochs))
     sweeps = {rule: json.loads((work / f"rule-{rule}/sweep/sweep.json").read_text()) for rule in RULES}
-    text = page(*(arguments.seed, labels, tuned_lines(metrics), rule_lines(sweeps)), arguments.limit, arguments.epochs)
+    text = page(arguments, labels, tuned_lines(metrics), rule_lines(sweeps))
     print(text)
     if arguments.output:
         arguments.output.write_text(text, encoding="utf-8")

@@ -98,14 +98,23 @@ def test_the_tuned_models_table_has_every_comparison(mmkb: ModuleType) -> None:
     }
     metrics = {
         "reflection": reflection,
-        "pipelines": {"closed_book": {"overall": score(0.2)}, "mmkb_rag": {"overall": score(0.7)}},
-        "comparisons": {"mmkb_rag - closed_book": score(0.5), "mr2ag - closed_book": score(0.1)},
+        "pipelines": {
+            name: {"overall": score(value)}
+            for name, value in {"closed_book": 0.2, "naive_rag_passages_tuned": 0.8, "mmkb_rag": 0.7}.items()
+        },
+        "comparisons": {
+            "mmkb_rag - closed_book": score(0.5),
+            "mmkb_rag - naive_rag_passages_tuned": score(-0.1),
+            "mr2ag - closed_book": score(0.1),
+        },
     }
 
     text = "\n".join(mmkb.tuned_lines({"llava": metrics, "qwen2_vl": metrics}))
 
     assert "| | LLaVA | Qwen2-VL |" in text
     assert "| `mmkb_rag` less `closed_book`, paired | 50.0 (40.0 to 60.0, n = 7) | 50.0" in text
+    assert "| `naive_rag_passages_tuned` | 80.0 (70.0 to 90.0, n = 7) | 80.0" in text
+    assert "| `mmkb_rag` less `naive_rag_passages_tuned`, paired | -10.0 (-20.0 to 0.0, n = 7) | -10.0" in text
     assert "knowledge-based questions alone | – | – |" in text
     assert "malformed | 19 of 25 | 19 of 25 |" in text
     assert "mr2ag" not in text
@@ -130,9 +139,16 @@ def test_the_labels_tables_are_read_from_the_statistics(mmkb: ModuleType) -> Non
 def test_every_stage_of_the_mmkb_page_has_its_configuration(mmkb: ModuleType, tmp_path: Path) -> None:
     stages = {**mmkb.stages(tmp_path, "llava", 0), **mmkb.rule_stages(tmp_path, "llava", 0, 100, 3.0)}
 
-    assert len(stages) == 4 + len(mmkb.LABELS) + 2 + 3 * len(mmkb.RULES)
+    assert len(stages) == 7 + len(mmkb.LABELS) + 2 + 3 * len(mmkb.RULES)
     for words in stages.values():
         assert Path(words[words.index("--config") + 1]).is_file()
+    assert list(stages).index("plain_train") < list(stages).index("evaluate")
+    evaluate, trained = stages["evaluate"], stages["plain_train"]
+    assert evaluate[evaluate.index("--plain_model") + 1] == trained[trained.index("--output_dir") + 1]
+    assert "tuned_baselines" in evaluate[evaluate.index("--pipelines") :]
+    assert "--limit" not in evaluate
+    trial = mmkb.stages(tmp_path, "llava", 0, questions=8)
+    assert all(trial[name][trial[name].index("--limit") + 1] == "8" for name in ("probe", "evaluate"))
     grid = stages["rule paper: sweep"]
     assert json.loads(grid[grid.index("--grid") + 1]) == mmkb.GRID
 
