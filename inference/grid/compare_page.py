@@ -119,4 +119,17 @@ def _iterations(pipelines: Mapping[str, Any]) -> Iterator[str]:
             recall, record = (_spread([each[kind] for each in iterations]) for kind in ("article_recall", "record"))
             yield f"| {place} | {recall} | {record} |"
         mean = sum(each["iterations"] for each in measured) / len(measured)
-        yield f"\n{number(mean)} iterations on average ({endings(measured)})."
+        yield f"\n{number(mean)} iterations on average ({endings(measured)}). {_gains(measured)}".rstrip()
+
+
+def _gains(measured: Sequence[Mapping[str, Any]]) -> str:
+    """What further iterations and a second knowledge base bring, paired by question, and whether the model asks."""
+    gained = [each.get("gained") or {} for each in measured]
+    told = {
+        "the last iteration less the first, article recall": ([each.get("article_recall") for each in gained], True),
+        "records that state an answer": ([each.get("record") for each in gained], True),
+        "recall of all knowledge bases less the best alone": ([each.get("bases") for each in gained], True),
+        "later searches with a query that the model wrote": ([each.get("asked") for each in measured], False),
+    }
+    parts = [f"{name} {_spread(scores, sign=sign)}" for name, (scores, sign) in told.items() if any(scores)]
+    return f"In points or per cent: {'; '.join(parts)}." if parts else ""

@@ -119,9 +119,9 @@ function detail(question, pipeline) {
 function trajectory(name, trace) {
   const box = element("div", "trajectory", element("h4", "", name + " ", answerLine(trace)));
   const iterations = new Set(trace.steps.map((step) => step.iteration)).size;
-  let iteration = null;
+  let iteration = -1;
   for (const step of trace.steps) {
-    if (iterations > 1 && step.iteration !== iteration) {
+    if (iterations > 1 && step.iteration > iteration) {
       iteration = step.iteration;
       box.append(element("div", "iteration", "iteration " + iteration));
     }

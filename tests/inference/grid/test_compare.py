@@ -121,6 +121,17 @@ def test_a_pipeline_has_one_table_of_its_iterations_over_all_evaluations() -> No
     assert "by iteration" not in written(one={**FIRST, "trajectories": {"pmsr": short}})
 
 
+def test_what_iterations_gain_is_told_paired_by_question() -> None:
+    walked = {**FIRST["trajectories"]["pmsr"], "asked": score(0.25)}
+    walked["gained"] = {"article_recall": score(0.2), "record": None, "bases": score(0.1)}
+    text = written(one={**FIRST, "trajectories": {"pmsr": walked}})
+    assert "the last iteration less the first, article recall +20.0 (+10.0 to +30.0);" in text
+    assert "the best alone +10.0 (+0.0 to +20.0);" in text
+    assert "with a query that the model wrote 25.0 (15.0 to 35.0)." in text
+    assert "records that state an answer" not in text
+    assert "In points" not in written(one=FIRST)  # of metrics that an earlier version wrote
+
+
 def test_oracles_stand_behind_all_others() -> None:
     scores = {"naive": 0.5, "pmsr": 0.6, "oracle_passage": 0.9}
     text = written(one=metrics(scores, dict.fromkeys(scores, 1.0)))
