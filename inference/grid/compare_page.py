@@ -21,12 +21,12 @@ def page(record: Mapping[str, Any]) -> str:
     heads = {column: head for column, head in record["metric"]["columns"].items() if column != OVERALL}
     named_costs = [COST_HEADS[cost] for cost in COSTS]
     strongest = ", ".join(dict.fromkeys(filter(None, record["best_baselines"])))
-    count = len(record["best_baselines"])
-    times = f", over {count} evaluations" if count > 1 else ""
+    asked = max((_counts(row["score"]) for row in record["pipelines"].values()), key=len)
+    times = f"{len(asked)} evaluations of {', '.join(asked)} questions" if len(asked) > 1 else f"{asked[0]} questions"
     lines = [
         "# Pipelines side by side",
         "",
-        f"`{record['command']}`{times}. {record['metric']['caption']}. "
+        f"`{record['command']}`, {times}. {record['metric']['caption']}. "
         "Score in per cent and lead in points: mean over evaluations, in brackets the 95 % interval of one evaluation, "
         "or the lowest to the highest of several. The lead is over the best baseline at equal depth "
         f"({strongest}), paired by question; a pipeline is ahead if its interval is above 0 in every evaluation. Costs "
@@ -47,6 +47,11 @@ def page(record: Mapping[str, Any]) -> str:
     lines += _stops(record.get("stop_rules", ()))
     lines += _iterations(record["pipelines"])
     return "\n".join(lines) + "\n"
+
+
+def _counts(scores: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """How many questions each score is over."""
+    return [f"{score['n']:,}" for score in scores if score is not None]
 
 
 def _by_score(pipelines: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -109,7 +114,7 @@ def _iterations(pipelines: Mapping[str, Any]) -> Iterator[str]:
     """One table for each pipeline that iterates: means over evaluations, as in the table of scores."""
     for name, row in pipelines.items():
         measured = row["trajectories"]
-        if max((len(each["by_iteration"]) for each in measured), default=0) < 2:
+        if not any(_changes(each["by_iteration"]) for each in measured):
             continue
         yield from ("", f"## {name} by iteration", "")
         yield "| iteration | article recall so far | record states an answer |"
@@ -120,6 +125,11 @@ def _iterations(pipelines: Mapping[str, Any]) -> Iterator[str]:
             yield f"| {place} | {recall} | {record} |"
         mean = sum(each["iterations"] for each in measured) / len(measured)
         yield f"\n{number(mean)} iterations on average ({endings(measured)}). {_gains(measured)}".rstrip()
+
+
+def _changes(iterations: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether there is anything to show by iteration: an agent that searches once finds no more afterwards."""
+    return len(iterations) > 1 and (iterations[0]["record"] is not None or iterations[0] != iterations[-1])
 
 
 def _gains(measured: Sequence[Mapping[str, Any]]) -> str:

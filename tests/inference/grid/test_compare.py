@@ -101,7 +101,7 @@ def test_the_axis_of_scores_ends_just_above_the_best() -> None:
 
 def test_the_page_says_all_of_it() -> None:
     text = written(one=FIRST, two=SECOND)
-    assert "`compare --config x.yaml`, over 2 evaluations." in text
+    assert "`compare --config x.yaml`, 2 evaluations of 10, 10 questions." in text
     assert (
         "| pmsr | 60.0 (60.0 to 60.0) | +20.0 (+10.0 to +30.0) | ties (1 ahead, 0 behind of 2) | 1 | 1 | 1 | 2,000 | "
         "1 | 1 | 1 |" in text
