@@ -20,7 +20,6 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from page import command_line
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Passage, Question
@@ -77,8 +76,10 @@ the picture finds most readily besides, in their order.
 
 ## What is searched with, and what is searched
 
-{retrieval}
-It was never trained to write captions.
+Recall of the right entry among the first 1 and 5 by `miniature/clip`. Captions are the base's own, by the paper's
+prompt; it was never trained to write any.
+
+{modalities}
 
 ## Reranking the first five, and answering from the first
 
@@ -94,20 +95,6 @@ model held to be valid.
 
 {generation}
 """
-
-RETRIEVAL = """Recall of the right entry among the first 1 and 5 by `{encoder}`. Captions are by `{model}`, by the
-paper's prompt.
-
-{modalities}
-
-Recall@5 less that of I in images, paired, in points: {differences}.
-"""
-RETRIEVAL_PAGE = """# mRAG's modalities of retrieval
-
-{command}; {n} knowledge-based questions of one hop of the two validation splits, drawn by seed {seed}. In %, with
-bootstrap intervals of 95 % by question.
-
-{retrieval}"""
 
 
 @dataclass(frozen=True)
@@ -145,9 +132,7 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", required=True, help="a world that build_world wrote")
-    parser.add_argument("--index", required=True, help="its index")
-    parser.add_argument("--encoder", default="miniature/clip", help="what the index was made with")
-    parser.add_argument("--retrieval", action="store_true", help="what is searched with, and nothing else")
+    parser.add_argument("--index", required=True, help="its index by miniature/clip")
     parser.add_argument("--model", default="miniature/llava", help="the model that reranks and answers")
     parser.add_argument("--questions", type=int, default=120, help="how many, drawn from both validation splits")
     parser.add_argument("--placed", type=int, default=300, help="how many the position study asks")
@@ -155,37 +140,29 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    dataset, encoder = Dataset(Path(arguments.dataset)), load_encoder(arguments.encoder)
+    dataset, encoder = Dataset(Path(arguments.dataset)), load_encoder("miniature/clip")
     retriever = EntryRetriever(load_index(arguments.index, dataset.knowledge, encoder), encoder)
     engine = PrefixEngine(load(arguments.model))
     questions = sample(dataset, arguments.questions)
     bench = Bench(dataset, questions, engine, retriever, Measure("infoseek"))
-    retrieval = retrieved(bench, arguments.encoder, arguments.model)
-    if arguments.retrieval:
-        page = RETRIEVAL_PAGE.format(command=command_line("mrag.py"), n=len(questions), seed=SEED, retrieval=retrieval)
-    else:
-        page = designed(bench, sample(dataset, arguments.placed), arguments.model, retrieval)
-    print(page)
-    if arguments.output:
-        arguments.output.write_text(page, encoding="utf-8")
-
-
-def designed(bench: Bench, placed: list[Question], model: str, retrieval: str) -> str:
-    """The page of the whole design space."""
+    placed = sample(dataset, arguments.placed)
     scores = positions(dataclasses.replace(bench, questions=placed))
     rerankers, recall = reranked(bench)
-    return TEXT.format(
-        model=f"`{model}`",
-        n=len(bench.questions),
+    page = TEXT.format(
+        model=f"`{arguments.model}`",
+        n=len(questions),
         placed=len(placed),
         seed=SEED,
         positions="\n".join(position_lines(scores)),
         verdict="\n\n".join(verdict(name, scores[name]) for name in PROMPTS),
-        retrieval=retrieval,
+        modalities="\n".join(modalities(bench)),
         rerankers="\n".join(rerankers),
         recall=recall,
         generation="\n".join(generated(bench)),
     )
+    print(page)
+    if arguments.output:
+        arguments.output.write_text(page, encoding="utf-8")
 
 
 def sample(dataset: Dataset, count: int) -> list[Question]:
@@ -282,8 +259,8 @@ def verdict(name: str, scores: Mapping[str, list[float]]) -> str:
 # The stages.
 
 
-def retrieved(bench: Bench, encoder: str, model: str) -> str:
-    """Recall by what is searched with and what is searched, and what each gains on a picture among pictures."""
+def modalities(bench: Bench) -> list[str]:
+    """Recall by what is searched with and what is searched."""
 
     def describe(question: Question) -> Steps[Outcome]:
         reply = yield from write("caption", 0, CAPTION, {"question": question.text}, max_tokens=32)
@@ -295,7 +272,6 @@ def retrieved(bench: Bench, encoder: str, model: str) -> str:
     targets: dict[Any, str] = {"I": "images", "IT": "images and titles", "T": "titles"}
     images = bench.images(bench.questions)
     lines = ["| query | " + " | ".join(targets.values()) + " |", "|---|---|---|---|"]
-    found: dict[str, list[float]] = {}
     for modality, told in texts.items():
         queries = [Query(image, text) for image, text in zip(images, told, strict=True)]
         cells = []
@@ -307,11 +283,8 @@ def retrieved(bench: Bench, encoder: str, model: str) -> str:
                 for k in (1, DEPTH)
             ]
             cells.append(" · ".join(cell(values) for values in recalls))
-            found[f"{modality} in {targets[target]}"] = recalls[-1]
         lines.append(f"| {modality} | " + " | ".join(cells) + " |")
-    plain = found.pop("I in images")
-    differences = "; ".join(f"{name} {points(less(values, plain))}" for name, values in found.items())
-    return RETRIEVAL.format(encoder=encoder, model=model, modalities="\n".join(lines), differences=differences)
+    return lines
 
 
 def reranked(bench: Bench) -> tuple[list[str], str]:
