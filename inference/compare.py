@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 from reflectune.core.config import parse_config, read_config
@@ -25,7 +27,8 @@ def main() -> None:
     if config.dry_run:
         print(compare_run.describe(config, evaluations))
         return
-    compare_run.run(config, evaluations)
+    command = shlex.join(["python", "-m", "reflectune.inference.compare", *sys.argv[1:]])
+    compare_run.run(config, evaluations, command)
     print(Path(config.output, "compare.md").read_text(encoding="utf-8"))
 
 

@@ -1,115 +1,62 @@
-"""The page and the plot of a comparison."""
+"""The page of a comparison."""
 
 from __future__ import annotations
 
-import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from reflectune.core.html import render
-from reflectune.inference.report.trajectories import COST_HEADS, number, stop_sentence
+from reflectune.inference.grid.compare_plot import mean_score
+from reflectune.inference.report.trajectories import COST_HEADS, endings, number, stop_sentence
 from reflectune.inference.scoring.trajectories import COSTS
 from reflectune.metrics.breakdown import OVERALL
 
 NOISE = ", noise "
 """What stands between a pipeline's name and how many irrelevant passages stood among its records."""
-_MOST_NAMED = 3
-_LETTER, _LINE = 0.0125, 0.04
-"""A letter's width and a line's height in the plot, as shares of it."""
-_LEAST = 1e-3
-"""What a cost of nothing is drawn as."""
+ORACLE = "oracle"
+"""What the names of pipelines have that are told the entry, or the passage, which others have to find."""
 
 
 def page(record: Mapping[str, Any]) -> str:
     """A comparison as Markdown: scores, leads and costs, then each iterative pipeline by iteration."""
-    many = len(record["evaluations"]) > _MOST_NAMED
-    named = "…" if many else " ".join(map(shlex.quote, record["evaluations"]))
-    told = f" ({len(record['evaluations'])} of them, which compare.json names)" if many else ""
     heads = {column: head for column, head in record["metric"]["columns"].items() if column != OVERALL}
     named_costs = [COST_HEADS[cost] for cost in COSTS]
     strongest = ", ".join(dict.fromkeys(filter(None, record["best_baselines"])))
+    asked = max((_counts(row["score"]) for row in record["pipelines"].values()), key=len)
+    times = f"{len(asked)} evaluations of {', '.join(asked)} questions" if len(asked) > 1 else f"{asked[0]} questions"
     lines = [
         "# Pipelines side by side",
         "",
-        f"`python -m reflectune.inference.compare --evaluations {named}`{told}. {record['metric']['caption']}. "
+        f"`{record['command']}`, {times}. {record['metric']['caption']}. "
         "Score in per cent and lead in points: mean over evaluations, in brackets the 95 % interval of one evaluation, "
         "or the lowest to the highest of several. The lead is over the best baseline at equal depth "
         f"({strongest}), paired by question; a pipeline is ahead if its interval is above 0 in every evaluation. Costs "
         "are of one question: tokens read are those of all prompts, each from its beginning; of tokens computed, what "
-        "a question's prompts begin with is read once. Oracles, which are told the entry, are on no front.",
+        "a question's prompts begin with is read once. Oracles, told the entry, stand last and are on no front.",
         "",
-        f"| {' | '.join(['pipeline', 'score', *heads.values(), 'lead', *named_costs, 'against the best baseline'])} |",
-        f"|---|{'--:|' * (2 + len(heads) + len(COSTS))}---|",
+        f"| {' | '.join(['pipeline', 'score', 'lead', 'against the best baseline', *heads.values(), *named_costs])} |",
+        f"|---|--:|--:|---|{'--:|' * (len(heads) + len(COSTS))}",
     ]
     for name, row in _by_score(record["pipelines"]):
         costs = (number(row["costs"][cost]) for cost in COSTS)
         parts = (_spread(row["columns"][column]) for column in heads)
         standing = row.get("standing") or "–"
-        cells = [name, _spread(row["score"]), *parts, _spread(row["lead"], sign=True), *costs, standing]
+        cells = [name, _spread(row["score"]), _spread(row["lead"], sign=True), standing, *parts, *costs]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", f"Neither beaten nor undercut by another: {_fronts(record['pipelines'])}."]
     lines += ["", "![Score against cost](compare.svg)", *_noise(record["pipelines"])]
-    lines += [line for stop in record.get("stop_rules", ()) for line in ("", stop_sentence(stop))]
+    lines += _stops(record.get("stop_rules", ()))
     lines += _iterations(record["pipelines"])
     return "\n".join(lines) + "\n"
 
 
-def plot(record: Mapping[str, Any], cost: str) -> str:
-    """Score against a cost, on a logarithmic axis, as an SVG file: a dot for each pipeline, and a line along the front.
-
-    Args:
-        record: The content of compare.json.
-        cost: The kind of cost. Pipelines that don't count it are left out.
-    """
-    rows = {
-        name: (max(row["costs"][cost], _LEAST), _mean(row["score"]), row["on_front"][cost])
-        for name, row in _by_score(record["pipelines"])
-        if row["costs"][cost] is not None and _mean(row["score"]) is not None
-    }
-    low, high = (
-        (min(price for price, _, _ in rows.values()), max(price for price, _, _ in rows.values())) if rows else (1, 1)
-    )
-    dots = [(name, _place(price, low, high), value, front) for name, (price, value, front) in rows.items()]
-    lifted = _lifted([(x, y or 0.0, len(name)) for name, x, y, _ in dots])
-    return render(
-        "inference/grid/templates/compare.html",
-        label=f"{COST_HEADS[cost]} a question",
-        dots=[(*dot, up) for dot, up in zip(dots, lifted, strict=True)],
-        front=sorted((x, y) for _, x, y, front in dots if front),
-        ticks=[(_place(price, low, high), number(price)) for price in dict.fromkeys((low, (low * high) ** 0.5, high))],
-    )
-
-
-def _lifted(labels: Sequence[tuple[float, float, int]]) -> list[float]:
-    """How far up each label is moved, as a share of the plot's height, so that none lies on another.
-
-    Args:
-        labels: Each label's place, from 0 to 1, and its length in letters; the highest first.
-    """
-    taken: list[tuple[float, float, float]] = []
-    lifted = []
-    for x, y, letters in labels:
-        end, height = x + _LETTER * letters, y
-        while any(abs(height - other) < _LINE and x < right and left < end for left, right, other in taken):
-            height -= _LINE / 4
-        taken.append((x, end, height))
-        lifted.append(height - y)
-    return lifted
-
-
-def _place(price: float, low: float, high: float) -> float:
-    """Where a cost lies between the lowest and the highest, by its logarithm: from 0 to 1."""
-    return 0.5 if low == high else math.log(price / low) / math.log(high / low)
+def _counts(scores: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """How many questions each score is over."""
+    return [f"{score['n']:,}" for score in scores if score is not None]
 
 
 def _by_score(pipelines: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return sorted(pipelines.items(), key=lambda item: -(_mean(item[1]["score"]) or 0.0))
-
-
-def _mean(scores: Sequence[Mapping[str, float] | None]) -> float | None:
-    known = [score["value"] for score in scores if score is not None]
-    return sum(known) / len(known) if known else None
+    """The best first, and oracles behind all others."""
+    return sorted(pipelines.items(), key=lambda item: (ORACLE in item[0], -(mean_score(item[1]["score"]) or 0.0)))
 
 
 def _spread(scores: Sequence[Mapping[str, float] | None], *, sign: bool = False) -> str:
@@ -149,13 +96,50 @@ def _noise(pipelines: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {name} | {_spread(clean)} | {' | '.join(_spread(scores.get(count, [])) for count in counts)} |"
 
 
+def _stops(stops: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What PMSR's stop saves: in words, or as a table of several evaluations."""
+    if len(stops) == 1:
+        yield from ("", stop_sentence(stops[0]))
+    elif stops:
+        yield from ("", "## What PMSR's stop rule saves", "")
+        yield "| evaluation | iterations with a record | without the rule | saved | points lost | verdict |"
+        yield "|--:|--:|--:|--:|--:|---|"
+        for place, stop in enumerate(stops, 1):
+            counts = f"{number(stop['iterations'])} | {number(stop['fixed'])}"
+            spreads = f"{_spread([stop['saved']])} | {_spread([stop['lost']], sign=True)}"
+            yield f"| {place} | {counts} | {spreads} | {stop['verdict']} |"
+
+
 def _iterations(pipelines: Mapping[str, Any]) -> Iterator[str]:
+    """One table for each pipeline that iterates: means over evaluations, as in the table of scores."""
     for name, row in pipelines.items():
-        for measured in row["trajectories"]:
-            yield from ("", f"## {name} by iteration", "")
-            yield "| iteration | article recall so far | record states an answer |"
-            yield "|--:|--:|--:|"
-            for place, iteration in enumerate(measured["by_iteration"]):
-                yield f"| {place} | {_spread([iteration['article_recall']])} | {_spread([iteration['record']])} |"
-            ended = ", ".join(f"{reason}: {count}" for reason, count in measured["ended"].items())
-            yield f"\n{number(measured['iterations'])} iterations on average ({ended})."
+        measured = row["trajectories"]
+        if not any(_changes(each["by_iteration"]) for each in measured):
+            continue
+        yield from ("", f"## {name} by iteration", "")
+        yield "| iteration | article recall so far | record states an answer |"
+        yield "|--:|--:|--:|"
+        for place in range(max(len(each["by_iteration"]) for each in measured)):
+            iterations = [each["by_iteration"][min(place, len(each["by_iteration"]) - 1)] for each in measured]
+            recall, record = (_spread([each[kind] for each in iterations]) for kind in ("article_recall", "record"))
+            yield f"| {place} | {recall} | {record} |"
+        mean = sum(each["iterations"] for each in measured) / len(measured)
+        yield f"\n{number(mean)} iterations on average ({endings(measured)}). {_gains(measured)}".rstrip()
+
+
+def _changes(iterations: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether there is anything to show by iteration: an agent that searches once finds no more afterwards."""
+    return len(iterations) > 1 and (iterations[0]["record"] is not None or iterations[0] != iterations[-1])
+
+
+def _gains(measured: Sequence[Mapping[str, Any]]) -> str:
+    """What further iterations and a second knowledge base bring, paired by question, and whether the model asks."""
+    gained = [each.get("gained") or {} for each in measured]
+    told = {
+        "the last iteration less the first, article recall": ([each.get("article_recall") for each in gained], True),
+        "records that state an answer": ([each.get("record") for each in gained], True),
+        "recall of all knowledge bases less the best alone": ([each.get("bases") for each in gained], True),
+        "later searches with a query that the model wrote": ([each.get("asked") for each in measured], False),
+    }
+    parts = [f"{name} {_spread(scores, sign=sign)}" for name, (scores, sign) in told.items() if any(scores)]
+    return f"In points or per cent: {'; '.join(parts)}." if parts else ""

@@ -10,7 +10,8 @@ from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.inference.grid.compare_config import CompareConfig
 from reflectune.inference.grid.compare_merge import merged
-from reflectune.inference.grid.compare_page import NOISE, page, plot
+from reflectune.inference.grid.compare_page import NOISE, ORACLE, page
+from reflectune.inference.grid.compare_plot import mean_score, plot
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.scoring.evaluation import BEST_BASELINE
@@ -18,11 +19,9 @@ from reflectune.inference.scoring.trajectories import COSTS, mean_if_all
 from reflectune.metrics.breakdown import OVERALL
 
 Record = dict[str, Any]
-ORACLE = "oracle"
-"""What the names of pipelines have that are told the entry, or the passage, which others have to find."""
 
 
-def run(config: CompareConfig, evaluations: Sequence[EvaluateConfig]) -> Record:
+def run(config: CompareConfig, evaluations: Sequence[EvaluateConfig], command: str) -> Record:
     """Run evaluations, and write `compare.md`, `compare.svg` and `compare.json` of these and the finished ones.
 
     Those of the same questions are scored together; see `merged`.
@@ -30,6 +29,7 @@ def run(config: CompareConfig, evaluations: Sequence[EvaluateConfig]) -> Record:
     Args:
         config: What to compare.
         evaluations: Those of its evaluations that are configs.
+        command: The command that this is, as the page tells it.
 
     Returns:
         The content of compare.json.
@@ -42,7 +42,7 @@ def run(config: CompareConfig, evaluations: Sequence[EvaluateConfig]) -> Record:
     metrics = {name: _read(folder) for name, folder in config.folders().items()}
     by_folder = {Path(evaluation.output): evaluation for evaluation in evaluations}
     run_here = {name: by_folder[folder] for name, folder in config.folders().items() if folder in by_folder}
-    record = {**compared(merged(run_here, metrics)), "evaluations": config.evaluations}
+    record = {**compared(merged(run_here, metrics)), "evaluations": config.evaluations, "command": command}
     write_json(Path(config.output, "compare.json"), record)
     write_atomically(Path(config.output, "compare.svg"), plot(record, config.cost))
     write_atomically(Path(config.output, "compare.md"), page(record))
@@ -150,9 +150,8 @@ def _on_front(name: str, pipelines: Mapping[str, Record], cost: str) -> bool | N
 
 def _point(row: Mapping[str, Any], cost: str) -> tuple[float, float] | None:
     """(cost, mean score) of a pipeline; None if one of them isn't known."""
-    values = [score["value"] for score in row["score"] if score is not None]
-    price = row["costs"][cost]
-    return None if price is None or not values else (price, sum(values) / len(values))
+    value, price = mean_score(row["score"]), row["costs"][cost]
+    return None if price is None or value is None else (price, value)
 
 
 def _read(folder: Path) -> Mapping[str, Any]:

@@ -165,7 +165,7 @@ def _trace(question: Question, trace: Trace, tables: _Tables, measure: Measure) 
         "mct": None if trace.mct is None else dataclasses.asdict(trace.mct),
         "fallback": trace.fallback,
         "error": trace.error,
-        **({"steps": browsed(trace), "ended": trace.ended} if trace.steps else {}),
+        **({"steps": browsed(trace, question.entity_ids), "ended": trace.ended} if trace.steps else {}),
     }
 
 

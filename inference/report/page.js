@@ -117,16 +117,29 @@ function detail(question, pipeline) {
 }
 
 function trajectory(name, trace) {
-  const box = element("div", "trajectory", element("h4", "", name));
+  const box = element("div", "trajectory", element("h4", "", name + " ", answerLine(trace)));
+  const iterations = new Set(trace.steps.map((step) => step.iteration)).size;
+  let iteration = -1;
   for (const step of trace.steps) {
-    const likely = step.probability === null ? "" : " " + number(step.probability);
-    box.append(element("div", "meta", step.iteration + " · " + step.operator + likely
-      + (step.queries.length ? " · " + step.found + " found" : "")));
+    if (iterations > 1 && step.iteration > iteration) {
+      iteration = step.iteration;
+      box.append(element("div", "iteration", "iteration " + iteration));
+    }
+    box.append(stepLine(step));
     for (const query of step.queries) box.append(element("div", "query", query.trim()));
-    if (step.text) box.append(element("div", "", step.text + (step.finished ? "" : " … (cut off)")));
+    if (step.text) box.append(element("div", "written", step.text + (step.finished ? "" : " … (cut off)")));
   }
   box.append(element("div", "meta", "ended: " + trace.ended));
   return box;
+}
+
+function stepLine(step) {
+  const likely = step.probability === null ? "" : " " + number(step.probability);
+  const missing = Object.keys(step.missing).length ? " · without " + Object.keys(step.missing).join(", ") : "";
+  const found = step.operator === "search" ? " · " + step.found + " found" + missing : "";
+  const line = element("div", "meta", element("b", "", step.operator), likely + found);
+  if (step.right) line.append(element("span", "badge gold", "right entry"));
+  return line;
 }
 
 function byRelevance(trace) {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -22,6 +23,7 @@ COST_HEADS = {
     "generated": "tokens written",
     "seconds": "seconds",
 }
+_MOST_ENDINGS = 6
 _COURSES = {
     "stable_correct": "right throughout",
     "correction": "wrong, then right",
@@ -45,7 +47,8 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
     tables = [Table(["pipeline", *COST_HEADS.values()], rows, caption)]
     notes = []
     for name, measured in metrics["trajectories"].items():
-        tables.append(_iterations(name, measured))
+        if len(measured["by_iteration"]) > 1:
+            tables.append(_iterations(name, measured))
         notes.append(_sentence(name, measured))
     if stop := metrics.get("stop_rule"):
         notes.append(stop_sentence(stop))
@@ -75,8 +78,13 @@ def stop_sentence(stop: Mapping[str, Any]) -> str:
     return f"{told}{cost}, over the same {saved['n']} questions. {marks}: {stop['verdict']}{reason}."
 
 
-def browsed(trace: Trace) -> list[dict[str, Any]]:
-    """A trajectory's steps as the page shows them."""
+def browsed(trace: Trace, entity_ids: Collection[str]) -> list[dict[str, Any]]:
+    """A trajectory's steps as the page shows them.
+
+    Args:
+        trace: Its trace.
+        entity_ids: The entries that the question is about: each step says whether one was found.
+    """
     return [
         {
             "operator": step.operator,
@@ -84,6 +92,8 @@ def browsed(trace: Trace) -> list[dict[str, Any]]:
             "text": step.text,
             "queries": list(step.queries),
             "found": len(step.found),
+            "right": any(passage.entry_id in entity_ids for passage in step.found),
+            "missing": dict(step.missing),
             "probability": None if step.probability is None else round(step.probability, 3),
             "finished": step.finished,
         }
@@ -112,11 +122,25 @@ def _iterations(name: str, measured: Mapping[str, Any]) -> Table:
 
 
 def _sentence(name: str, measured: Mapping[str, Any]) -> str:
-    ended = ", ".join(f"{reason}: {count}" for reason, count in measured["ended"].items())
-    told = f"{name}: {number(measured['iterations'])} iterations on average ({ended})."
+    told = f"{name}: {number(measured['iterations'])} iterations on average ({endings([measured])})."
     courses = measured["courses"]
     shares = ", ".join(f"{_COURSES[course]} {100 * share:.1f} %" for course, share in courses.items())
     return f"{told} Its records: {shares}." if courses else told
+
+
+def endings(measured: Sequence[Mapping[str, Any]]) -> str:
+    """Why a pipeline's trajectories ended in some evaluations, with how many did; the commonest reasons by name.
+
+    Args:
+        measured: What each evaluation has measured of its trajectories.
+    """
+    ended: Counter[str] = Counter()
+    for each in measured:
+        ended.update(each["ended"])
+    named = ended.most_common(_MOST_ENDINGS)
+    told = [f"{reason}: {count}" for reason, count in named]
+    rest = ended.total() - sum(count for _, count in named)
+    return ", ".join([*told, f"{len(ended) - len(named)} other reasons: {rest}"] if rest else told)
 
 
 def number(value: float | None) -> str:

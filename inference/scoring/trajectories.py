@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from reflectune.core.types import Question
-from reflectune.inference.scoring.scores import Traces, mean
+from reflectune.inference.scoring.scores import Score, Traces, mean
 from reflectune.inference.trace import Trace
 from reflectune.metrics.cover import cover_one
 from reflectune.metrics.retrieval import article_recall_at_k
@@ -55,7 +55,11 @@ def trajectories(questions: Sequence[Question], traces: Traces, *, seed: int) ->
     Returns:
         By pipeline: `iterations` (mean, the first one included), `ended` (how many for each reason), `by_iteration`
         (a list: cumulative `article_recall`, over all knowledge bases and by base, and `record`: whether the record of
-        that iteration, or the last one before it, states an accepted answer) and `courses` (share of each `Course`).
+        that iteration, or the last one before it, states an accepted answer), `gained` (of the last iteration less the
+        first, paired by question: `article_recall` and `record`; and `bases`, the last one's recall of all knowledge
+        bases less the best one's alone; None where there is nothing to subtract), `asked` (of the searches that
+        follow a trajectory's first, the share with a query that the model wrote; None without any) and `courses`
+        (share of each `Course`).
     """
     return {
         name: _of_pipeline([q for q in questions if q.id in own and not own[q.id].error], own, seed)
@@ -82,8 +86,44 @@ def _of_pipeline(questions: Sequence[Question], traces: Mapping[str, Trace], see
             }
             for iteration in range(last + 1)
         ],
+        "gained": {
+            "article_recall": _less(
+                [found_until(q, traces[q.id], last) for q in known],
+                [found_until(q, traces[q.id], 0) for q in known],
+                seed,
+            )
+            if last > 0
+            else None,
+            "record": _less(
+                [right[-1] for right in records.values() if right],
+                [right[0] for right in records.values() if right],
+                seed,
+            )
+            if last > 0
+            else None,
+            "bases": _joined(known, traces, last, bases, seed) if len(bases) > 1 else None,
+        },
+        "asked": mean(_asked([traces[question.id] for question in questions]), seed),
         "courses": _courses([right for right in records.values() if right]),
     }
+
+
+def _less(later: Sequence[float], earlier: Sequence[float], seed: int) -> Score | None:
+    return mean([one - other for one, other in zip(later, earlier, strict=True)], seed)
+
+
+def _joined(
+    questions: Sequence[Question], traces: Mapping[str, Trace], last: int, bases: Sequence[str], seed: int
+) -> Score | None:
+    """Recall of all knowledge bases less that of the one that has the highest."""
+    alone = [[found_until(q, traces[q.id], last, base) for q in questions] for base in bases]
+    return _less([found_until(q, traces[q.id], last) for q in questions], max(alone, key=sum), seed)
+
+
+def _asked(traces: Sequence[Trace]) -> list[float]:
+    """Of each trajectory that searches again, the share of later searches with more than the expanded question."""
+    searches = [[step for step in trace.steps if step.operator == "search"][1:] for trace in traces]
+    return [sum(len(step.queries) > 1 for step in later) / len(later) for later in searches if later]
 
 
 def found_until(question: Question, trace: Trace, iteration: int, base: str = "") -> float:

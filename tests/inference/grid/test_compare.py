@@ -11,7 +11,8 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.inference.grid.compare_config import CompareConfig
-from reflectune.inference.grid.compare_page import page, plot
+from reflectune.inference.grid.compare_page import page
+from reflectune.inference.grid.compare_plot import labels, plot
 from reflectune.inference.grid.compare_run import compared, describe, run, standing
 from reflectune.inference.scoring.trajectories import COSTS
 
@@ -22,8 +23,8 @@ def score(value: float) -> dict[str, float]:
 
 def metrics(scores: dict[str, float], read: dict[str, float | None], metric: str = "infoseek") -> dict[str, Any]:
     """What metrics.json has of some pipelines: their overall score, and tokens read of a question."""
-    iteration = {"article_recall": score(0.8), "by_base": {}, "record": score(0.4)}
-    walked = {"iterations": 2.0, "ended": {"queries repeat": 9, "after 4 iterations": 1}, "by_iteration": [iteration]}
+    first, last = ({"article_recall": score(share), "by_base": {}, "record": score(0.4)} for share in (0.8, 0.9))
+    walked = {"iterations": 2.0, "ended": {"queries repeat": 9, "after 4 iterations": 1}, "by_iteration": [first, last]}
     return {
         "metric": {"name": metric, "caption": "A score", "columns": {"overall": "overall"}},
         "pipelines": {
@@ -35,6 +36,11 @@ def metrics(scores: dict[str, float], read: dict[str, float | None], metric: str
         "costs": {name: {**dict.fromkeys(COSTS, 1.0), "read": tokens} for name, tokens in read.items()},
         "trajectories": {"pmsr": walked},
     }
+
+
+def written(**evaluations: dict[str, Any]) -> str:
+    """The page of some evaluations."""
+    return page({**compared(evaluations), "command": "compare --config x.yaml"})
 
 
 FIRST = metrics({"naive": 0.5, "pmsr": 0.6, "slow": 0.55}, {"naive": 100.0, "pmsr": 1000.0, "slow": 2000.0})
@@ -66,26 +72,71 @@ def test_an_oracle_is_on_no_front_and_keeps_nobody_off_it() -> None:
     assert [row["on_front"]["read"] for row in rows.values()] == [True, True, None]
 
 
-def test_no_name_of_the_plot_lies_on_another() -> None:
-    names = [f"pipeline_{n}" for n in range(8)]
-    scores = {"naive": 0.5, "pmsr": 0.5, **dict.fromkeys(names, 0.5)}
-    drawing = ElementTree.fromstring(plot(compared({"one": metrics(scores, dict.fromkeys(scores, 7.0))}), "read"))
-    heights = [float(text.attrib["y"]) for text in drawing.findall(".//{*}text") if text.text in scores]
-    assert len(heights) == 10
-    gaps = [abs(one - other) for place, one in enumerate(heights) for other in heights[:place]]
-    assert min(gaps) > 12  # the letters' height
+def test_no_name_of_the_plot_lies_on_another_or_on_a_dot() -> None:
+    dots = {f"pipeline_{n}": (300.0 + 3 * (n % 4), 380.0 - 4 * (n // 4)) for n in range(24)}
+    placed = labels(dots)
+    assert placed.keys() == dots.keys()
+    boxes = []
+    for name, label in placed.items():
+        left = label.x if label.anchor == "start" else label.x - 6 * len(name)
+        boxes.append((left, label.y - 9, left + 6 * len(name), label.y + 2))
+    boxes += [(x - 4, y - 4, x + 4, y + 4) for x, y in dots.values()]
+    for place, one in enumerate(boxes[: len(dots)]):
+        for other in boxes[place + 1 :]:
+            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+
+
+def test_a_lone_name_stands_right_of_its_dot() -> None:
+    (label,) = labels({"pmsr": (300.0, 200.0)}).values()
+    assert (label.anchor, label.is_far) == ("start", False)
+    assert 300 < label.x < 310
+
+
+def test_the_axis_of_scores_ends_just_above_the_best() -> None:
+    low = metrics({"naive": 0.2, "pmsr": 0.1}, {"naive": 1.0, "pmsr": 2.0})
+    texts = [text.text for text in ElementTree.fromstring(plot(compared({"one": low}), "read")).findall(".//{*}text")]
+    assert "25" in texts
+    assert "100" not in texts
 
 
 def test_the_page_says_all_of_it() -> None:
-    text = page(compared({"one": FIRST, "two": SECOND}))
+    text = written(one=FIRST, two=SECOND)
+    assert "`compare --config x.yaml`, 2 evaluations of 10, 10 questions." in text
     assert (
-        "| pmsr | 60.0 (60.0 to 60.0) | +20.0 (+10.0 to +30.0) | 1 | 1 | 1 | 2,000 | 1 | 1 | 1 | ties (1 ahead, "
-        "0 behind of 2) |" in text
+        "| pmsr | 60.0 (60.0 to 60.0) | +20.0 (+10.0 to +30.0) | ties (1 ahead, 0 behind of 2) | 1 | 1 | 1 | 2,000 | "
+        "1 | 1 | 1 |" in text
     )
     assert "| naive | 40.0 (30.0 to 50.0) | – |" in text
     assert "by tokens read pmsr, naive" in text
-    assert "| 0 | 80.0 (70.0 to 90.0) | 40.0 (30.0 to 50.0) |" in text
-    assert "2 iterations on average (queries repeat: 9, after 4 iterations: 1)." in text
+
+
+def test_a_pipeline_has_one_table_of_its_iterations_over_all_evaluations() -> None:
+    short = {**FIRST["trajectories"]["pmsr"], "ended": {"queries repeat": 3}, "iterations": 1.0}
+    short["by_iteration"] = [{"article_recall": score(0.6), "by_base": {}, "record": score(0.2)}]
+    text = written(one=FIRST, two={**SECOND, "trajectories": {"pmsr": short}})
+    assert text.count("## pmsr by iteration") == 1
+    assert "| 0 | 70.0 (60.0 to 80.0) | 30.0 (20.0 to 40.0) |" in text
+    assert "| 1 | 75.0 (60.0 to 90.0) | 30.0 (20.0 to 40.0) |" in text  # what has ended keeps what it had
+    assert "1.5 iterations on average (queries repeat: 12, after 4 iterations: 1)." in text
+    assert "by iteration" not in written(one={**FIRST, "trajectories": {"pmsr": short}})
+
+
+def test_what_iterations_gain_is_told_paired_by_question() -> None:
+    walked = {**FIRST["trajectories"]["pmsr"], "asked": score(0.25)}
+    walked["gained"] = {"article_recall": score(0.2), "record": None, "bases": score(0.1)}
+    text = written(one={**FIRST, "trajectories": {"pmsr": walked}})
+    assert "the last iteration less the first, article recall +20.0 (+10.0 to +30.0);" in text
+    assert "the best alone +10.0 (+0.0 to +20.0);" in text
+    assert "with a query that the model wrote 25.0 (15.0 to 35.0)." in text
+    assert "records that state an answer" not in text
+    assert "In points" not in written(one=FIRST)  # of metrics that an earlier version wrote
+
+
+def test_oracles_stand_behind_all_others() -> None:
+    scores = {"naive": 0.5, "pmsr": 0.6, "oracle_passage": 0.9}
+    text = written(one=metrics(scores, dict.fromkeys(scores, 1.0)))
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+    assert rows[:4] == ["| pipeline", "| pmsr", "| naive", "| oracle_passage"]
 
 
 @pytest.mark.parametrize("cost", COSTS)
@@ -110,14 +161,14 @@ def test_finished_evaluations_are_read_and_not_run(tmp_path: Path) -> None:
     config = CompareConfig(evaluations=[str(folder)], output=str(tmp_path / "out"))
     assert config.problems() == []
     assert "finished" in describe(config, [])
-    record = run(config, [])
+    record = run(config, [], "compare")
     assert json.loads((tmp_path / "out/compare.json").read_text()) == record
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.json", "compare.md", "compare.svg"}
 
     del (old := dict(FIRST))["costs"]
     (folder / "metrics.json").write_text(json.dumps(old))
     with pytest.raises(UserError, match="run `evaluate` again"):
-        run(config, [])
+        run(config, [], "compare")
 
 
 def test_one_config_may_be_run_with_other_keys(tmp_path: Path) -> None:
@@ -154,17 +205,19 @@ def test_irrelevant_passages_make_a_pipeline_of_their_own_and_a_table() -> None:
     assert list(record["pipelines"]) == ["naive", "pmsr", "slow", "pmsr, noise 4"]
     assert [len(row["score"]) for row in record["pipelines"].values()] == [2, 1, 2, 1]
     assert record["pipelines"]["pmsr, noise 4"]["lead"][0]["value"] == pytest.approx(0.3)
-    text = page(record)
+    text = page({**record, "command": "compare"})
     assert "| pipeline | none | 4 |" in text
     assert "| pmsr | 60.0 (50.0 to 70.0) | 60.0 (50.0 to 70.0) |" in text
-    assert "Irrelevant" not in page(compared({"clean": FIRST}))
+    assert "Irrelevant" not in written(clean=FIRST)
 
 
 def test_what_the_stop_rule_saves_is_told() -> None:
     stop = {"iterations": 2.0, "fixed": 5.0, "stopped": 1.0, "saved": score(0.6), "lost": score(0.0)}
-    text = page(compared({"one": {**FIRST, "stop_rule": {**stop, "verdict": "not settled"}}, "two": SECOND}))
+    text = written(one={**FIRST, "stop_rule": {**stop, "verdict": "not settled"}}, two=SECOND)
     assert "2 iterations with a record in place of 5, 60.0 % saved (50.0 to 70.0), at +0.0 points lost" in text
     assert "no more than 1 point lost: not settled." in text
+    several = written(**{name: {**FIRST, "stop_rule": {**stop, "verdict": "reached"}} for name in ("one", "two")})
+    assert "| 2 | 2 | 5 | 60.0 (50.0 to 70.0) | +0.0 (-10.0 to +10.0) | reached |" in several
 
 
 def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:

@@ -89,7 +89,24 @@ def test_all_of_it_by_pipeline(make: SimpleNamespace, walked: Trace) -> None:
     assert [row["article_recall"]["value"] for row in told["by_iteration"]] == [0.5, 1.0]
     assert [row["by_base"]["texts"]["value"] for row in told["by_iteration"]] == [0.5, 0.5]
     assert [row["record"]["value"] for row in told["by_iteration"]] == [0.5, 1.0]
+    gained = {name: score["value"] for name, score in told["gained"].items()}
+    assert gained == {"article_recall": 0.5, "record": 0.5, "bases": 0.5}  # texts find q002's alone, pairs q001's
+    assert told["asked"]["value"] == 0.0  # the one later search has a single query
     assert told["courses"] == {"stable_correct": 0.5, "correction": 0.5, "conflict": 0.0, "persistent_fail": 0.0}
+
+
+def test_what_a_model_asks_itself_is_counted_of_later_searches_alone(make: SimpleNamespace) -> None:
+    own = Step("search", 1, queries=("Question: q", "who painted it?"))
+    asks = make.trace(
+        1, "mi_rag", steps=(Step("search", 0, queries=("q", "r")), own, Step("search", 2, queries=("q",)))
+    )
+    once = make.trace(2, "mi_rag", steps=(search(0, ("e2", "pairs")),))
+    questions = [make.question(1), make.question(2)]
+    told: dict[str, Any] = trajectories(questions, {"mi_rag": {"q001": asks, "q002": once}}, seed=0)["mi_rag"]
+    assert (told["asked"]["value"], told["asked"]["n"]) == (0.5, 1)
+    alone: dict[str, Any] = trajectories(questions, {"mi_rag": {"q002": once}}, seed=0)["mi_rag"]
+    assert alone["asked"] is None
+    assert alone["gained"] == {"article_recall": None, "record": None, "bases": None}
 
 
 def test_costs_are_means_and_unknown_where_they_are_not_counted(make: SimpleNamespace, walked: Trace) -> None:

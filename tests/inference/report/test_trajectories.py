@@ -1,0 +1,48 @@
+"""What the report shows of trajectories: what each search found, why they ended, and who iterates at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reflectune.inference.report.trajectories import browsed, costs, endings
+from reflectune.inference.scoring.trajectories import COSTS
+from reflectune.inference.trace import FoundPassage, Step, Trace
+
+
+def test_a_search_says_whether_it_found_an_entry_that_is_asked_about() -> None:
+    other, right = (FoundPassage(f"{entry}#0.0", entry, "pairs", 0, 1, 0.5) for entry in ("heron", "stork"))
+    steps = (
+        Step("search", 0, queries=("a bird",), found=(other,)),
+        Step("search", 1, queries=("a white bird",), found=(other, right)),
+        Step("search", 2, queries=("a bird",), missing={"texts": "timed out"}),
+        Step("answer", 2, "two eggs"),
+    )
+    shown = browsed(Trace("q", "pmsr", steps=steps), {"stork"})
+    assert [(step["found"], step["right"]) for step in shown] == [(1, False), (2, True), (0, False), (0, False)]
+    assert shown[2]["missing"] == {"texts": "timed out"}
+
+
+def test_of_many_endings_the_commonest_are_named() -> None:
+    first = {"ended": {"queries repeat": 5, **{f"identified {name}": 1 for name in "abcdef"}}}
+    second = {"ended": {"queries repeat": 2, "identified a": 1}}
+    assert endings([first, second]).startswith("queries repeat: 7, identified a: 2, ")
+    assert endings([first, second]).endswith(", 1 other reasons: 1")
+    assert endings([second]) == "queries repeat: 2, identified a: 1"
+
+
+def test_only_what_iterates_has_a_table_of_iterations() -> None:
+    score = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
+    iteration = {"article_recall": score, "by_base": {}, "record": None}
+
+    def walked(count: int) -> dict[str, Any]:
+        return {"iterations": count, "ended": {"done": 9}, "by_iteration": [iteration] * count, "courses": {}}
+
+    shown = costs(
+        {
+            "costs": {name: dict.fromkeys(COSTS, 1.0) for name in ("once", "twice")},
+            "trajectories": {"once": walked(1), "twice": walked(2)},
+        }
+    )
+    assert "twice, after each iteration" in shown
+    assert "once, after each iteration" not in shown
+    assert "once: 1 iterations on average (done: 9)." in shown
