@@ -139,9 +139,9 @@ def keep_group() -> None:
 
     kept, destroy = [], distributed.destroy_process_group
 
-    def destroy_kept() -> None:
+    def destroy_kept(group: distributed.ProcessGroup | None = None) -> None:
         kept.append(distributed.group.WORLD)
-        destroy()
+        destroy(group)
 
     distributed.destroy_process_group = destroy_kept
 
