@@ -116,7 +116,11 @@ class LessonWriter:
         images = [load_image(q.image, root=self._dataset.image_roots, needed_by=q.id) for q in questions]
         by_pipeline = [self._trajectories(name, questions, images) for name in self._config.pipelines]
         return [
-            lesson for rows in zip(*by_pipeline, strict=True) for row in rows for one in row for lesson in self._kept(one)
+            lesson
+            for rows in zip(*by_pipeline, strict=True)
+            for row in rows
+            for one in row
+            for lesson in self._kept(one)
         ]
 
     def _kept(self, lesson: PromptedExample) -> list[PromptedExample]:
