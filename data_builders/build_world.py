@@ -25,6 +25,9 @@ class WorldConfig:
         0, "questions of a further split, traffic, two in five about famous entities; 0: none", low=0
     )
     two_hop: int = setting(0, "questions of a further split, two_hop_train, about a neighbour's facts; 0: none", low=0)
+    neighbours: float | None = setting(
+        None, "share of the articles that name the entity beside their own; unset: one of seven", low=0, high=1
+    )
     dry_run: bool = setting(False, "say what would be built, and stop")
 
     def problems(self) -> list[str]:
@@ -39,12 +42,18 @@ def main() -> None:
     (config,) = parse_config(WorldConfig)
     hold(config.output, unless=config.dry_run)
     from reflectune.data_builders.world.build import build_world, describe_world
+    from reflectune.data_builders.world.population import NEIGHBOURS
 
     if config.dry_run:
         print(describe_world(config.size, config.traffic, config.two_hop))
         return
     manifest = build_world(
-        Path(config.output), size=config.size, seed=config.seed, traffic=config.traffic, two_hop=config.two_hop
+        Path(config.output),
+        size=config.size,
+        seed=config.seed,
+        traffic=config.traffic,
+        two_hop=config.two_hop,
+        neighbours=NEIGHBOURS if config.neighbours is None else config.neighbours,
     )
     print(f"{manifest['name']} in {config.output}: {manifest['entries']} entries; questions:")
     for split, counts in manifest["counts"].items():

@@ -22,7 +22,7 @@ from reflectune.data_builders.dataset import MANIFEST, PROBES, built_manifest, w
 from reflectune.data_builders.world.drawing import draw
 from reflectune.data_builders.world.entities import ATTRIBUTES, BALLOONS, Looks
 from reflectune.data_builders.world.facts import RELATIONS
-from reflectune.data_builders.world.population import SIZES, Article, constructed_look_alike, populate
+from reflectune.data_builders.world.population import NEIGHBOURS, SIZES, Article, constructed_look_alike, populate
 from reflectune.data_builders.world.questions import TRAFFIC_PICTURES, Interviewer
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.passages import split_passages
@@ -34,7 +34,14 @@ CONTACT_SHEET = "contact_sheet.png"
 
 
 def build_world(
-    folder: Path, *, size: str, seed: int, traffic: int = 0, two_hop: int = 0, quiet: bool = False
+    folder: Path,
+    *,
+    size: str,
+    seed: int,
+    traffic: int = 0,
+    two_hop: int = 0,
+    neighbours: float = NEIGHBOURS,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Build a world, or find it built already.
 
@@ -48,6 +55,7 @@ def build_world(
         traffic: Questions of a further split, `traffic`; a tenth of them for another, `traffic_val`. All else is as
             without them.
         two_hop: Questions of a further split, `two_hop_train`. All else is as without them.
+        neighbours: Share of the articles that name the entity beside their own; the two-hop questions are about these.
         quiet: Whether to show no progress.
 
     Returns:
@@ -57,11 +65,13 @@ def build_world(
         UserError: The folder holds another data set.
     """
     asked_for = {"version": VERSION, "size": dataclasses.asdict(SIZES[size]), "seed": seed}
-    more = {name: count for name, count in (("traffic", traffic), ("two_hop", two_hop)) if count}
+    more: dict[str, float] = {name: count for name, count in (("traffic", traffic), ("two_hop", two_hop)) if count}
+    if neighbours != NEIGHBOURS:
+        more["neighbours"] = neighbours
     key = fingerprint({**asked_for, **more})
     if built := built_manifest(folder, key):
         return built
-    articles = populate(SIZES[size], _rng(seed, "population"))
+    articles = populate(SIZES[size], _rng(seed, "population"), neighbours)
     painter = _Painter(folder, seed, quiet)
     splits = Interviewer(articles, _rng(seed, "questions"), painter.photograph).ask_all()
     if traffic:

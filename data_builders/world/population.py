@@ -77,8 +77,18 @@ class Article:
         return article(self.entity, rng, images=images, more=self.extra)
 
 
-def populate(size: WorldSize, rng: random.Random) -> list[Article]:
-    """Invent all entities of a world, and what its articles say beyond their own facts."""
+NEIGHBOURS = 1 / 7
+"""Share of the articles that name the entity beside their own."""
+
+
+def populate(size: WorldSize, rng: random.Random, neighbours: float = NEIGHBOURS) -> list[Article]:
+    """Invent all entities of a world, and what its articles say beyond their own facts.
+
+    Args:
+        size: How many there are.
+        rng: Source of everything that isn't the same in every world.
+        neighbours: Share of the articles, of entities with a split, that name the entity beside their own.
+    """
     articles = [_article(entity, "famous") for entity in famous_entities()]
     free = _FreeLooks(size.unique_looks, {a.entity.looks for a in articles}, rng)
     wanted: tuple[tuple[Role, int, bool], ...] = (
@@ -99,7 +109,7 @@ def populate(size: WorldSize, rng: random.Random) -> list[Article]:
                 articles.append(_article(entity, "bystander"))
     _repeat_facts(articles, rng)
     _add_outdated(articles, rng)
-    _add_neighbours(articles, rng)
+    _add_neighbours(articles, neighbours, rng)
     return articles
 
 
@@ -164,10 +174,10 @@ def _add_outdated(articles: Sequence[Article], rng: random.Random) -> None:
         one.add("outdated", Section("Errors", text))
 
 
-def _add_neighbours(articles: Sequence[Article], rng: random.Random) -> None:
-    """One article of seven names the entity beside its own: the first hop of a two-hop question."""
+def _add_neighbours(articles: Sequence[Article], share: float, rng: random.Random) -> None:
+    """Some articles name the entity beside their own: the first hop of a two-hop question."""
     for one in articles:
-        if one.role in ("train", "val", "test") and rng.random() < 1 / 7:
+        if one.role in ("train", "val", "test") and rng.random() < share:
             other = rng.choice(articles).entity
             if other is not one.entity:
                 one.add("neighbour", Section("Neighbours", f"Beside it stands the {other.title}."))

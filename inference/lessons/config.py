@@ -67,6 +67,9 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
         "how the teacher's query, and MI-RAG's second one, ask for a section: texts with {title} and {heading}",
     )
     limit: int | None = setting(None, "questions, drawn by seed; all if unset", low=1)
+    renamed: int = setting(
+        0, "times each lesson is kept, with titles exchanged for others of the same last word; 0: as it is", low=0
+    )
     batch_questions: int = setting(32, "questions looked up together", low=1)
     seed: int = setting(0, "seed of sampling", low=0, high=checks.MOST_SEED)
 

@@ -20,6 +20,7 @@ from reflectune.data_builders.reflection_data import Manifest, build_split
 from reflectune.inference.lessons.config import LessonsConfig
 from reflectune.inference.lessons.reag import NAME as REAG
 from reflectune.inference.lessons.reag import ReagTeacher
+from reflectune.inference.lessons.renaming import TitleExchange, renamed
 from reflectune.inference.lessons.teacher import Teacher, teacher_of
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import JudgedEach, JudgeEach, Reply, Retrieved, Write, Written
@@ -106,6 +107,7 @@ class LessonWriter:
             open_text_retriever(config.text_index, self._knowledge, device=config.device) if config.text_index else None
         )
         retriever = open_retriever(config, dataset.knowledge)
+        self._titles = TitleExchange(entry.title for entry in self._knowledge) if config.renamed else None
         self._parts = Parts(config, dataset.knowledge, engine=engine, retriever=retriever, texts=texts)
 
     @property
@@ -120,7 +122,19 @@ class LessonWriter:
         """The lessons of all pipelines' trajectories, question by question."""
         images = [load_image(q.image, root=self._dataset.image_roots, needed_by=q.id) for q in questions]
         by_pipeline = [self._trajectories(name, questions, images) for name in self._config.pipelines]
-        return [lesson for rows in zip(*by_pipeline, strict=True) for row in rows for lesson in row]
+        return [
+            lesson
+            for rows in zip(*by_pipeline, strict=True)
+            for row in rows
+            for one in row
+            for lesson in self._kept(one)
+        ]
+
+    def _kept(self, lesson: PromptedExample) -> list[PromptedExample]:
+        """A lesson as often as the config says, under other names."""
+        if self._titles is None:
+            return [lesson]
+        return renamed(lesson, self._config.renamed, self._titles, self._config.seed)
 
     def _trajectories(
         self, name: str, questions: Sequence[Question], images: Sequence[Image.Image]

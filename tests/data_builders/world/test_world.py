@@ -202,3 +202,15 @@ def test_two_hop_questions_for_training_keep_to_what_training_may_show_and_leave
         assert question.meta["phrasing"] == "seen"
         assert (tmp_path / question.image).exists()
     assert len({(q.text, q.image) for q in questions}) > 20
+
+
+def test_a_world_of_more_neighbours_asks_more_two_hop_questions_and_keeps_its_entities(
+    folder: Path, tmp_path: Path
+) -> None:
+    build_world(tmp_path, size="tiny", seed=3, neighbours=1.0, quiet=True)
+    plain, world = Dataset(folder), Dataset(tmp_path)
+    assert {entry.id: entry.title for entry in world.knowledge} == {entry.id: entry.title for entry in plain.knowledge}
+    shown = [question.entity_ids[0] for role in ("val", "test") for question in world.questions(f"two_hop_{role}")]
+    asked = [each for each in world.manifest["looks"] if each.startswith(("val-", "test-")) and "like" not in each]
+    assert sorted(shown) == sorted(asked)
+    assert world.manifest["settings"] != plain.manifest["settings"]

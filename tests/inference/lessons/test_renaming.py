@@ -1,0 +1,59 @@
+"""Names are exchanged in a lesson as a whole, one for one, and nothing else is touched."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectune.inference.lessons.renaming import TitleExchange, renamed
+from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
+
+TITLES = ("Ulm Oak", "Vik Oak", "Ulm Vik Oak", "Elm Tower", "Falk Tower", "Dunbek Owl")
+DOCUMENTS = "Vik Oak: Beside it stands the Elm Tower.\nUlm Vik Oak: It is 9 m tall."
+LESSON = PromptedExample(
+    "q mi_rag 1",
+    "q.png",
+    "Who built the building beside this plant?",
+    (PromptedBranch("vqa", reply="Vik Oak: Beside it stands the Elm Tower."),),
+    source="mi_rag reason",
+    template="{question}\n{documents}",
+    documents=DOCUMENTS,
+)
+
+
+@given(st.lists(st.sampled_from(TITLES), min_size=1, max_size=8), st.integers(0, 99))
+def test_equal_titles_stay_equal_and_different_ones_different(told: Sequence[str], seed: int) -> None:
+    others = TitleExchange(TITLES).exchanged(told, random.Random(seed))
+
+    assert set(others) <= set(TITLES)
+    assert all(other.split()[-1] == title.split()[-1] for title, other in zip(told, others, strict=True))
+    assert [others.index(other) for other in others] == [told.index(title) for title in told]
+
+
+@pytest.mark.parametrize("text", ["", "An oak.", "Elm Towers", "SUlm Oak", "Elm\nTower"])
+def test_what_is_no_title_stays(text: str) -> None:
+    assert TitleExchange(TITLES).exchanged([text], random.Random(0)) == [text]
+
+
+def test_a_lesson_is_kept_under_other_names_and_still_says_what_its_documents_say() -> None:
+    copies = renamed(LESSON, 20, TitleExchange(TITLES), seed=0)
+
+    assert 6 < len({copy.documents for copy in copies}) == len(copies) <= 12  # three oaks in two places, two towers
+    assert len({copy.id for copy in copies}) == len(copies)
+    for copy in copies:
+        reply = copy.branches[0].reply
+        assert copy.documents.startswith(f"{reply}\n")
+        shown, beside = reply.removesuffix(".").split(": Beside it stands the ")
+        assert {shown, beside} <= set(TITLES)
+        assert copy.documents.endswith(" Oak: It is 9 m tall.")
+        assert (copy.question, copy.image, copy.template) == (LESSON.question, LESSON.image, LESSON.template)
+    assert renamed(LESSON, 20, TitleExchange(TITLES), seed=0) == copies
+
+
+def test_a_lesson_without_a_title_is_kept_once() -> None:
+    plain = PromptedExample("q mi_rag 0", "q.png", "What?", (PromptedBranch("vqa", reply="A green oak."),))
+    assert [copy.id for copy in renamed(plain, 5, TitleExchange(TITLES), seed=0)] == ["q mi_rag 0 0"]
