@@ -89,6 +89,8 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
             issues.append(f"`query_forms` are two texts; found {len(self.query_forms)}")
         if self.reader != "base_model" or self.answerer:
             issues.append("`reader` and `answerer` mean nothing here: the teacher replies; leave them out")
+        if self.renamed and REAG in self.pipelines and self.stage == "grpo":
+            issues.append("`renamed` means nothing for `stage: grpo`: rewards are of the questions' own answers")
         for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
             if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
                 issues.append(f"`{key}`: {folder} has no {marker}")
@@ -97,9 +99,11 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
     def what_decides(self) -> dict[str, Any]:
         """The settings that decide what is written; data set, indexes and model are hashed apart.
 
-        ReAG's keys stand there if it is taught, so that lessons from before there were any stay valid.
+        ReAG's keys stand there if it is taught, and `renamed` if it is set, so that older lessons stay valid.
         """
-        unread = _ELSEWHERE if REAG in self.pipelines else _ELSEWHERE | _OF_REAG
+        unread = _ELSEWHERE | (frozenset() if REAG in self.pipelines else _OF_REAG)
+        if not self.renamed:
+            unread |= {"renamed"}
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
 
     @property

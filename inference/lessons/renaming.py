@@ -40,26 +40,34 @@ class TitleExchange:
             for word, titles in met.items()
             for title, other in zip(titles, rng.sample(self._alike[word], len(titles)), strict=True)
         }
-        return [self._pattern.sub(lambda found: drawn[found[0]], text) for text in texts]
+        return [self._pattern.sub(lambda match: drawn[match[0]], text) for text in texts]
 
 
 def renamed(lesson: PromptedExample, copies: int, exchange: TitleExchange, seed: int) -> list[PromptedExample]:
     """A lesson under other names: with titles drawn so many times, and what comes out twice once.
 
     Args:
-        lesson: Of one prompt and one reply.
+        lesson: Of any number of branches; a title has the same other name in all of them.
         copies: How many times.
         exchange: What exchanges titles.
         seed: Of the draws, with the lesson's id.
     """
+    told = [lesson.question, lesson.documents, *lesson.branch_documents, *(branch.reply for branch in lesson.branches)]
     made: dict[tuple[str, ...], PromptedExample] = {}
     for number in range(copies):
-        rng = random.Random(f"{seed} {lesson.id} {number}")
-        (branch,) = lesson.branches
-        texts = exchange.exchanged([lesson.question, lesson.documents, branch.reply], rng)
-        question, documents, reply = texts
-        branches = (replace(branch, reply=reply),)
-        named = replace(lesson, id=f"{lesson.id} {number}", question=question, documents=documents, branches=branches)
+        texts = exchange.exchanged(told, random.Random(f"{seed} {lesson.id} {number}"))
+        question, documents, *shown_and_replies = texts
+        replies = shown_and_replies[len(lesson.branch_documents) :]
+        named = replace(
+            lesson,
+            id=f"{lesson.id} {number}",
+            question=question,
+            documents=documents,
+            branch_documents=tuple(shown_and_replies[: len(lesson.branch_documents)]),
+            branches=tuple(
+                replace(branch, reply=reply) for branch, reply in zip(lesson.branches, replies, strict=True)
+            ),
+        )
         made.setdefault(tuple(texts), named)
     return list(made.values())
 

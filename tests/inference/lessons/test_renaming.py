@@ -57,3 +57,14 @@ def test_a_lesson_is_kept_under_other_names_and_still_says_what_its_documents_sa
 def test_a_lesson_without_a_title_is_kept_once() -> None:
     plain = PromptedExample("q mi_rag 0", "q.png", "What?", (PromptedBranch("vqa", reply="A green oak."),))
     assert [copy.id for copy in renamed(plain, 5, TitleExchange(TITLES), seed=0)] == ["q mi_rag 0 0"]
+
+
+def test_branches_of_one_lesson_share_the_other_names() -> None:
+    shown = ("Vik Oak: Beside it stands the Elm Tower.", "Elm Tower: It is 90 m tall.")
+    branches = tuple(PromptedBranch("vqa", reply=reply) for reply in ("Yes", "No: Elm Tower"))
+    judged = PromptedExample("q reag 0", "q.png", "Is it the Vik Oak?", branches, branch_documents=shown)
+
+    for copy in renamed(judged, 8, TitleExchange(TITLES), seed=0):
+        oak, tower = copy.question.removeprefix("Is it the ").removesuffix("?"), copy.branches[1].reply[4:]
+        assert copy.branch_documents == (f"{oak}: Beside it stands the {tower}.", f"{tower}: It is 90 m tall.")
+        assert copy.branches[0].reply == "Yes"
