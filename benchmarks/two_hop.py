@@ -147,12 +147,13 @@ def stages(run: Path, quickstart: Path, train: Sequence[int], test: Sequence[int
             *(*LONGER, "--output", str(run / f"longer_lessons_{seed}")),
         ]
     first, last = str(run / "checkpoint"), str(run / TAUGHT)
-    for name, lessons, more in (
+    courses: Sequence[tuple[str, str, Sequence[str]]] = (
         ("train", "lessons", ("--output_dir", first)),
         ("train longer", "longer_lessons", ("--model", first, "--learning_rate", "4e-4", "--output_dir", last)),
-    ):
+    )
+    for name, lessons, settings_of_course in courses:
         data = json.dumps({str(run / f"{lessons}_{seed}"): 1 for seed in train})
-        made[name] = [*launch("train/sft.py", "lessons_full.yaml"), "--train_data", data, *more]
+        made[name] = [*launch("train/sft.py", "lessons_full.yaml"), "--train_data", data, *settings_of_course]
     for seed in test:
         for split in SPLITS:
             made[f"teacher {seed} {split}"] = [
