@@ -111,11 +111,12 @@ def _stops(stops: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _iterations(pipelines: Mapping[str, Any]) -> Iterator[str]:
-    """One table for each pipeline that iterates: means over evaluations, as in the table of scores."""
-    for name, row in pipelines.items():
-        measured = row["trajectories"]
-        if not any(_changes(each["by_iteration"]) for each in measured):
-            continue
+    """A table for each pipeline that iterates, means over evaluations as in the table of scores; the others' ends."""
+    walked = {name: row["trajectories"] for name, row in pipelines.items() if row["trajectories"]}
+    tables = {
+        name: measured for name, measured in walked.items() if any(_changes(each["by_iteration"]) for each in measured)
+    }
+    for name, measured in tables.items():
         yield from ("", f"## {name} by iteration", "")
         yield "| iteration | article recall so far | record states an answer |"
         yield "|--:|--:|--:|"
@@ -125,6 +126,9 @@ def _iterations(pipelines: Mapping[str, Any]) -> Iterator[str]:
             yield f"| {place} | {recall} | {record} |"
         mean = sum(each["iterations"] for each in measured) / len(measured)
         yield f"\n{number(mean)} iterations on average ({endings(measured)}). {_gains(measured)}".rstrip()
+    if others := walked.keys() - tables.keys():
+        yield from ("", "## How the others end", "")
+        yield from (f"- {name}: {endings(measured)}." for name, measured in walked.items() if name in others)
 
 
 def _changes(iterations: Sequence[Mapping[str, Any]]) -> bool:

@@ -18,6 +18,7 @@ _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"```\w*\n?|```")
 _SECTION = re.compile(r"^\W*(?:queries|output|questions?)\W*$", re.IGNORECASE | re.MULTILINE)
 _NUMBERED = re.compile(r"^\W*(?:(?:question|query)\s*\d*\s*[:.)]|\d+\s*[:.)]|[-*•])\s*(?P<text>\S.*)$", re.IGNORECASE)
+_ECHO = re.compile(r"(?:(?:the )?(?:question|query))?[\s\d]*[.:]?", re.IGNORECASE)
 _DOCUMENT = re.compile(r"\[?\s*(?:document|doc|passage)\s*(?P<long>\d+)\s*\]?|\[\s*(?P<short>\d+)\s*\]", re.IGNORECASE)
 _ANSWER = re.compile(r"<answer>(?P<text>.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _CHOICE = re.compile(r"^[^\w\n]*answers?[^\w\n:=]*[:=](?P<text>.*)$", re.IGNORECASE | re.MULTILINE)
@@ -41,7 +42,7 @@ def queries(reply: str, most: int) -> tuple[str, ...]:
     """The queries that a reply holds, each once, at most `most`: of a JSON value, or of a list behind `## Queries`.
 
     A reply without the heading may be the list itself. Where no line is numbered, a line that ends with a question mark
-    is a query.
+    is a query. The prompt's own `question 2.`, which small models say again, is none.
 
     Example:
         >>> queries("## Analysis\\nIt is a bridge.\\n## Queries\\nQuestion 1: Who built it?\\nQuestion 2: When?", 2)
@@ -56,7 +57,7 @@ def queries(reply: str, most: int) -> tuple[str, ...]:
         found = [match["text"] for line in lines if (match := _NUMBERED.match(line))]
         found = found or [line for line in lines if line.endswith("?")]
     tidy = (query.strip().strip('"*').strip() for query in found)
-    return tuple(dict.fromkeys(query for query in tidy if query))[:most]
+    return tuple(dict.fromkeys(query for query in tidy if not _ECHO.fullmatch(query)))[:most]
 
 
 def order(reply: str, count: int) -> tuple[int, ...] | None:

@@ -23,7 +23,7 @@ COST_HEADS = {
     "generated": "tokens written",
     "seconds": "seconds",
 }
-_MOST_ENDINGS = 6
+_MOST_ENDINGS, _TOO_MANY = 6, 20
 _COURSES = {
     "stable_correct": "right throughout",
     "correction": "wrong, then right",
@@ -137,6 +137,8 @@ def endings(measured: Sequence[Mapping[str, Any]]) -> str:
     ended: Counter[str] = Counter()
     for each in measured:
         ended.update(each["ended"])
+    if len(ended) > _TOO_MANY:
+        return f"{len(ended)} different reasons"
     named = ended.most_common(_MOST_ENDINGS)
     told = [f"{reason}: {count}" for reason, count in named]
     rest = ended.total() - sum(count for _, count in named)

@@ -112,13 +112,16 @@ def test_the_page_says_all_of_it() -> None:
 
 def test_a_pipeline_has_one_table_of_its_iterations_over_all_evaluations() -> None:
     short = {**FIRST["trajectories"]["pmsr"], "ended": {"queries repeat": 3}, "iterations": 1.0}
-    short["by_iteration"] = [{"article_recall": score(0.6), "by_base": {}, "record": score(0.2)}]
+    first = {"article_recall": score(0.6), "by_base": {}, "record": score(0.2)}
+    short["by_iteration"] = [first]
     text = written(one=FIRST, two={**SECOND, "trajectories": {"pmsr": short}})
     assert text.count("## pmsr by iteration") == 1
     assert "| 0 | 70.0 (60.0 to 80.0) | 30.0 (20.0 to 40.0) |" in text
     assert "| 1 | 75.0 (60.0 to 90.0) | 30.0 (20.0 to 40.0) |" in text  # what has ended keeps what it had
     assert "1.5 iterations on average (queries repeat: 12, after 4 iterations: 1)." in text
-    assert "by iteration" not in written(one={**FIRST, "trajectories": {"pmsr": short}})
+    once = written(one={**FIRST, "trajectories": {"pmsr": {**short, "by_iteration": [{**first, "record": None}]}}})
+    assert "by iteration" not in once
+    assert "## How the others end\n\n- pmsr: queries repeat: 3." in once
 
 
 def test_what_iterations_gain_is_told_paired_by_question() -> None:

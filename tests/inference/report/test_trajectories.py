@@ -27,6 +27,7 @@ def test_of_many_endings_the_commonest_are_named() -> None:
     second = {"ended": {"queries repeat": 2, "identified a": 1}}
     assert endings([first, second]).startswith("queries repeat: 7, identified a: 2, ")
     assert endings([first, second]).endswith(", 1 other reasons: 1")
+    assert endings([{"ended": {f"identified {n}": 1 for n in range(21)}}]) == "21 different reasons"
     assert endings([second]) == "queries repeat: 2, identified a: 1"
 
 
