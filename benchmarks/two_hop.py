@@ -100,7 +100,7 @@ Of {n} questions, how many are left after each step; a question counts where all
 
 
 @dataclass(frozen=True)
-class Asked:
+class TwoHopQuestion:
     """A question, with what its trajectory has to come by.
 
     Attributes:
@@ -184,7 +184,7 @@ def _searched(run: Path, seed: int) -> list[str]:
     return ["--dataset", world, "--index", index, "--text_index", texts]
 
 
-def asked(dataset: Dataset) -> list[Asked]:
+def two_hop_questions(dataset: Dataset) -> list[TwoHopQuestion]:
     """A world's questions."""
     made = []
     for question in (question for split in SPLITS for question in dataset.questions(split)):
@@ -194,7 +194,7 @@ def asked(dataset: Dataset) -> list[Asked]:
             frozenset(p.id for p in split_passages(entry) if (p.entry_id, p.section) in wanted)
             for entry in (shown, bridge)
         )
-        made.append(Asked(question, bridge.title, first, second))
+        made.append(TwoHopQuestion(question, bridge.title, first, second))
     return made
 
 
@@ -204,7 +204,7 @@ def traces_of(run: Path, name: str, pipeline: str, seed: int) -> dict[str, Trace
     return {row["id"]: from_row(row) for row in read_rows(path)}
 
 
-STEPS: Mapping[str, Callable[[Asked, Sequence[Step]], bool]] = {
+STEPS: Mapping[str, Callable[[TwoHopQuestion, Sequence[Step]], bool]] = {
     "the passage that names the second entity is found": lambda one, steps: bool(_found(steps) & one.first),
     "a record names it": lambda one, steps: _says(steps, "reason", one.bridge),
     "a query names it": lambda one, steps: any(
@@ -222,7 +222,7 @@ def _found(steps: Sequence[Step]) -> set[str]:
     return {hit.passage_id for step in steps for hit in step.found}
 
 
-def _reaches(one: Asked, trace: Trace) -> bool:
+def _reaches(one: TwoHopQuestion, trace: Trace) -> bool:
     """Whether a pipeline found, or read, a passage that has the answer."""
     read = {passage.passage.id for passage in trace.passages}
     return bool((_found(trace.steps) | read) & one.second)
@@ -232,7 +232,7 @@ def _says(steps: Sequence[Step], operator: str, text: str) -> bool:
     return any(text in step.text for step in steps if step.operator == operator)
 
 
-def funnel(questions: Sequence[Asked], traces: Sequence[Trace], right: Sequence[float]) -> list[int]:
+def funnel(questions: Sequence[TwoHopQuestion], traces: Sequence[Trace], right: Sequence[float]) -> list[int]:
     """How many questions are left after each of `STEPS`, and answered right in the end."""
     left = list(range(len(questions)))
     counts = []
@@ -254,7 +254,7 @@ def main() -> None:
     run.mkdir(parents=True, exist_ok=True)
     run_stages(run, stages(run, arguments.quickstart, arguments.train_seeds, test))
     worlds = {seed: Dataset(run / f"world_{seed}") for seed in (*arguments.train_seeds, *test)}
-    questions = {seed: asked(worlds[seed]) for seed in test}
+    questions = {seed: two_hop_questions(worlds[seed]) for seed in test}
     every = [one for seed in test for one in questions[seed]]
     traces = {
         row: [

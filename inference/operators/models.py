@@ -36,15 +36,15 @@ class LocalModel:
         self._engine, self._renderer = engine, engine.renderer
         engine.image_prefixes.keep(pictures)
 
-    def write(self, asked: Sequence[AboutPicture], max_tokens: int) -> list[Written]:
+    def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[Written]:
         """A greedy reply to each prompt; of a prompt's documents the leading ones that fit are shown.
 
         Raises:
             UserError: A prompt is too long without any documents.
         """
-        fitted = [self.fit(image, prompt, max_tokens) for image, prompt in asked]
+        fitted = [self.fit(image, prompt, max_tokens) for image, prompt in prompts]
         prefixes = self._engine.read([rendered for _, rendered in fitted])
-        made = self._engine.generate(prefixes, [(i, 0) for i in range(len(asked))], max_new_tokens=max_tokens)
+        made = self._engine.generate(prefixes, [(i, 0) for i in range(len(prompts))], max_new_tokens=max_tokens)
         self._engine.check_numbers(*(generation.score for generation in made))
         return [
             Written(
@@ -59,14 +59,14 @@ class LocalModel:
             for generation, (shown, rendered) in zip(made, fitted, strict=True)
         ]
 
-    def judge(self, asked: Sequence[AboutPicture], yes: str, no: str) -> list[Judged]:
+    def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[Judged]:
         """P(yes) and P(no) of each prompt, from one forward pass: of the first token in which they differ.
 
         Raises:
             UserError: One word's tokens begin with all of the other's, or a prompt is too long.
         """
         same, ids = self._told_apart(yes, no)
-        fitted = [self.fit(image, prompt, len(same) + 1) for image, prompt in asked]
+        fitted = [self.fit(image, prompt, len(same) + 1) for image, prompt in prompts]
         fitted = [(shown, _followed_by(rendered, same)) for shown, rendered in fitted]
         prefixes = self._engine.read([rendered for _, rendered in fitted])
         return [
@@ -74,14 +74,14 @@ class LocalModel:
             for pair, (shown, rendered) in zip(prefixes.probabilities(ids).tolist(), fitted, strict=True)
         ]
 
-    def judge_each(self, asked: Sequence[AboutPicture], yes: str, no: str) -> list[JudgedEach]:
+    def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgedEach]:
         """P(yes) and P(no), as in `judge`, of each document alone, over what its question's prompts begin with.
 
         Raises:
             UserError: One word's tokens begin with all of the other's, or a prompt is too long without any document.
         """
         same, ids = self._told_apart(yes, no)
-        read = [self._branches(image, prompt) for image, prompt in asked]
+        read = [self._branches(image, prompt) for image, prompt in prompts]
         room = self._engine.max_length - len(same)
         kept = [
             [k for k, branch in enumerate(branches) if len(prefix.ids) + len(branch) < room]
@@ -154,26 +154,26 @@ class ServedModel:
     def __init__(self, remote: RemoteModel) -> None:
         self._remote = remote
 
-    def write(self, asked: Sequence[AboutPicture], max_tokens: int) -> list[Written]:
+    def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[Written]:
         """A reply to each prompt. A refusal is an empty reply; the server itself says what is too long."""
-        conversations = [conversation(image, prompt) for image, prompt in asked]
+        conversations = [conversation(image, prompt) for image, prompt in prompts]
         replies = self._remote.complete_all(conversations, what="", max_tokens=max_tokens)
-        return [_written(reply, prompt) for reply, (_, prompt) in zip(replies, asked, strict=True)]
+        return [_written(reply, prompt) for reply, (_, prompt) in zip(replies, prompts, strict=True)]
 
-    def judge(self, asked: Sequence[AboutPicture], yes: str, no: str) -> list[Judged]:
+    def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[Judged]:
         """P(yes) and P(no) of each prompt by the server's log-probabilities; 0 for a word that is not among its 20.
 
         Raises:
             UserError: The server gives no log-probabilities.
         """
-        conversations = [conversation(image, prompt) for image, prompt in asked]
-        found = self._remote.log_probabilities(conversations, [yes, no], what="")
-        likely = [[math.exp(first[word]) if word in first else 0.0 for word in (yes, no)] for first in found]
+        conversations = [conversation(image, prompt) for image, prompt in prompts]
+        first_tokens = self._remote.log_probabilities(conversations, [yes, no], what="")
+        likely = [[math.exp(first[word]) if word in first else 0.0 for word in (yes, no)] for first in first_tokens]
         return [
-            Judged(pair[0], pair[1], len(prompt.documents)) for pair, (_, prompt) in zip(likely, asked, strict=True)
+            Judged(pair[0], pair[1], len(prompt.documents)) for pair, (_, prompt) in zip(likely, prompts, strict=True)
         ]
 
-    def judge_each(self, asked: Sequence[AboutPicture], yes: str, no: str) -> list[JudgedEach]:
+    def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgedEach]:
         """As `judge` about each document alone. They begin alike, so a server's prefix cache reads that once.
 
         Raises:
@@ -181,11 +181,11 @@ class ServedModel:
         """
         alone = [
             (image, dataclasses.replace(prompt, documents=(document,)))
-            for image, prompt in asked
+            for image, prompt in prompts
             for document in prompt.documents
         ]
         judged = iter(self.judge(alone, yes, no))
-        return [JudgedEach(tuple(itertools.islice(judged, len(prompt.documents)))) for _, prompt in asked]
+        return [JudgedEach(tuple(itertools.islice(judged, len(prompt.documents)))) for _, prompt in prompts]
 
 
 def conversation(image: Picture, prompt: Prompt) -> Messages:

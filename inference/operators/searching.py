@@ -45,27 +45,29 @@ class KnowledgeBases:
     joint: JointSearch
     embed: Embed
 
-    def search(self, asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
+    def search(self, searches: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
         """What the searches of several questions find; all queries go to each base in one call.
 
         A passage that was found by a picture alone has its entry's score: there was no text to compare it with.
         """
-        queries = [query for image, request in asked for query in _queries(image, request)]
+        queries = [query for image, request in searches for query in _queries(image, request)]
         tops = {
-            base: [top for _, request in asked for top in request.tops.get(base, (0,) * len(request.queries))]
+            base: [top for _, request in searches for top in request.tops.get(base, (0,) * len(request.queries))]
             for base in self.joint.names
         }
-        found = iter(self.joint.search(queries, tops))
-        return [_retrieved(request, list(itertools.islice(found, len(request.queries)))) for _, request in asked]
+        query_hits = iter(self.joint.search(queries, tops))
+        return [
+            _retrieved(request, list(itertools.islice(query_hits, len(request.queries)))) for _, request in searches
+        ]
 
 
-def _retrieved(request: Search, found: Sequence[JointHits]) -> Retrieved:
+def _retrieved(request: Search, query_hits: Sequence[JointHits]) -> Retrieved:
     """What was found for the queries of one search."""
     hits = tuple(
-        {base: tuple(_scored(hit, text) for hit in own.hits[base]) for base in request.tops}
-        for text, own in zip(request.queries, found, strict=True)
+        {base: tuple(_scored(hit, text) for hit in joint.hits[base]) for base in request.tops}
+        for text, joint in zip(request.queries, query_hits, strict=True)
     )
-    return Retrieved(hits, {base: why for own in found for base, why in own.missing.items()})
+    return Retrieved(hits, {base: why for joint in query_hits for base, why in joint.missing.items()})
 
 
 def knowledge_bases(
@@ -141,29 +143,29 @@ class EntryDocuments:
     lead: Lead = "first_sentence"
     on_failure: OnFailure = "stop"
 
-    def search(self, asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
+    def search(self, searches: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
         """What the searches of several questions find: one document an entry, best entry first.
 
         Entries without text have no document and are passed over.
         """
         try:
-            return self._search(asked)
+            return self._search(searches)
         except Exception as error:
             if self.on_failure == "stop":
                 raise
             why = f"searching the knowledge base `{ENTRIES}`: {' '.join(str(error).split())}"
-            return [Retrieved(tuple({ENTRIES: ()} for _ in request.queries), {ENTRIES: why}) for _, request in asked]
+            return [Retrieved(tuple({ENTRIES: ()} for _ in request.queries), {ENTRIES: why}) for _, request in searches]
 
-    def _search(self, asked: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
+    def _search(self, searches: Sequence[tuple[Picture, Search]]) -> list[Retrieved]:
         rows = [
             (query, top, request.question or query.text)
-            for image, request in asked
+            for image, request in searches
             for query, top in zip(_queries(image, request), request.tops[ENTRIES], strict=True)
         ]
         most = max((top for _, top, _ in rows), default=1)
-        found = iter(self.entries.search_queries([query for query, _, _ in rows], most, weights=self.weights))
-        documents = iter([self._documents(question, next(found)[:top]) for _, top, question in rows])
-        return [Retrieved(tuple({ENTRIES: tuple(next(documents))} for _ in request.queries)) for _, request in asked]
+        query_hits = iter(self.entries.search_queries([query for query, _, _ in rows], most, weights=self.weights))
+        documents = iter([self._documents(question, next(query_hits)[:top]) for _, top, question in rows])
+        return [Retrieved(tuple({ENTRIES: tuple(next(documents))} for _ in request.queries)) for _, request in searches]
 
     def _documents(self, question: str, hits: Sequence[Hit]) -> list[PassageHit]:
         documents = [(hit, self._document(question, self.knowledge.get(hit.entry_id))) for hit in hits]

@@ -50,15 +50,15 @@ RerankTool = Callable[[Sequence[Rerank]], Sequence[Reranked]]
 class Model(Protocol):
     """A model as steps see it: on this machine, or behind a server."""
 
-    def write(self, asked: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[Written]:
+    def write(self, prompts: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[Written]:
         """A reply to each prompt."""
         ...
 
-    def judge(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[Judged]:
+    def judge(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[Judged]:
         """P(yes) and P(no) of each prompt."""
         ...
 
-    def judge_each(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgedEach]:
+    def judge_each(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgedEach]:
         """P(yes) and P(no) of each prompt with each of its documents alone."""
         ...
 
@@ -256,15 +256,13 @@ class TrajectoryPipeline:
 
     def _carry_out(self, images: Sequence[Picture], requests: Sequence[Request]) -> Sequence[Reply]:
         first = requests[0]
-        if isinstance(first, Write):
-            prompts = [request.prompt for request in requests if isinstance(request, Write)]
-            return self._tools.models[first.model].write(list(zip(images, prompts, strict=True)), first.max_tokens)
-        if isinstance(first, Judge):
-            prompts = [request.prompt for request in requests if isinstance(request, Judge)]
-            return self._tools.models[first.model].judge(list(zip(images, prompts, strict=True)), first.yes, first.no)
-        if isinstance(first, JudgeEach):
-            asked = list(zip(images, [each.prompt for each in requests if isinstance(each, JudgeEach)], strict=True))
-            return self._tools.models[first.model].judge_each(asked, first.yes, first.no)
+        if isinstance(first, Write | Judge | JudgeEach):
+            prompts = [request.prompt for request in requests if isinstance(request, Write | Judge | JudgeEach)]
+            illustrated, model = list(zip(images, prompts, strict=True)), self._tools.models[first.model]
+            if isinstance(first, Write):
+                return model.write(illustrated, first.max_tokens)
+            judge = model.judge if isinstance(first, Judge) else model.judge_each
+            return judge(illustrated, first.yes, first.no)
         if isinstance(first, Rerank):
             if self._tools.rerank is None:
                 raise ValueError(f"{self.name} reranks passages, but was given nothing to rerank them with")

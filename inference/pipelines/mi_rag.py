@@ -92,19 +92,19 @@ class MiRag:
 
     def _search(self, question: Question, records: list[str], passages: dict[str, Passage]) -> Steps[None]:
         """Search and reason; records and passages are added to those given, and stay if a budget cuts this short."""
-        asked, budgets = {"question": question.text}, searched(question, self.budgets)
+        slots, budgets = {"question": question.text}, searched(question, self.budgets)
         first, description = yield from opening(question, self.max_record)
         for iteration in range(self.iterations + 1):
             queries = [expanded(question.text, records[-1]) if records else first]
             if records:
                 follow_up = yield from write(
-                    "rewrite", iteration, FOLLOW_UP, asked, documents=records, max_tokens=self.max_record
+                    "rewrite", iteration, FOLLOW_UP, slots, documents=records, max_tokens=self.max_record
                 )
                 queries += parsing.queries(follow_up.text, FOLLOW_UPS)
             shares = [len(queries) - 1 or 1, *(1 for _ in queries[1:])]
-            found = merge((yield from search(iteration, queries, split(budgets, shares))))
-            passages |= {passage.id: passage for passage in found}
-            documents = texts_of(found) if records else [*description, *texts_of(found)]
+            retrieved = merge((yield from search(iteration, queries, split(budgets, shares))))
+            passages |= {passage.id: passage for passage in retrieved}
+            documents = texts_of(retrieved) if records else [*description, *texts_of(retrieved)]
             records.append((yield from recorded(iteration, question, documents, self.max_record)))
 
 
@@ -119,8 +119,8 @@ def opening(question: Question, max_tokens: int) -> Steps[tuple[str, list[str]]]
 def recorded(iteration: int, question: Question, documents: Sequence[str], max_tokens: int) -> Steps[str]:
     """A reasoning record of what was found."""
     template = REASON if question.image else REASON_TEXTS
-    asked = {"question": question.text}
-    return (yield from write("reason", iteration, template, asked, documents=documents, max_tokens=max_tokens)).text
+    slots = {"question": question.text}
+    return (yield from write("reason", iteration, template, slots, documents=documents, max_tokens=max_tokens)).text
 
 
 def answered(

@@ -88,38 +88,38 @@ class MmR2:
         with contextlib.suppress(BudgetSpent):
             yield from self._search(question, best, counts)
         read, longest = best[: self.passages], self.max_answer
-        template, asked = ANSWER + answer_instruction(question, detailed=False), {"question": question.text}
+        template, slots = ANSWER + answer_instruction(question, detailed=False), {"question": question.text}
         answer = yield from write(
-            "answer", 0, template, asked, documents=texts_of(read), max_tokens=longest, model="answerer"
+            "answer", 0, template, slots, documents=texts_of(read), max_tokens=longest, model="answerer"
         )
         ended = f"units searched: {len({_unit(passage) for passage in best})}"
         return Outcome(answer.text, ended, answer.score, tuple(read[: answer.shown]), counts=counts)
 
     def _search(self, question: Question, best: list[Passage], counts: dict[str, int]) -> Steps[None]:
         """Fill `best` with the passages of the chosen units, in their order until they are ranked by the query."""
-        asked, longest = {"question": question.text}, self.max_record
-        reply = yield from write("rewrite", 0, STATE, asked, max_tokens=longest)
+        slots, longest = {"question": question.text}, self.max_record
+        reply = yield from write("rewrite", 0, STATE, slots, max_tokens=longest)
         state = parsing.fields(reply.text, FIELDS)
         counts[UNPARSED] += not state
-        asked["state"] = "\n".join(f"{name.capitalize()}: {text}" for name, text in state.items())
-        found = yield from search(0, [state.get("referent", "")], {"pairs": [self.candidates]})
-        units = knowledge_map(found)
-        reply = yield from write("rerank", 0, SELECT, asked, documents=_listed(units), max_tokens=longest)
+        slots["state"] = "\n".join(f"{name.capitalize()}: {text}" for name, text in state.items())
+        retrieved = yield from search(0, [state.get("referent", "")], {"pairs": [self.candidates]})
+        units = knowledge_map(retrieved)
+        reply = yield from write("rerank", 0, SELECT, slots, documents=_listed(units), max_tokens=longest)
         named = parsing.named_documents(reply.text, len(units))[:UNITS]
         counts[UNPARSED] += not named
         chosen = [list(units)[place] for place in named or range(min(UNITS, len(units)))]
         best += [passage for unit in chosen for passage in units[unit]]
         labels = _listed({unit: units[unit] for unit in chosen})
-        reply = yield from write("rewrite", 0, QUERY, asked, documents=labels, max_tokens=longest)
+        reply = yield from write("rewrite", 0, QUERY, slots, documents=labels, max_tokens=longest)
         queries = parsing.queries(reply.text, 1)
         counts[UNPARSED] += not queries
         scores = (yield from rerank(0, queries[0] if queries else question.text, best)).scores
         best[:] = [best[place] for place in sorted(range(len(best)), key=lambda place: -scores[place])]
 
 
-def knowledge_map(found: Retrieved) -> dict[Unit, list[Passage]]:
+def knowledge_map(retrieved: Retrieved) -> dict[Unit, list[Passage]]:
     """The passages found by unit: the most similar entry first, its sections in the order of the article."""
-    hits = [hit for by_base in found.hits for hits in by_base.values() for hit in hits]
+    hits = [hit for by_base in retrieved.hits for hits in by_base.values() for hit in hits]
     similar: dict[str, float] = {}
     for hit in hits:
         similar[hit.passage.entry_id] = max(hit.parts.get("entry", hit.score), similar.get(hit.passage.entry_id, -2.0))
@@ -137,7 +137,7 @@ def _unit(passage: Passage) -> Unit:
 
 def _listed(units: Mapping[Unit, Sequence[Passage]]) -> list[str]:
     """The units by number, title and heading; an article's beginning has no heading."""
-    names = (" – ".join(filter(None, (own[0].title, own[0].heading))) for own in units.values())
+    names = (" – ".join(filter(None, (passages[0].title, passages[0].heading))) for passages in units.values())
     return [f"[{number}] {name}" for number, name in enumerate(names, start=1)]
 
 

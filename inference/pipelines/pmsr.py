@@ -95,9 +95,9 @@ class Pmsr:
                 queries = yield from self._queries(iteration, question, records)
                 if (yield from self._repeats(iteration, question, queries, earlier)):
                     return True
-            found = merge((yield from search(iteration, queries, split(budgets, [1] * len(queries)))))
-            passages |= {passage.id: passage for passage in found}
-            documents = texts_of(found) if records else [*description, *texts_of(found)]
+            retrieved = merge((yield from search(iteration, queries, split(budgets, [1] * len(queries)))))
+            passages |= {passage.id: passage for passage in retrieved}
+            documents = texts_of(retrieved) if records else [*description, *texts_of(retrieved)]
             records.append((yield from recorded(iteration, question, documents, self.max_record)))
         return False
 
@@ -112,8 +112,8 @@ class Pmsr:
         """The queries of the scopes; `otherwise` where the trajectory's alone is wanted, and the reply holds none."""
         if self.scopes == "record":
             return [of_record]
-        asked = {"question": question.text}
-        reply = yield from write("rewrite", iteration, TRAJECTORY, asked, documents=records, max_tokens=self.max_record)
+        slots = {"question": question.text}
+        reply = yield from write("rewrite", iteration, TRAJECTORY, slots, documents=records, max_tokens=self.max_record)
         of_trajectory = [*parsing.queries(reply.text, 1)]
         if self.scopes == "trajectory":
             return of_trajectory or [otherwise]

@@ -62,9 +62,9 @@ def trajectories(questions: Sequence[Question], traces: Traces, *, seed: int) ->
         (share of each `Course`).
     """
     return {
-        name: _of_pipeline([q for q in questions if q.id in own and not own[q.id].error], own, seed)
-        for name, own in traces.items()
-        if any(trace.steps for trace in own.values())
+        name: _of_pipeline([q for q in questions if q.id in by_id and not by_id[q.id].error], by_id, seed)
+        for name, by_id in traces.items()
+        if any(trace.steps for trace in by_id.values())
     }
 
 
@@ -128,14 +128,14 @@ def _asked(traces: Sequence[Trace]) -> list[float]:
 
 def found_until(question: Question, trace: Trace, iteration: int, base: str = "") -> float:
     """Whether an entry that the question is about was found by an iteration, in all bases or in one: 0 or 1."""
-    found = [
+    entry_ids = [
         hit.entry_id
         for step in trace.steps
         if step.iteration <= iteration
         for hit in step.found
         if base in ("", hit.base)
     ]
-    return article_recall_at_k(found, question.entity_ids, max(len(found), 1))
+    return article_recall_at_k(entry_ids, question.entity_ids, max(len(entry_ids), 1))
 
 
 def records_right(question: Question, trace: Trace, last: int) -> list[float]:
