@@ -171,7 +171,9 @@ class TrajectoryConfig(WebConfig):
         False, "MI-RAG, PMSR: after a detailed answer ask for a short one, by MI-RAG's few-shot prompt; it is scored"
     )
     extract_split: str = setting(
-        "train", "extract_answer: split whose questions are the prompt's examples; empty: no examples"
+        "train",
+        "extract_answer: split whose questions are the prompt's examples; empty: no examples",
+        check=checks.split_name,
     )
     max_record_tokens: int = setting(
         256, "iterative: longest description, query, reasoning record or caption, in tokens", low=1

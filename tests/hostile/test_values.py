@@ -83,7 +83,7 @@ INPUTS = frozenset(
 """Keys that name what must be there."""
 
 OUTPUTS = frozenset("output output_dir captions cache cache_features rewards llm_cache llm_batch".split())
-SPLITS = frozenset("split splits train_split eval_split visual_split".split())
+SPLITS = frozenset("split splits train_split eval_split visual_split extract_split".split())
 DEVICES = frozenset({"device"})
 ADDRESSES = frozenset({"llm_url", "web_url"})
 CHOSEN = frozenset(

@@ -25,6 +25,7 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.train.answering.config import AnswerGrpoConfig
 from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import EncodedExamples
 from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
@@ -35,7 +36,9 @@ ROOT = Path(__file__).parents[2]
 COVERED: dict[int | str, tuple[str, ...]] = {
     # New tokens and adapters.
     1: ("train/setup/test_lora.py::test_the_new_rows_of_both_matrices_move_and_no_others",),  # output rows stay frozen
-    2: ("train/test_pitfalls.py::test_no_trainer_of_trl_is_used",),  # its fused head needs a bias that peft hides
+    2: (
+        "train/test_pitfalls.py::test_of_trl_no_trainer_is_used_but_that_of_grpo",
+    ),  # its fused head needs a bias that peft hides
     3: ("train/test_pitfalls.py::test_adapters_copy_no_whole_module",),  # modules_to_save beside token rows
     4: ("train/saving/test_merging.py::test_merged_is_the_adapter_is_the_reloaded",),  # a tied head drifts apart
     5: ("train/setup/test_lora.py::test_adapter_reloaded_and_merged_compute_the_same",),  # new rows aren't saved
@@ -123,8 +126,8 @@ def test_the_table_is_whole_and_every_test_in_it_exists() -> None:
             assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
 
 
-def test_no_trainer_of_trl_is_used() -> None:
-    """Nor `clone_chat_template`: of TRL only the parser of configs is imported, so that its fused head never runs."""
+def test_of_trl_no_trainer_is_used_but_that_of_grpo() -> None:
+    """Nor `clone_chat_template`: new tokens never meet TRL's fused head, since GRPO trains plain replies alone."""
     imported = set()
     for path in ROOT.rglob("*.py"):
         folder = path.relative_to(ROOT).parts[0]
@@ -135,7 +138,11 @@ def test_no_trainer_of_trl_is_used() -> None:
                 elif isinstance(node, ast.Import):
                     imported |= {alias.name for alias in node.names if alias.name.split(".")[0] == "trl"}
 
-    assert imported == {"TrlParser"}
+    assert imported == {"TrlParser", "GRPOConfig", "GRPOTrainer"}
+    assert (
+        "`scheme` is plain: replies have no tokens of their own; found `mr2ag`"
+        in AnswerGrpoConfig(scheme="mr2ag").problems()
+    )
 
 
 @pytest.mark.parametrize("tie", [True, False])

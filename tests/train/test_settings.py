@@ -61,6 +61,7 @@ COMMON: dict[str, Any] = {
 }
 SFT: dict[str, Any] = {
     **COMMON,
+    "answer_weight": None,
     "best_metric": "",
     "cache_dtype": "auto",
     "cache_features": "",

@@ -98,7 +98,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[[EvaluateConfig], tuple[lis
             raise Ran(fingerprint, build.args[1])
         return {}
 
-    engine = SimpleNamespace(renderer=None, heads=SimpleNamespace(keep=lambda least: None))
+    engine = SimpleNamespace(renderer=None, image_prefixes=SimpleNamespace(keep=lambda least: None))
     monkeypatch.setattr(experiment, "open_retriever", lambda *_: None)
     monkeypatch.setattr(experiment, "open_reranker", lambda *_: SimpleNamespace(fingerprint="reranker"))
     monkeypatch.setattr(experiment, "open_model", lambda config, role: load(config, getattr(config, role)))
