@@ -28,11 +28,11 @@ from reflectune.train.answering.prompts import PromptProcessor, PromptRenderer, 
 from reflectune.train.answering.rewards import reward_functions
 from reflectune.train.answering.trainer import AnswerRun, AnswerTrainer
 from reflectune.train.data.examples import load_examples
-from reflectune.train.data.global_batch import refuse_other_batch
 from reflectune.train.fine_tuning.failures import advising
 from reflectune.train.fine_tuning.fine_tune import (
     argument_values,
     global_batch,
+    is_trained_already,
     prepare_model,
     save_model,
     say,
@@ -42,7 +42,6 @@ from reflectune.train.fine_tuning.fine_tune import (
 from reflectune.train.fine_tuning.starting import load_start
 from reflectune.train.forecasting.preview import parameter_table
 from reflectune.train.publishing.model_card import publish, write_card
-from reflectune.train.saving.checkpoints import is_finished, refuse_occupied
 from reflectune.train.setup.launch import refuse_bad_launch, sharding
 
 _WHY_FIXED = "replies are sampled, and each process draws random numbers of its own"
@@ -88,12 +87,7 @@ def reinforce(
     if config.dry_run:
         say(args, describe(config, examples, adapted or prepare_model(loaded, config), args))
         return
-    if not config.resume:
-        refuse_occupied(config.output_dir)
-    refuse_other_batch(config.output_dir, batch, _WHY_FIXED)
-    if is_finished(config.output_dir, settings):
-        say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
-        publish(config, args)
+    if is_trained_already(config, args, batch, _WHY_FIXED, settings):
         return
     model = adapted.train() if adapted else prepare_model(loaded, config)
     say(args, parameter_table(model))

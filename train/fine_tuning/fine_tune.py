@@ -73,13 +73,7 @@ def fine_tune(config: SftConfig) -> None:
     batch = global_batch(args)
     fixed = why_fixed(loaded.model, config.adapters_dropout, sharding(os.environ))
     settings = run_settings(config, loaded) | batch.settings(fixed) | compute_choice
-    if not config.dry_run and not config.resume:
-        refuse_occupied(config.output_dir)
-    if not config.dry_run:
-        refuse_other_batch(config.output_dir, batch, fixed)
-    if not config.dry_run and is_finished(config.output_dir, settings):
-        say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
-        publish(config, args)
+    if not config.dry_run and is_trained_already(config, args, batch, fixed, settings):
         return
     if config.cache_features:
         wanted = [(data.examples, data.image_roots), *([validation] if validation else [])]
@@ -303,6 +297,24 @@ def save_model(
     info = {"base_model": base, "seed": settings["seed"], "quantization": quantization, "training": dict(settings)}
     assert loaded.scheme is not None  # it was loaded with one
     save_checkpoint(folder, model, loaded.processor, loaded.scheme, info, state_dict=state_dict)
+
+
+def is_trained_already(
+    config: TrainingConfig, args: TrainingArguments, batch: GlobalBatch, why_fixed: str, settings: Mapping[str, Any]
+) -> bool:
+    """Whether `output_dir` holds the final checkpoint of this very run, which is then said and published.
+
+    Raises:
+        UserError: The folder holds another run, or one with another global batch.
+    """
+    if not config.resume:
+        refuse_occupied(config.output_dir)
+    refuse_other_batch(config.output_dir, batch, why_fixed)
+    if not is_finished(config.output_dir, settings):
+        return False
+    say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
+    publish(config, args)
+    return True
 
 
 def say(args: TrainingArguments, text: str) -> None:

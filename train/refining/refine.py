@@ -20,11 +20,12 @@ from reflectune.data_builders.probing.questions import select_questions
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
 from reflectune.train.data.examples import Collator
-from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
+from reflectune.train.data.global_batch import GlobalBatch, why_fixed
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.failures import advising
 from reflectune.train.fine_tuning.fine_tune import (
     global_batch,
+    is_trained_already,
     prepare_model,
     save_model,
     say,
@@ -39,7 +40,6 @@ from reflectune.train.publishing.model_card import publish, write_card
 from reflectune.train.refining.config import GateConfig
 from reflectune.train.refining.gate_trainer import GateTrainer, Objective
 from reflectune.train.refining.gate_trees import Costs, GateExample, GateExamples, rewards_of
-from reflectune.train.saving.checkpoints import is_finished, refuse_occupied
 from reflectune.train.setup.launch import refuse_bad_launch, sharding
 
 Measuring = Callable[[Loaded, Dataset, Sequence[Question]], Measure]
@@ -80,12 +80,7 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
         model = adapted or prepare_model(loaded, config)
         say(args, describe(config, questions, model, total_steps(config, len(questions), args.world_size)))
         return
-    if not config.resume:
-        refuse_occupied(config.output_dir)
-    refuse_other_batch(config.output_dir, batch, fixed)
-    if is_finished(config.output_dir, settings):
-        say(args, f"nothing to do: {config.output_dir} holds this run's final checkpoint")
-        publish(config, args)
+    if is_trained_already(config, args, batch, fixed, settings):
         return
     if config.method != "qlora":
         whole: nn.Module = loaded.model
