@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif",
 """As found in the public sets; OVEN's images have three of them."""
 
 _MANY_FOLDERS = 64
+_MANY_NAMES = 256
+_MOST_LISTED = 16_384
 _MOST_KEPT = 4096
 _NUMBER = re.compile(r"\d{3,}")
 
@@ -33,7 +36,8 @@ class Images:
     An image is looked for as `<id><extension>` in the folder itself, in the public sets' ways of sharding (the first
     two digits of the number: OVEN; the first three letters, one folder each: GLDv2; the first four characters: the
     images of Wiki6M), and in the sub-folders that there are, two levels deep. The way that found the last image is
-    tried first, so that a look-up costs one `stat` as a rule.
+    tried first, so that a look-up costs one `stat` as a rule. Small folders are listed once: an entry without an
+    image would cost fifty.
 
     Args:
         root: The folder. None: nobody wants images, every look-up by `path` gives "" (for scoring, or text-only sets).
@@ -48,6 +52,7 @@ class Images:
     save_to: Path | None = None
     _lately: list[tuple[str, str]] = field(default_factory=list, init=False, repr=False, compare=False)
     _inside: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    _listed: dict[str, frozenset[str] | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def start(self) -> Path | None:
@@ -191,8 +196,10 @@ class Images:
         stem, extension = os.path.splitext(image_id)
         named = (stem, (extension, *EXTENSIONS)) if extension in EXTENSIONS else (image_id, EXTENSIONS)
         for way in (*_SHARDINGS, *self._folders_of(named[0])):
+            folder, name = os.path.split(_join(way, named[0], ""))
+            names = self._names_in(folder)
             for ending in named[1]:
-                if self._is_file(path := _join(way, named[0], ending)):
+                if (names is None or name + ending in names) and self._is_file(path := _join(way, named[0], ending)):
                     if named[0] == image_id:
                         self._remember(way, ending)
                     return path
@@ -217,6 +224,19 @@ class Images:
         root = self.root or Path()
         folders = [path for level in ("*", "*/*") for path in sorted(root.glob(level)) if path.is_dir()]
         return [str(folder.relative_to(root)).replace("{", "{{") for folder in folders]
+
+    def _names_in(self, folder: str) -> frozenset[str] | None:
+        """What lies in a folder, as it was when first asked for; None if that is much."""
+        if folder not in self._listed:
+            if len(self._listed) >= _MOST_LISTED:
+                self._listed.clear()
+            try:
+                with os.scandir(f"{self.root}/{folder}") as found:
+                    names = [entry.name for entry in islice(found, _MANY_NAMES + 1)]
+            except OSError:
+                names = []
+            self._listed[folder] = None if len(names) > _MANY_NAMES else frozenset(names)
+        return self._listed[folder]
 
     def _is_file(self, path: str) -> bool:
         return os.path.isfile(f"{self.root}/{path}")

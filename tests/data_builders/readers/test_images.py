@@ -55,6 +55,23 @@ def test_one_way_of_sharding_leads_to_all_its_images(tmp_path: Path) -> None:
     assert all(images.find(f"oven_{n:02d}000000") for n in range(30))
 
 
+def test_small_folders_are_not_searched_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Wiki6M's articles many have no image: a look-up asks for what was found last alone."""
+    (tmp_path / "Q806").mkdir()
+    (tmp_path / "Q806/Q8061.jpg").write_bytes(b"x")
+    images, asked = Images(tmp_path), list[str]()
+    assert images.find("Q8061") == "Q806/Q8061.jpg"
+
+    def is_file(path: str) -> bool:
+        asked.append(path)
+        return Path(path).is_file()
+
+    monkeypatch.setattr("os.path.isfile", is_file)
+    assert all(images.find(f"Q9{n:02d}000") is None for n in range(50))
+    assert len(asked) <= 50
+    assert images.find("Q8061") == "Q806/Q8061.jpg"
+
+
 def test_a_missing_image_is_its_own_kind_of_error(tmp_path: Path) -> None:
     with pytest.raises(MissingImage, match=r"f.jsonl:3: id q: field `image_id`: no image of `x` below"):
         Images(tmp_path).path(ROW, "image_id", "x")
