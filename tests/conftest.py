@@ -3,6 +3,7 @@ checkpoint of pocket's real parts."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -23,6 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
+from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +42,12 @@ Fault = dict[str, Any]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A long test that begins among the last ones would leave the other cores idle; all others stand in their order."""
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+def pytest_collection_finish() -> None:
+    """No collection of garbage, of which each training makes some, looks through what was imported and collected."""
+    gc.collect()
+    gc.freeze()
 
 
 class StubServer:
@@ -166,9 +174,13 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_builds(shared_folder: Path) -> Iterator[None]:
     """DeepSpeed builds in a folder of this run: the lock of a build that was killed makes every later one wait.
 
-    torch lets one worker build, and the others wait.
+    torch lets one worker build, and the others wait. Nothing is optimised: its four files are compiled for a few steps.
     """
+    compiler = shared_folder / "g++"
+    write_atomically(compiler, '#!/bin/sh\nexec c++ "$@" -O0 -g0\n')
+    compiler.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", str(compiler))
         patch.setenv("TORCH_EXTENSIONS_DIR", str(shared_folder / "torch_extensions"))
         yield
 

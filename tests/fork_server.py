@@ -32,14 +32,15 @@ COMMANDS = (
     *("train.sft", "train.grpo", "train.merge", "train.fine_tuning.fine_tune", "train.refining.refine"),
     *("data_builders.probe", "data_builders.probing.run", "data_builders.build_mr2ag", "data_builders.mr2ag.run"),
     *("inference.tables", "inference.grid.tables_run", "inference.evaluate", "inference.running.experiment"),
-    *("models.miniature.architecture", "retrieval.build_index", "retrieval.build_text_index"),
+    *("inference.reproduce", "inference.sweep", "inference.recall", "models.miniature.architecture"),
+    *("data_builders.convert", "data_builders.build_plain", "retrieval.build_index", "retrieval.build_text_index"),
 )
 
 
 def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
-    for name in COMMANDS:
-        importlib.import_module(f"reflectune.{name}")
+    for name in (*(f"reflectune.{name}" for name in COMMANDS), "trl"):
+        importlib.import_module(name)  # trl looks through every installed package
     gc.collect()
     gc.freeze()  # no fork copies the pages of what was imported by looking for garbage in them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that look after a program

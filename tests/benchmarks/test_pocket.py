@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from reflectune.core.paths import user_cache
-from reflectune.data_builders.dataset import LOOK_ALIKES, Dataset, splits
+from reflectune.data_builders.dataset import LOOK_ALIKES, Dataset
 from reflectune.data_builders.gallery.sources.packages import fetch_sources
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 
@@ -54,7 +54,7 @@ def test_what_is_shipped_answers_from_real_pictures_and_articles(
 ) -> None:
     """The commands of `pocket.py --quick`, on a few entities of each kind and four questions of each split.
 
-    Few of the encyclopedia's other entries stay: encoding a picture takes a core half a second.
+    Few of the encyclopedia's entries stay: encoding a picture takes a core half a second.
     """
     for part in ("language", "vision", "text"):
         pocket_part(part)
@@ -75,12 +75,12 @@ def test_what_is_shipped_answers_from_real_pictures_and_articles(
 
 
 def leave_few_entries(gallery: Path) -> None:
-    """Of the knowledge base leaves the entities that are asked about, and every hundredth other."""
+    """Of the knowledge base leaves what the evaluated splits ask about, its look-alikes, and every hundredth other."""
     dataset = Dataset(gallery)
-    asked = {
-        name for split in splits(gallery) for question in dataset.questions(split) for name in question.entity_ids
-    }.union(*json.loads((gallery / LOOK_ALIKES).read_text()))
-    entries = [entry for position, entry in enumerate(dataset.knowledge) if entry.id in asked or position % 100 == 0]
+    evaluated = ("val_unseen_question", "val_unseen_entity")
+    asked = {name for split in evaluated for question in dataset.questions(split) for name in question.entity_ids}
+    alike = {name for names in json.loads((gallery / LOOK_ALIKES).read_text()) if asked & {*names} for name in names}
+    entries = [entry for n, entry in enumerate(dataset.knowledge) if entry.id in asked | alike or n % 100 == 0]
     write_knowledge_base(gallery / "knowledge", entries, name="gallery-0")
 
 
