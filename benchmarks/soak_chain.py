@@ -76,6 +76,9 @@ JOBS: dict[str, Job] = {
         f"--dataset {WORLD} --index faiss_index --limit 8 --device cpu --output {{out}}/recall.json",
     ),
     "duplicates": Job("data_builders.find_duplicates", f"--dataset {WORLD} --distance 8 --output {{out}}"),
+    "subset": Job(
+        "data_builders.downsample", f"--dataset {WORLD} --questions 12 --tolerance 0.2 --device cpu --output {{out}}"
+    ),
     "index_without": Job(
         "retrieval.build_index",
         f"--knowledge {WORLD}/knowledge --encoder miniature/clip --leave_out duplicates/near_duplicates.jsonl "

@@ -52,6 +52,7 @@ READS: dict[str, Sequence[str]] = {
     "faiss_index": ("world/knowledge",),
     "recall": ("world", "faiss_index"),
     "text_index": ("world/knowledge",),
+    "subset": ("world",),
     "text_rag": ("world", "text_index"),
     "reflection": ("world", "index"),
     "plain": ("world", "index", "reflection"),

@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from types import FunctionType, TracebackType
@@ -28,9 +29,9 @@ class UserError(Exception):
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap an entry script's `main` so that a user's mistake, a file that can't be used or Ctrl-C ends in a clear line.
 
-    After a `main` that ends well the process group of its launch is destroyed, if there is one, and its threads have
-    ended before the interpreter does; one whose launcher is gone ends at once. In a log the libraries' progress bars
-    are hidden. What `main` holds of `core.outputs` is released in any case.
+    However `main` ends, but for a bug, the process group of its launch is destroyed, if there is one, and its threads
+    have ended before the interpreter does; one whose launcher is gone ends at once. In a log the libraries' progress
+    bars are hidden. What `main` holds of `core.outputs` is released in any case.
 
     Exit status: 2 for a `UserError` and for a path that can't be read or written, 28 for a full disk, 130 for Ctrl-C.
     Anything else is our own bug and keeps its traceback. Passwords and keys are taken out of both.
@@ -47,17 +48,21 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
         try:
             main()
             _destroy_process_group()
+            return
+        except SystemExit as end:
+            status = end.code
         except UserError as error:
-            sys.exit(_say(f"error: {error}", 2))
+            status = _say(f"error: {error}", 2)
         except KeyboardInterrupt:
-            sys.exit(_say("stopped: what was finished is kept; run the same command again to go on", 130))
+            status = _say("stopped: what was finished is kept; run the same command again to go on", 130)
         except OSError as error:
             if (told := told_of(error)) is None:
                 raise
-            is_full = error.errno in _FULL
-            sys.exit(_say(f"error: {told}", errno.ENOSPC if is_full else 2))
+            status = _say(f"error: {told}", errno.ENOSPC if error.errno in _FULL else 2)
         finally:
             release_outputs()
+        _leave_process_group(status)  # here nothing refers to the error any more, nor to what its frames hold
+        sys.exit(status)
 
     return run
 
@@ -88,6 +93,8 @@ def _shown_path(error: OSError) -> str | None:
     return quoted[1] if quoted else None
 
 
+_PATIENCE: Final = 5.0
+"""Seconds that the process group's threads have to end after an error."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _ELSEWHERE: Final = "name another place in the config or on the command line"
 _PERMISSION: Final = ("there is no permission to use it", f"change that (`ls -ld` shows whose it is), or {_ELSEWHERE}")
@@ -125,6 +132,27 @@ def _destroy_process_group() -> None:
         _drop_from_defaults(distributed.group.WORLD)
         gc.collect()
         distributed.destroy_process_group()
+
+
+def _leave_process_group(status: str | int | None) -> None:
+    """As `_destroy_process_group`, while the other processes may be in a collective, or far from one.
+
+    gloo's threads end with what they have begun. What the others don't take part in would never end: then this process
+    ends without them, with its status. NCCL's group is left as it is: its destruction may wait for the others.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    backends = {pair.partition(":")[2] for pair in distributed.get_backend_config().split(",")}  # cpu:gloo,cuda:nccl
+    if backends != {"gloo"}:
+        return
+    thread = threading.Thread(target=_destroy_process_group, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    if thread.is_alive():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def _drop_from_defaults(group: object) -> None:

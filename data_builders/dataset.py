@@ -1,7 +1,8 @@
 """A data set folder: questions by split, images, a knowledge base, and the manifest that says what they are.
 
 A split is one file, `questions/SPLIT.parquet`, or a folder of parts, `questions/SPLIT/part-*.parquet`. Where the
-manifest has an `image_root`, image paths start there, else at the folder itself.
+manifest has an `image_root`, image paths start there, else at the folder itself; where it has a `knowledge_root`, the
+knowledge base is there, else in the folder `knowledge`.
 """
 
 from __future__ import annotations
@@ -83,10 +84,15 @@ class Dataset:
         """What the whole data set's content hashes to, as its builder wrote it down."""
         return str(self.manifest["fingerprint"])
 
+    @property
+    def knowledge_folder(self) -> Path:
+        """Where its knowledge base is: as the manifest says, else the folder `knowledge/`. It need not exist."""
+        return self.root / self.manifest.get("knowledge_root", "knowledge")
+
     @cached_property
     def knowledge(self) -> KnowledgeBase:
-        """The knowledge base in the folder `knowledge/`."""
-        return KnowledgeBase(self.root / "knowledge")
+        """The knowledge base."""
+        return KnowledgeBase(self.knowledge_folder)
 
     def questions(self, split: str) -> list[Question]:
         """The questions of a split, in the order of the file."""
@@ -116,7 +122,7 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
     Raises:
         UserError: It is missing, is not JSON, or has no fingerprint.
     """
-    keys = {"fingerprint": str, "image_root": str, "parts": dict, "counts": dict, "files": dict}
+    keys = {"fingerprint": str, "image_root": str, "knowledge_root": str, "parts": dict, "counts": dict, "files": dict}
     manifest = read_record(Path(folder) / MANIFEST, "the data set's manifest", **keys)
     if "fingerprint" not in manifest:
         raise UserError(f"{Path(folder) / MANIFEST} has no `fingerprint`; build the data set again")

@@ -34,6 +34,7 @@ WRITING = {
     "data_builders.convert_lens": f"--lens file {DATASET} --output OUT",
     "data_builders.derive_labels": f"{DATASET} --probes probes --output OUT",
     "data_builders.download": "--config list.yaml --root OUT",
+    "data_builders.downsample": f"{DATASET} --output OUT",
     "data_builders.export": "--data reflection --to trl --output OUT",
     "data_builders.fetch_pictures": "--knowledge_source file --output OUT",
     "data_builders.find_duplicates": f"{DATASET} --output OUT",

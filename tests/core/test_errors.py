@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 
@@ -78,7 +79,7 @@ from importlib import import_module
 import torch
 from torch.distributed import HashStore, all_gather, all_reduce, group, init_process_group
 
-from reflectune.core.errors import entry_point
+from reflectune.core.errors import UserError, entry_point
 
 
 class SlowToEnd:
@@ -97,24 +98,105 @@ def main():
     for _ in range(20):
         all_gather(received, sent, async_op=True)
         all_reduce(torch.ones(1), async_op=True)
+    if len(sys.argv) > 1:
+        raise {"UserError": UserError, "OSError": lambda _: OSError(13, "no", "a/b"), "exit": sys.exit}[sys.argv[1]](3)
 
 
-main()
+try:
+    main()
+except SystemExit as end:
+    status = end.code
+else:
+    status = 0
 interpreter = SlowToEnd()
 sys.setswitchinterval(1000)
 end = time.monotonic() + 1
 while time.monotonic() < end:  # holds Python's lock until the interpreter ends
     pass
+sys.exit(status)
 """
 
 
-def test_threads_of_a_launch_end_with_the_entry_point() -> None:
+@pytest.mark.parametrize(("how", "status"), [("", 0), ("UserError", 2), ("OSError", 2), ("exit", 3)])
+def test_threads_of_a_launch_end_with_the_entry_point(how: str, status: int) -> None:
     """One that still waits for Python's lock when the interpreter begins to end is killed, and the process aborts.
 
     The process group is referred to as in training: by a reference cycle, and by modules that libraries import late.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LAUNCHED, *filter(None, [how])]
 
-    ended = subprocess.run([sys.executable, "-c", LAUNCHED], capture_output=True, text=True, env=environment)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
 
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.returncode == status, ended.stderr[-2000:]
+
+
+ONE_OF_TWO = """
+import atexit
+import sys
+import time
+
+import torch
+from torch import distributed
+
+from reflectune.core.errors import UserError, entry_point
+from reflectune.core.resumable import join_launch
+
+
+@entry_point
+def main():
+    processes, _ = join_launch("cpu")
+    processes.wait()
+    doing = sys.argv[1].split(",")[processes.index]
+    print(doing, flush=True)
+    if doing == "wait":
+        processes.wait()
+    if doing == "compute":
+        time.sleep(120)
+    if doing == "fail within":
+        began = distributed.all_reduce(torch.ones(1), async_op=True)
+    raise UserError("`splits`: none of these")
+
+
+atexit.register(lambda: print(distributed.is_initialized(), flush=True))
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("doing", "said"),
+    [
+        (("fail", "fail"), "fail\nFalse\n"),  # a wrong value that both find once the group is there
+        (("wait", "fail"), "fail\nFalse\n"),  # the other one is in a collective
+        (("compute", "fail"), "fail\nFalse\n"),  # far from the next one
+        (("compute", "fail within"), "fail within\n"),  # far from one that has begun, which never ends: cut off
+    ],
+)
+def test_a_users_mistake_in_a_launch_ends_its_process_with_2(doing: tuple[str, str], said: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    launched |= {"ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", ONE_OF_TWO, ",".join(doing)]
+    both = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **launched, "RANK": rank, "LOCAL_RANK": rank},
+        )
+        for rank in "01"
+    ]
+    try:
+        ends = [process.communicate(timeout=60) for process, does in zip(both, doing, strict=True) if "fail" in does]
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+    failed = [process.returncode for process, does in zip(both, doing, strict=True) if "fail" in does]
+    assert failed == [2] * len(ends)
+    for printed, complained in ends:
+        assert printed == said
+        assert "error: `splits`: none of these\n" in complained
+        assert "Traceback" not in complained

@@ -10,7 +10,7 @@ import pytest
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
-from reflectune.core.types import Evidence, FollowUp, Question
+from reflectune.core.types import Entry, Evidence, FollowUp, Question
 from reflectune.data_builders.dataset import (
     Dataset,
     companion,
@@ -20,6 +20,7 @@ from reflectune.data_builders.dataset import (
     write_question_file,
     write_questions,
 )
+from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 QUESTIONS = [
     Question("a", "images/a.jpg", "How tall?", ("56 metres",), (50.4, 61.6), "numerical", "val", True, ("e1",),
@@ -94,6 +95,18 @@ def test_parts_that_are_not_those_of_the_manifest_are_refused(in_parts: Path) ->
 def test_images_start_at_the_manifests_root(in_parts: Path, root: str, expected: str) -> None:
     write_json(in_parts / "dataset.json", {"fingerprint": "f", "image_root": root})
     assert read_questions(in_parts, "val")[0].image == expected
+
+
+def test_a_manifest_may_say_where_the_knowledge_base_is(tmp_path: Path) -> None:
+    """What a conversion wrote about it, under `knowledge`, says nothing of where."""
+    write_knowledge_base(tmp_path / "other", [Entry("a", "A")], name="kb")
+    write_json(tmp_path / "data/dataset.json", {"fingerprint": "f", "knowledge": {"entries": 1}})
+    assert Dataset(tmp_path / "data").knowledge_folder == tmp_path / "data/knowledge"
+    write_json(tmp_path / "data/dataset.json", {"fingerprint": "f", "knowledge_root": "../other"})
+    assert Dataset(tmp_path / "data").knowledge.get("a").title == "A"
+    write_json(tmp_path / "data/dataset.json", {"fingerprint": "f", "knowledge_root": 3})
+    with pytest.raises(UserError, match="`knowledge_root` is int, not str"):
+        Dataset(tmp_path / "data").knowledge_folder.is_dir()
 
 
 def damaged(tmp_path: Path, **change: Any) -> Path:
