@@ -4,7 +4,8 @@
     bash scripts/gpu_check.sh --device cpu --size tiny --steps 4       # anywhere: narrow ones
 
 For each: the loss, the time, the memory beside what `--dry_run` foretold, and whether plain transformers or peft (and
-vLLM, where it is installed) load what was written. It ends with status 1 if one fails.
+vLLM, where it is installed) load what was written. Where there are two GPUs, each base answers with its layers spread
+over them, too. It ends with status 1 if one fails.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from transformers import AutoModelForImageTextToText
 from reflectune.core.types import Passage
 from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.loading import load
+from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import Branch, ReflectionExample
+from reflectune.models.weights.spreading import Places
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = ("full", "lora", "qlora")
@@ -172,6 +175,28 @@ def loads(output: Path, base: Path, method: str, arguments: argparse.Namespace) 
     return "peft"
 
 
+def spread(base: Path, one: str, several: str | Places) -> str:
+    """A base's gates and answer with its layers on one device and on several, which must be the same.
+
+    Raises:
+        Failed: They differ.
+    """
+    said = []
+    for where in ({"device": one}, {"device_map": several}):
+        loaded = load(str(base), scheme="mr2ag", dtype="bfloat16", **where)
+        engine = PrefixEngine(loaded, token_budget=4096)
+        picture = Image.new("RGB", (336, 336), "red")
+        state = engine.read([loaded.renderer.prefix(text, picture) for text in ("Which colour is it?", "What is it?")])
+        gates = state.probabilities([loaded.renderer.token_id(role) for role in ("retrieve", "no_retrieve")])
+        branches = engine.branch(state, [[[5, 6, 7], [8, 9]], [[10]]])
+        answers = engine.generate(branches, [(0, 0), (0, 1), (1, 0)], max_new_tokens=8)
+        said.append((gates.tolist(), [answer.token_ids for answer in answers]))
+    if said[0] != said[1]:
+        raise Failed(f"spread over several devices, the model says {said[1]} in place of {said[0]}")
+    model: Any = loaded.model
+    return f"its layers over {len(set(model.hf_device_map.values()))} devices: the same gates and answers"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", choices=RECIPES, default=list(RECIPES))
@@ -183,7 +208,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
     arguments = parser.parse_args()
     write_data(arguments.run / "data", SHAPES[arguments.size], 2 * arguments.steps + 2)
-    lines, failures = [*HEAD], 0
+    lines, notes, failures = [*HEAD], [], 0
     print("\n".join(HEAD), flush=True)
     for family in arguments.families:
         base = arguments.run / f"base_{family}"
@@ -197,12 +222,20 @@ def main() -> None:
             lines.append(row)
             print(row, flush=True)
             shutil.rmtree(arguments.run / f"{family}_{method}", ignore_errors=True)  # a full one is up to 30 GB
+        told = f"skipped, {torch.cuda.device_count()} GPU" if torch.cuda.device_count() < 2 else ""
+        try:
+            told = told or spread(base, "cuda:0", "auto")
+        except Failed as error:
+            told, failures = "failed", failures + 1
+            print(error, file=sys.stderr)
+        notes.append(f"- {family}, `device_map: auto`: {told}")
         shutil.rmtree(base)
+    print("\n".join(["", *notes]), flush=True)
     if arguments.output:
         where = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
         how = f"{arguments.steps} steps, {arguments.size} widths, two layers, random weights, {where}"
         title = f"# Every family by every method\n\n`bash scripts/gpu_check.sh`: {how}, torch {torch.__version__}.\n\n"
-        arguments.output.write_text(title + "\n".join(lines) + "\n", encoding="utf-8")
+        arguments.output.write_text(title + "\n".join([*lines, "", *notes]) + "\n", encoding="utf-8")
     sys.exit(min(failures, 1))
 
 

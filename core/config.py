@@ -22,6 +22,9 @@ Value = TypeVar("Value")
 DTYPES: Final = ("float32", "bfloat16", "float16")
 """Precisions that a model is loaded in."""
 
+DEVICE_MAPS: Final = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Ways to spread one model's layers over several GPUs, by transformers' names."""
+
 
 def setting(
     default: Any,

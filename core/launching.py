@@ -13,6 +13,24 @@ _POLL: Final = 1.0
 """Seconds between two looks."""
 
 
+def launched() -> int:
+    """How many processes this launch has, as accelerate counts them; 1 without a launcher."""
+    return max(int(os.environ.get(name, 1)) for name in _COUNTS)
+
+
+def spreading_problem(device_map: str | None) -> str:
+    """What is wrong with a `device_map` in this launch; "" if nothing is.
+
+    Each of several processes would spread a model of its own over the same GPUs.
+    """
+    if not device_map or launched() == 1:
+        return ""
+    return (
+        f"`device_map: {device_map}` has one process use all GPUs, and this launch has {launched()}; start the command "
+        "with python, or leave `device_map` out to have a whole model in each process"
+    )
+
+
 def end_with_launcher() -> None:
     """End this process when torchrun, by which `accelerate launch` starts several processes, is gone.
 
@@ -44,6 +62,7 @@ def alone(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+_COUNTS: Final = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _LAUNCHED = frozenset(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE "
     "MASTER_ADDR MASTER_PORT".split()

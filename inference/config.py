@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from reflectune.core import checks
-from reflectune.core.config import DTYPES, bound_problems, setting
+from reflectune.core.config import DEVICE_MAPS, DTYPES, bound_problems, setting
+from reflectune.core.launching import spreading_problem
 from reflectune.inference.selection.document_choice import Mct
 from reflectune.models.names import model_name
 from reflectune.models.processing.image_config import ImageKeys
@@ -240,12 +241,16 @@ class ReadingConfig(TrajectoryConfig, PipelineConfig):
         says="is a probability in [0, 1]",
     )
     ret: bool = setting(True, "MMKB-RAG: let RET decide whether to retrieve; else always")
+    device_map: str | None = setting(
+        None, "spread a model's layers over all GPUs: auto, balanced_low_0, sequential", choices=DEVICE_MAPS
+    )
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = super().problems() + self.web_problems()
         if self.extract_answer and not self.detailed_answer:
             issues.append("`extract_answer` shortens a detailed answer: set `detailed_answer: true`, or leave it out")
+        issues += filter(None, [spreading_problem(self.device_map)])
         return issues + [
             each for kind in (ReadingConfig, TrajectoryConfig, WebConfig) for each in bound_problems(self, kind)
         ]

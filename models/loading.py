@@ -27,6 +27,7 @@ from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.schemes.tokens import add_reflection_tokens, known_tokens
 from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor, settle
 from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes
+from reflectune.models.weights.spreading import Places, spread
 
 INFO_FILE = "reflectune.json"
 ADAPTER_FILE = "adapter_config.json"
@@ -74,6 +75,7 @@ def load(
     quantization: Quantization | None = None,
     images: ImageSettings = AS_IN_PROCESSOR,
     cast: bool = True,
+    device_map: str | Places | None = None,
 ) -> Loaded:
     """Load a base model or a checkpoint.
 
@@ -92,6 +94,7 @@ def load(
         images: How the processor fits pictures. A checkpoint has what it was trained with, and takes nothing else.
         cast: False keeps plain weights on the CPU, memory-mapped, in the dtype of their file. Only the vocabulary's
             matrices are cast to `dtype`; whoever divides the model among processes casts the other parts.
+        device_map: Spread its layers over this machine's GPUs, to answer (see `spread`); `device` is not looked at.
 
     Raises:
         UserError: There is no such model; tensors of it are missing, unknown, of another shape, or not finite; it is a
@@ -100,8 +103,11 @@ def load(
             bitsandbytes is not installed.
     """
     if quantization is not None:
+        if device_map:
+            raise UserError("layers in 4 bits are not spread over several GPUs: leave out `device_map` or quantization")
         require_bitsandbytes()
         dtype = quantization.dtype
+    target = torch.device("cpu") if device_map else find_device(device)  # spread at the end
     wanted = find_scheme(scheme) if scheme else None
     source = resolve(model)
     tuned_scheme = _own_scheme(source, wanted) if isinstance(source, Path) else None
@@ -112,13 +118,12 @@ def load(
                 raise UserError(
                     f"{source} is an adapter, and 4 bits are for a base model; merge it with train.merge first"
                 )
-            network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), find_device(device))
+            network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), target)
         else:
             # what float16 makes of the weights is looked at below
-            is_uncast = not cast or (find_device(device).type != "cpu" and as_dtype(dtype) != torch.float16)
-            network, processor = load_pretrained(
-                str(source), as_dtype(dtype), quantization, find_device(device), cast=not is_uncast
-            )
+            elsewhere = bool(device_map) or target.type != "cpu"
+            is_uncast = not cast or (elsewhere and as_dtype(dtype) != torch.float16)
+            network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, target, cast=not is_uncast)
             beside.enter_context(_checking_finite(source, network))
             base = ""
             if tuned_scheme is None and wanted is not None and _is_released(network, processor, wanted):
@@ -137,10 +142,12 @@ def load(
         parts.append(str(seed))
     if quantization is None:
         whole: nn.Module = network.requires_grad_(True)
-        if is_uncast and cast:
-            settle(network, find_device(device))
+        if device_map:
+            network = spread(network, device_map, as_dtype(dtype))
+        elif is_uncast and cast:
+            settle(network, target)
         elif cast:
-            whole.to(find_device(device))
+            whole.to(target)
     else:
         parts.append(asdict(quantization))
     return Loaded(

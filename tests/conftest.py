@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -297,6 +298,14 @@ def start_launch(start_program: Callable[[Sequence[str]], Program]) -> Callable[
         return start_program(["launch", *options, str(ROOT / script), *arguments])
 
     return start
+
+
+@pytest.fixture(scope="session")
+def pretended() -> ModuleType:
+    """Devices that this machine doesn't have: `PretendDevices`, `DeviceMismatch`, `halves`."""
+    from . import pretend_devices  # imports torch
+
+    return pretend_devices
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.core import checks
-from reflectune.core.config import DTYPES, bound_problems, setting
+from reflectune.core.config import DEVICE_MAPS, DTYPES, bound_problems, setting
+from reflectune.core.launching import spreading_problem
 from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.data_builders.parts import part_problem
@@ -77,6 +78,9 @@ class ProbeConfig(MetricConfig, ImageKeys, RetrieverConfig):
     )
     dtype: str = setting("float32", "float32, bfloat16 or float16", choices=DTYPES)
     device: str = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own", check=checks.device)
+    device_map: str | None = setting(
+        None, "spread the model's layers over all GPUs: auto, balanced_low_0, sequential", choices=DEVICE_MAPS
+    )
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a question with a bad image, no text or no answer: stop, or count and list it"
     )
@@ -99,6 +103,7 @@ class ProbeConfig(MetricConfig, ImageKeys, RetrieverConfig):
         )
         if self.summary == "sentences" and not self.gold:
             issues.append("`summary: sentences` needs `gold: true`: sentences are chosen by the accepted answer")
+        issues += filter(None, [spreading_problem(self.device_map)])
         return issues
 
     def asking(self) -> Asking:

@@ -50,7 +50,14 @@ def run(config: ProbeConfig) -> None:
     bem = config.open_bem(device)
     config.metric = config.scored_by(config.dataset)
     questions = select_questions(dataset, config.split, visual=config.visual, limit=config.limit, seed=config.seed)
-    loaded = load(config.model, scheme=SCHEME, dtype=config.dtype, device=device, images=config.image_settings())
+    loaded = load(
+        config.model,
+        scheme=SCHEME,
+        dtype=config.dtype,
+        device=device,
+        images=config.image_settings(),
+        device_map=config.device_map,
+    )
     retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=device)
     work = Work(dataset, retriever, loaded, config, bem)
     if config.dry_run:

@@ -22,8 +22,8 @@ from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.scores import Measure, check_scorable
 
 ELSEWHERE = frozenset(
-    "dataset index ranked_entities model base_model bem output device dry_run limit on_error splits grid product "
-    "seed".split()
+    "dataset index ranked_entities model base_model bem output device device_map dry_run limit on_error splits grid "
+    "product seed".split()
 )
 """Settings that do not decide a question's row, or whose content is hashed."""
 

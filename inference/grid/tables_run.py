@@ -34,7 +34,7 @@ from reflectune.inference.scoring.scores import Measure, check_scorable
 PATIENCE: Final = timedelta(days=30)
 """How long a process waits for the first one, which trains meanwhile."""
 
-ELSEWHERE = frozenset("dataset index ranked_entities model plain_model device".split())
+ELSEWHERE = frozenset("dataset index ranked_entities model plain_model device device_map".split())
 """Settings that do not decide a question's row, or whose content is hashed."""
 
 FOLDERS = ("--output", "--runs", "--world", "--index", "--probes")

@@ -125,7 +125,7 @@ def _form_problem(form: str) -> str:
 _ELSEWHERE: Final = frozenset(
     (
         *("dataset", "output", "index", "text_index", "text_knowledge", "base_model", "model", "plain_model"),
-        *("device", "dtype", "token_budget", "keep_images", "dry_run"),
+        *("device", "device_map", "dtype", "token_budget", "keep_images", "dry_run"),
     )
 )
 """Where things are, and what changes no lesson."""

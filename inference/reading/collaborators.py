@@ -42,8 +42,7 @@ def open_tuned(config: ReadingConfig) -> Loaded:
     Raises:
         UserError: It has no scheme, another one, or was never fine-tuned.
     """
-    scheme, images = config.scheme or None, config.image_settings()
-    loaded = load(config.model, scheme=scheme, dtype=config.dtype, device=_device(config), images=images)
+    loaded = _load(config, config.model, config.scheme or None)
     if not loaded.is_tuned:
         raise UserError(
             f"`model`: {config.model} is not fine-tuned: its reflection tokens would mean nothing; give a folder "
@@ -75,7 +74,7 @@ def open_plain(config: ReadingConfig, name: str) -> Loaded:
     Raises:
         UserError: It would see other pictures than the config's checkpoint, which is of the same family.
     """
-    loaded = load(name, dtype=config.dtype, device=_device(config), images=config.image_settings())
+    loaded = _load(config, name, None)
     if config.model and Path(config.model).is_dir():
         _refuse_other_images(loaded, Path(config.model))
     return loaded
@@ -91,6 +90,17 @@ def _refuse_other_images(base: Loaded, checkpoint: Path) -> None:
             f"{checkpoint} was trained on pictures that were fitted with {images_in_words(processor)}, but "
             f"{base.name} would see them with {images_in_words(base.processor)}; give the first in the config, for both"
         )
+
+
+def _load(config: ReadingConfig, model: str, scheme: str | None) -> Loaded:
+    return load(
+        model,
+        scheme=scheme,
+        dtype=config.dtype,
+        device=_device(config),
+        images=config.image_settings(),
+        device_map=config.device_map,
+    )
 
 
 def _device(config: ReadingConfig) -> str:

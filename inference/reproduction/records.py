@@ -35,8 +35,8 @@ _END: Final = 1 << 20
 _FOLDER: Final = "a folder"
 """The fingerprint of a folder without a manifest, e.g. of pictures: that it is there."""
 _IDLE: Final = frozenset(
-    "device workers dataloader_workers llm_concurrency llm_url batch_questions batch_size token_budget keep_images "
-    "logging_steps save_steps window report_questions root".split()
+    "device device_map workers dataloader_workers llm_concurrency llm_url batch_questions batch_size token_budget "
+    "keep_images logging_steps save_steps window report_questions root".split()
 )
 """Settings that decide how a command works, and not what it makes."""
 

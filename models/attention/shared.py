@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,6 +103,11 @@ class Shared:
         members[places] = torch.arange(len(row), device=row.device)
         return cls(cache, bias, members.view(count, width), places, row)
 
+    def on(self, device: torch.device) -> Shared:
+        """The same for layers that lie on a device: keys and values are there already."""
+        members, bias = (None if each is None else each.to(device) for each in (self.members, self.bias))
+        return replace(self, bias=bias, members=members, places=self.places.to(device), row=self.row.to(device))
+
     def attend(self, query: Tensor, layer: int, scale: float) -> tuple[Tensor, Tensor]:
         """Attention of queries (rows, heads, T, size) to these tokens, and its log-sum-exp (rows, heads, T)."""
         keys, values = self.cache[layer]
@@ -134,22 +139,30 @@ class SharedContext:
     """
 
     def __init__(self, parts: Sequence[Shared]) -> None:
-        self.parts = tuple(parts)
-        self._tokens = sum(part.cache[0][0].shape[2] for part in self.parts)
-        self._masks: dict[int, Tensor] = {}
+        self._given = tuple(parts)
+        self._tokens = sum(part.cache[0][0].shape[2] for part in parts)
+        self._parts: dict[torch.device, list[Shared]] = {}
+        self._masks: dict[tuple[int, torch.device], Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         """Attention of queries (rows, heads, T, size) to the shared parts and, causally, to their own tokens."""
         if query.device.type == "cpu" and query.shape[2] > 1 and self._tokens <= COPIED:
             return self._attend_to_copies(query, key, value, layer, scale)
         self_attention = attend(query, key, value, scale=scale, causal=query.shape[2] > 1)
-        output, _ = merge([self_attention, *(part.attend(query, layer, scale) for part in self.parts)])
+        output, _ = merge([self_attention, *(part.attend(query, layer, scale) for part in self._on(query.device))])
         return output
 
+    def _on(self, device: torch.device) -> list[Shared]:
+        """The parts for layers on a device; the layers of a model may lie on several."""
+        if device not in self._parts:
+            self._parts[device] = [part.on(device) for part in self._given]
+        return self._parts[device]
+
     def _attend_to_copies(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        copies = zip(*(part.cache[layer] for part in self.parts), strict=True)
+        parts = self._on(query.device)
+        copies = zip(*(part.cache[layer] for part in parts), strict=True)
         keys, values = (
-            torch.cat([*(copy[part.row] for copy, part in zip(side, self.parts, strict=True)), own_tokens], 2)
+            torch.cat([*(copy[part.row] for copy, part in zip(side, parts, strict=True)), own_tokens], 2)
             for side, own_tokens in zip(copies, (key, value), strict=True)
         )
         with whole_float32():
@@ -160,16 +173,16 @@ class SharedContext:
     def _mask(self, query: Tensor) -> Tensor:
         """What is added to scores: of shape (rows or 1, 1, T, tokens seen + T)."""
         new = query.shape[2]
-        if new not in self._masks:
-            hidden = torch.full((new, new), -torch.inf, dtype=query.dtype).triu(1)[None, None]
+        if (key := (new, query.device)) not in self._masks:
+            hidden = query.new_full((new, new), -torch.inf).triu(1)[None, None]
             seen = [
                 query.new_zeros(1, 1, 1, part.cache[0][0].shape[2]) if part.bias is None else part.bias[part.row]
-                for part in self.parts
+                for part in self._on(query.device)
             ]
             rows = max(len(each) for each in seen)
             parts = [each.expand(rows, 1, new, -1) for each in (*seen, hidden)]
-            self._masks[new] = torch.cat(parts, -1)
-        return self._masks[new]
+            self._masks[key] = torch.cat(parts, -1)
+        return self._masks[key]
 
 
 def shared_attention(

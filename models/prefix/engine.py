@@ -19,7 +19,7 @@ from reflectune.models.attention.shared import KeysValues
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.forward import KEPT, Forward, find_budget
 from reflectune.models.prefix.image_prefix import WORTHWHILE, ImagePrefixCache, key_of, split_after_images, stacked
-from reflectune.models.prefix.rows import Rows
+from reflectune.models.prefix.rows import Rows, rows_of
 from reflectune.models.prefix.sampling import Draw, Sampling
 from reflectune.models.rendering.renderer import Rendered
 
@@ -115,7 +115,7 @@ class PrefixEngine:
         self._most_kept = KEPT * self.token_budget
         self._model = loaded.model
         self.max_length: int = self._model.config.get_text_config().max_position_embeddings
-        self._ends = torch.tensor(_end_tokens(loaded), device=self._model.device)
+        self._ends = torch.tensor(_end_tokens(loaded), device=self._forward.device)
 
     tokens_read = property(lambda self: self._forward.tokens_read, doc="Tokens of prompts that were read so far.")
 
@@ -340,7 +340,7 @@ class PrefixEngine:
             if bool(ended.any()):
                 going_on = (~ended).nonzero()[:, 0]
                 active, rows = active[going_on], rows.take(going_on)
-                shared, written = rows.shared(), [(keys[going_on], values[going_on]) for keys, values in written]
+                shared, written = rows.shared(), rows_of(written, going_on)
             hidden, written = self._forward.decode_step(chosen[~ended], rows.next_position + step, shared, written)
         return [self._generation(*each) for each in zip(ids, log_probs, finished.tolist(), strict=True)]
 
@@ -364,10 +364,11 @@ class PrefixEngine:
         return Generation(ids, text, log_probs, math.exp(sum(log_probs) / max(1, len(log_probs))), finished)
 
     def _log_probabilities(self, hidden: Tensor) -> Tensor:
-        return self._model.get_output_embeddings()(hidden).float().log_softmax(-1)  # (rows, vocabulary)
+        log_probs: Tensor = self._model.get_output_embeddings()(hidden).float().log_softmax(-1)  # (rows, vocabulary)
+        return log_probs.to(hidden.device)
 
     def _index(self, rows: Sequence[int]) -> Tensor:
-        return torch.tensor(rows, device=self._model.device)
+        return torch.tensor(rows, device=self._forward.device)
 
     def _check_length(self, length: int) -> None:
         if length > self.max_length:

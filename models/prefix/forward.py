@@ -15,6 +15,7 @@ from reflectune.models.attention.shared import KeysValues, Shared, SharedContext
 from reflectune.models.attention.tree import join_vision
 from reflectune.models.prefix.rows import Level, Rows, as_cache, cached, kept_bytes
 from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.weights.spreading import gpus_of, input_device
 
 _UNUSED_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 """Keeps transformers from making a mask: under shared tokens none is looked at."""
@@ -36,6 +37,7 @@ class Forward:
         model: The model. Its attention is replaced by one that computes the same and can share prefixes.
 
     Attributes:
+        device: Where it takes tokens, and gives hidden states; layers may lie on others.
         tokens_read: Tokens of prompts that it has read so far, padding and decoded tokens left out.
 
     Raises:
@@ -45,6 +47,7 @@ class Forward:
     def __init__(self, model: PreTrainedModel) -> None:
         share_prefixes(model)
         self.model = model.eval()
+        self.device = input_device(model)
         self.positions = Positions(model)
         self.tokens_read = 0
 
@@ -54,7 +57,7 @@ class Forward:
         positions = np.zeros((3 if self.positions.is_3d else 1, *ids.shape), dtype=np.int64)
         for row, prefix in enumerate(prefixes):
             positions[:, row, : len(prefix.ids)] = self.positions.of_prefix(np.array(prefix.ids), prefix.vision)
-        device, dtype = self.model.device, self.model.dtype
+        device, dtype = self.device, self.model.dtype
         vision = {
             name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
             for name, value in join_vision([prefix.vision for prefix in prefixes]).items()
@@ -112,7 +115,7 @@ class Forward:
             use_cache=True,
             **more,
         ).last_hidden_state
-        return states, cached(cache)
+        return states.to(ids.device), cached(cache)
 
     def _padded(self, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Token ids padded on the right, and which are real, both of shape (rows, longest)."""
@@ -121,7 +124,7 @@ class Forward:
         self.tokens_read += int(counts.sum())
         padded = np.zeros(real.shape, dtype=np.int64)
         padded[real] = np.concatenate([np.asarray(row_ids, dtype=np.int64) for row_ids in ids])
-        return torch.from_numpy(padded).to(self.model.device), torch.from_numpy(real).to(self.model.device)
+        return torch.from_numpy(padded).to(self.device), torch.from_numpy(real).to(self.device)
 
     def _next_positions(self, start: Tensor, count: int) -> Tensor:
         """Positions (1 or 3, rows, count) of text that goes on from `start`."""
@@ -136,20 +139,26 @@ def _last(states: Tensor, real: Tensor, positions: Tensor) -> tuple[Tensor, Tens
 
 
 def find_budget(forward: Forward) -> int:
-    """Tokens of a forward pass that the memory has room for, measured by a trial on an accelerator; a power of two."""
-    device = forward.model.device
-    if device.type != "cuda":
+    """Tokens of a forward pass that the memory has room for, measured by a trial on an accelerator; a power of two.
+
+    Of several accelerators the one that has room for the fewest tokens counts.
+    """
+    gpus = gpus_of(forward.model)
+    if not gpus:
         return CPU_BUDGET
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
+    before = [torch.cuda.memory_allocated(gpu) for gpu in gpus]
+    for gpu in gpus:
+        torch.cuda.reset_peak_memory_stats(gpu)
     with torch.no_grad():
         read = forward.prefill([Rendered([0] * _TRIAL, [], {})])
-    peak = torch.cuda.max_memory_allocated(device) - before
-    kept = kept_bytes(read.levels)
+    peaks = [torch.cuda.max_memory_allocated(gpu) - held for gpu, held in zip(gpus, before, strict=True)]
+    kept = [kept_bytes(read.levels, gpu) for gpu in gpus]
     del read
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(device)
-    return fitting_budget(free, (peak - kept) / _TRIAL, kept / _TRIAL)
+    return min(
+        fitting_budget(torch.cuda.mem_get_info(gpu)[0], (peak - own) / _TRIAL, own / _TRIAL)
+        for gpu, peak, own in zip(gpus, peaks, kept, strict=True)
+    )
 
 
 def fitting_budget(free: float, passing: float, kept: float) -> int:
@@ -160,5 +169,5 @@ def fitting_budget(free: float, passing: float, kept: float) -> int:
         passing: Bytes that one token takes while it is read.
         kept: Bytes of one token's keys and values; those of `KEPT` budgets of branches and as many of prefixes stay.
     """
-    tokens = _SHARE * free / (passing + 2 * KEPT * kept)
+    tokens = _SHARE * free / max(passing + 2 * KEPT * kept, 1)
     return max(1, min(LARGEST, 2 ** int(max(tokens, 1)).bit_length() // 2))

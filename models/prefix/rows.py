@@ -27,7 +27,7 @@ class Level:
 
     def take(self, index: Tensor) -> Level:
         """A copy of some of its rows."""
-        return Level([(keys[index], values[index]) for keys, values in self.cache], self.real[index])
+        return Level(rows_of(self.cache, index), self.real[index])
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,12 @@ def cached(cache: DynamicCache) -> KeysValues:
     return [(layer.keys, layer.values) for layer in layers]
 
 
-def kept_bytes(levels: Sequence[Level]) -> int:
-    """Memory of the keys and values of levels, each counted once."""
+def rows_of(layers: KeysValues, index: Tensor) -> KeysValues:
+    """A copy of some rows of keys and values; those of each layer stay on the layer's device."""
+    return [(keys[index.to(keys.device)], values[index.to(values.device)]) for keys, values in layers]
+
+
+def kept_bytes(levels: Sequence[Level], device: torch.device | None = None) -> int:
+    """Memory of the keys and values of levels, each counted once; of those on one device if it is given."""
     tensors = {id(tensor): tensor for level in levels for pair in level.cache for tensor in pair}
-    return sum(tensor.nbytes for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values() if device in (None, tensor.device))

@@ -89,7 +89,7 @@ ADDRESSES = frozenset({"llm_url", "web_url"})
 CHOSEN = frozenset(
     "annotator annotators pipelines scheme evidence gates train_towers report_to sources metric best_metric dtype "
     "reranker_dtype knowledge questions lora_targets push_to_hub llm_key_variable llm_options grid options part "
-    "choose extras only redo cost pipeline query_forms web_key_variable stages".split()
+    "choose device_map extras only redo cost pipeline query_forms web_key_variable stages".split()
 )
 """Keys whose values are names of things that the tree has, or have a form of their own."""
 

@@ -7,6 +7,7 @@ import pytest
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
+from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.inference.config import AUTO, Count
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 
@@ -54,6 +55,7 @@ def test_names_stand_for_forms() -> None:
         ({"batch_questions": 0}, "`batch_questions` must be at least 1"),
         ({"limit": 0}, "`limit` must be at least 1"),
         ({"dtype": "float8"}, "`dtype` is one of"),
+        ({"device_map": "half"}, "`device_map` is one of auto, balanced, balanced_low_0, sequential; found `half`"),
         ({"report_questions": -1}, "`report_questions` must be at least 0"),
         ({"documents": 0}, "`documents` must be at least 1"),
         ({"max_reply_tokens": 0}, "`max_reply_tokens` must be at least 1"),
@@ -72,6 +74,19 @@ def test_names_stand_for_forms() -> None:
 def test_each_problem_is_named(folders, change: dict, words: str) -> None:
     config = EvaluateConfig(**{**folders, "model": "m", "base_model": "b", "output": "o", **change})
     assert [problem for problem in config.problems() if words in problem]
+
+
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_a_launch_of_several_processes_spreads_no_model(folders, monkeypatch: pytest.MonkeyPatch, variable) -> None:
+    values = {**folders, "model": "m", "base_model": "b", "output": "o"}
+    monkeypatch.setenv(variable, "1")
+    assert EvaluateConfig(**values, device_map="auto").problems() == []
+    monkeypatch.setenv(variable, "2")
+    assert EvaluateConfig(**values).problems() == []
+    (problem,) = EvaluateConfig(**values, device_map="auto").problems()
+    assert problem.startswith("`device_map: auto` has one process use all GPUs, and this launch has 2")
+    probing = ProbeConfig(dataset=folders["dataset"], index=folders["index"], model="m", output="o", device_map="auto")
+    assert problem in probing.problems()
 
 
 def test_all_problems_come_at_once(folders) -> None:

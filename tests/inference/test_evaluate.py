@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -24,6 +25,7 @@ from reflectune.inference.running import experiment, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 from reflectune.inference.trace import to_row
 from reflectune.inference.trace_files.opening import read_traces, trace_files
+from reflectune.models.weights import spreading
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.settings import TextSettings
@@ -148,6 +150,25 @@ def test_a_run_ends_in_traces_metrics_and_a_report(world, encoder, checkpoints, 
     report = (tmp_path / "report.html").read_text()
     assert report.count("data:image/webp;base64,") == 3  # each image once
     assert checkpoints.tuned in report
+
+
+@pytest.mark.slow
+def test_models_whose_layers_lie_on_two_devices_answer_the_same(
+    world, encoder, checkpoints, tmp_path, pretended, monkeypatch
+) -> None:
+    """Both models; and a run may go on with another map than it began with."""
+    settings = {"pipelines": ["closed_book", "mr2ag"], "keep_images": 2}
+    one, two = (config(world, encoder, checkpoints, tmp_path / name, **settings) for name in ("one", "two"))
+    experiment.run(one)
+    halves = pretended.halves
+    monkeypatch.setattr(spreading, "find_places", lambda model, *_: halves(model, "cpu:1", "cpu:2"))
+    with pretended.PretendDevices() as devices:
+        experiment.run(dataclasses.replace(two, device_map="auto"))
+    assert {torch.device("cpu:1"), torch.device("cpu:2")} <= devices.seen
+    assert kept(tmp_path / "two") == kept(tmp_path / "one")
+    before = [path.stat().st_mtime_ns for path in trace_files(tmp_path / "two/traces").values()]
+    experiment.run(two)
+    assert [path.stat().st_mtime_ns for path in trace_files(tmp_path / "two/traces").values()] == before
 
 
 def test_a_text_knowledge_base_is_searched_by_the_question(world, encoder, checkpoints, tmp_path) -> None:

@@ -33,6 +33,7 @@ from reflectune.models.attention.pictures import places_of
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, TreeCollator, independent_rows, loss_terms
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.weights.spreading import spread
 from reflectune.train.setup.parameters import freeze_tower, tower_of
 
 IMAGE, VOCABULARY = 3, 120
@@ -280,6 +281,23 @@ def test_questions_about_one_picture_read_it_once(family, keep, copied, monkeypa
     again = engine.branch(engine.read([prefixes[2]]), [[[30, 31]]]).probabilities(GATES)
     torch.testing.assert_close(again[0][0], expected[2], rtol=1e-4, atol=1e-7)
     assert (len(seen) == before) == bool(keep)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_layers_on_two_devices_never_mix_them_and_say_the_same(family, tied, pretended):
+    model = build(family, tied=tied)
+    prefixes, rows = [prefix(model, 1, 4, seed=0), prefix(model, 2, 30, seed=1)], [(0, 0), (1, 1)]
+
+    def said() -> tuple[Any, Any]:
+        state = (engine := engine_of(model)).branch(engine.read(prefixes), [[[30, 31]], [[32], [33, 34]]])
+        return [gates.tolist() for gates in state.probabilities(GATES)], engine.generate(state, rows, max_new_tokens=4)
+
+    expected = said()
+    with pretended.PretendDevices() as devices, torch.no_grad():
+        spread(model, pretended.halves(model, "cpu:1", "cpu:2"), torch.float32)
+        assert said() == expected
+    assert {torch.device("cpu:1"), torch.device("cpu:2")} <= devices.seen
 
 
 def test_a_picture_of_few_tokens_is_not_worth_another_pass():

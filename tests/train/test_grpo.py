@@ -621,7 +621,7 @@ def test_a_scheme_that_cannot_answer_from_each_passage_refines_its_retrieval_gat
         parse_config(GrpoConfig, argv=["--config", str(path)])
 
 
-@pytest.mark.parametrize("key", ["train_data", "gamma", "eval_data", "tree", "ret"])
+@pytest.mark.parametrize("key", ["train_data", "gamma", "eval_data", "tree", "ret", "device_map"])
 def test_keys_that_have_no_meaning_here_are_unknown(tmp_path: Path, key: str) -> None:
     path = tmp_path / "grpo.yaml"
     path.write_text(f"{key}: 1\n")
