@@ -7,6 +7,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,12 +76,19 @@ def test_what_is_shipped_answers_from_real_pictures_and_articles(
 
 
 def leave_few_entries(gallery: Path) -> None:
-    """Of the knowledge base leaves what the evaluated splits ask about, its look-alikes, and every hundredth other."""
-    dataset = Dataset(gallery)
-    evaluated = ("val_unseen_question", "val_unseen_entity")
-    asked = {name for split in evaluated for question in dataset.questions(split) for name in question.entity_ids}
-    alike = {name for names in json.loads((gallery / LOOK_ALIKES).read_text()) if asked & {*names} for name in names}
-    entries = [entry for n, entry in enumerate(dataset.knowledge) if entry.id in asked | alike or n % 100 == 0]
+    """Of the knowledge base leaves what questions name, look-alikes and every hundredth other entry.
+
+    Pictures are left to what the evaluated splits ask about, and to its look-alikes.
+    """
+    dataset, splits = Dataset(gallery), ("val_unseen_question", "val_unseen_entity")
+    asked = {name for split in splits for question in dataset.questions(split) for name in question.entity_ids}
+    look_alikes = json.loads((gallery / LOOK_ALIKES).read_text())
+    pictured = asked.union(*(names for names in look_alikes if asked & {*names}))
+    entries = [
+        entry if entry.id in pictured else replace(entry, images=())
+        for position, entry in enumerate(dataset.knowledge)
+        if entry.id in asked.union(*look_alikes) or position % 100 == 0
+    ]
     write_knowledge_base(gallery / "knowledge", entries, name="gallery-0")
 
 
