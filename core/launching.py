@@ -9,13 +9,16 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+MPI_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+SIZES: Final = ("WORLD_SIZE", *MPI_SIZES)
+"""Where launchers say how many processes they start."""
 _POLL: Final = 1.0
 """Seconds between two looks."""
 
 
 def launched() -> int:
     """How many processes this launch has, as accelerate counts them; 1 without a launcher."""
-    return max(int(os.environ.get(name, 1)) for name in _COUNTS)
+    return max(int(os.environ.get(name, 1)) for name in SIZES)
 
 
 def spreading_problem(device_map: str | None) -> str:
@@ -62,7 +65,6 @@ def alone(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-_COUNTS: Final = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _LAUNCHED = frozenset(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE "
     "MASTER_ADDR MASTER_PORT".split()

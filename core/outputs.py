@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from reflectune.core.errors import UserError
+from reflectune.core.launching import SIZES
 from reflectune.core.locking import Lock, lock_path, take
 from reflectune.core.partials import remove_partials
 
 _POLL: Final = 0.05
 _GRACE: Final = 2.0
 """Seconds that a process which has just taken a lock may need to write down who it is."""
-_SIZES: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Where launchers say how many processes they start."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def _as_line(holder: Holder) -> bytes:
 
 def _myself() -> Holder:
     environment = os.environ
-    size = next((environment[name] for name in _SIZES if name in environment), "1")
+    size = next((environment[name] for name in SIZES if name in environment), "1")
     names = [size, *(environment.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"))]
     parent = os.getppid()
     return Holder(

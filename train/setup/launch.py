@@ -12,10 +12,9 @@ from accelerate import DistributedType, PartialState
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
+from reflectune.core.launching import MPI_SIZES
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
-
-_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
 def _refuse_lonely(environment: Mapping[str, str]) -> None:
     """`accelerate launch --cpu --num_processes 2` names a meeting point and no world (1.15): one process starts."""
     on_cpu = _is_true(environment, "ACCELERATE_USE_CPU")
-    mpi = any(name in environment for name in _MPI)
+    mpi = any(name in environment for name in MPI_SIZES)
     if on_cpu and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment and not mpi:
         raise UserError(
             "`accelerate launch --cpu --num_processes N` starts one process, not N; launch with `--config_file "
