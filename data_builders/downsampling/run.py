@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,6 @@ import numpy as np
 from reflectune.core.durable import write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.partials import writing
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import (
@@ -30,6 +28,7 @@ from reflectune.data_builders.dataset import (
 )
 from reflectune.data_builders.downsampling.greedy import Subset, Vectors, downsample, find_subset
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
+from reflectune.retrieval.indexes.writing import write_array
 
 BLOCK = 4096
 """Questions whose vectors are put on the disk together, and compared together."""
@@ -123,11 +122,7 @@ def _encode(texts: Sequence[str], encoder: TextEncoder, place: Path, block: int)
         for start in range(0, len(texts), block):
             path = place / f"{start}.npy"
             if not path.is_file():
-                made = encoder.encode_queries(texts[start : start + block])
-                with writing(path) as partial, partial.open("wb") as file:
-                    np.save(file, made)
-                    file.flush()
-                    os.fsync(file.fileno())
+                write_array(path, encoder.encode_queries(texts[start : start + block]))
             blocks.append(np.load(path, mmap_mode="r"))
             bar.update(len(blocks[-1]))
     return blocks
