@@ -61,12 +61,10 @@ def parse_yaml(content: bytes, where: str) -> Any:
         UserError: As `read_yaml`.
     """
     try:
-        if _QuickLoader is not None:
-            try:
-                return _document(content, where, _QuickLoader)
-            except yaml.YAMLError:
-                pass  # libyaml takes no pair of surrogates; what is wrong, the other one says as it always did
-        return _document(content, where, _Loader)
+        try:
+            return _document(content, where, _QuickLoader)
+        except yaml.YAMLError:  # libyaml takes no pair of surrogates, and words what is wrong in fewer words
+            return _document(content, where, _Loader)
     except yaml.YAMLError as error:
         raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
 
@@ -163,11 +161,8 @@ class _Loader(_Strict, yaml.SafeLoader):
     """Reads in Python."""
 
 
-_QuickLoader: Any = None
-if yaml.__with_libyaml__:
-
-    class _QuickLoader(_Strict, yaml.CSafeLoader):  # type: ignore[no-redef]
-        """Reads in C, some four times faster: a list of steps names dozens of files."""
+class _QuickLoader(_Strict, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads in C, where PyYAML has libyaml, some four times faster: a list of steps names dozens of files."""
 
 
 def _refuse_bombs(events: Iterable[yaml.Event], where: str) -> None:
