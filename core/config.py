@@ -82,8 +82,7 @@ def bound_problems(config: Any, kind: type | None = None) -> list[str]:
         if field.name in declared_fields and not is_unset:
             bounds = field.metadata.get("bounds", _NO_BOUNDS)
             for item in value if isinstance(value, list) else [value]:
-                shown = short(str(item)) if field.repr else "another value"
-                problems.append(bounds.problem(field.name, item, shown))
+                problems.append(bounds.problem(field.name, item, is_secret=not field.repr))
     return [problem for problem in problems if problem]
 
 
@@ -96,14 +95,18 @@ class _Bounds:
     says: str
     check: Check | None
 
-    def problem(self, name: str, value: Any, shown: str) -> str:
-        """What is wrong with a value, which is written as `shown`; "" if it is within the bounds."""
+    def problem(self, name: str, value: Any, is_secret: bool) -> str:
+        """What is wrong with a value, which is shown unless it is secret; "" if it is within the bounds."""
+
+        def shown() -> str:
+            return "another value" if is_secret else short(str(value))
+
         if self.choices and value not in self.choices:
-            return f"`{name}` is one of {', '.join(self.choices)}; found `{shown}`"
+            return f"`{name}` is one of {', '.join(self.choices)}; found `{shown()}`"
         is_low = self.low is not None and not value >= self.low  # so that NaN is out of bounds
         is_high = self.high is not None and not value <= self.high
         if is_low or is_high or (self.above is not None and not value > self.above):
-            return f"`{name}` {self.says or self._in_words()}, found {shown}"
+            return f"`{name}` {self.says or self._in_words()}, found {shown()}"
         if told := number(value) or (self.check(value) if self.check else ""):
             return f"`{name}` {told}"
         return ""
