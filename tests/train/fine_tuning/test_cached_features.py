@@ -207,7 +207,7 @@ def test_a_run_that_is_killed_while_it_reads_leaves_no_half_file(
 ) -> None:
     rows = captions(family="llava", size="base")
     process = start(rows)
-    while not any(path.endswith(".safetensors") for path in files(rows)):
+    while not any(path.name[0] != "." for path in Path(rows.cache_features).rglob("*.safetensors")):
         assert process.poll() is None, process.stderr
         time.sleep(0.001)
     process.kill()
