@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -28,13 +29,23 @@ def progress_bar(*args: Any, **kwargs: Any) -> tqdm:
 
 
 def quiet_libraries() -> None:
-    """Hide the bars of transformers and of the Hub's client (loading, downloading) if nobody watches a terminal."""
+    """Hide the bars of transformers and of the Hub's client (loading, downloading) if nobody watches a terminal.
+
+    Two notices of libraries that a command loads and doesn't use on a CPU are always hidden: bitsandbytes' of a kernel
+    that could be faster, and DeepSpeed's that it found no GPU.
+    """
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    logging.getLogger("DeepSpeed").addFilter(_says_more_than_cpu)
     if sys.stderr.isatty():
         return
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # for what is imported later
     transformers_logging = sys.modules.get("transformers.utils.logging")
     if transformers_logging is not None:
         transformers_logging.disable_progress_bar()
+
+
+def _says_more_than_cpu(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Setting accelerator to CPU")
 
 
 def duration(seconds: float) -> str:

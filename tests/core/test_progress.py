@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import logging
 import os
 import subprocess
 import sys
@@ -117,3 +118,19 @@ main()
     )
 
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("logger", "notice"),
+    [
+        ("DeepSpeed", "Setting accelerator to CPU. If you have GPU"),
+        ("bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward"),
+    ],
+)
+def test_what_a_library_says_of_a_cpu_is_hidden_and_its_errors_are_not(
+    logger: str, notice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    progress.quiet_libraries()
+    logging.getLogger(logger).warning(notice)
+    logging.getLogger(logger).error("no space left")
+    assert caplog.messages == ["no space left"]
