@@ -191,6 +191,10 @@ def marks(looked: dict[str, Any], mr2ag: dict[str, Any], mmkb: dict[str, Any]) -
             found = (found or {}).get(name)
         return found
 
+    def before(metrics: dict[str, Any], gate: str) -> str:
+        error = at(metrics, "calibration", gate, "ece")
+        return f", {100 * error['value']:.1f} before" if error else ""
+
     has_tuned = any(name.endswith("_tuned") for name in mr2ag.get("pipelines", {}))
     malformed = None
     mct = at(mmkb, "reflection", "mct") or {}
@@ -237,6 +241,21 @@ def marks(looked: dict[str, Any], mr2ag: dict[str, Any], mmkb: dict[str, Any]) -
             0.8,
         ),
         Mark("MCT: malformed replies", "≤ 5", malformed, 0.0, 0.05),
+        *(
+            Mark(
+                f"{of}: calibration error after temperature scaling{before(metrics, gate)}",
+                "≤ 5",
+                at(metrics, "calibration", gate, "ece_scaled"),
+                0.0,
+                0.05,
+            )
+            for metrics, gate, of in (
+                (mr2ag, "gate", "gate"),
+                (mr2ag, "relevance", "S_rel"),
+                (mmkb, "ret", "RET"),
+                (mmkb, "srt", "SRT"),
+            )
+        ),
     ]
 
 

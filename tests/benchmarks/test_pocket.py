@@ -130,6 +130,7 @@ def test_marks_are_reached_missed_or_not_measured(pocket: ModuleType) -> None:
         "comparisons": {"mr2ag - best_baseline": score(0.08, -0.01)},
         "pipelines": {"closed_book_tuned": {}},
         "retrieval": None,
+        "calibration": {"gate": {"ece": score(0.13, 0.1), "ece_scaled": score(0.04, 0.02)}},
     }
     mmkb = {"reflection": {"mct": {"replies": 50, "malformed": 2}}, "comparisons": {}}
     table = {mark.what: mark for mark in pocket.marks({"caption": score(0.66, 0.6)}, mr2ag, mmkb)}
@@ -142,6 +143,8 @@ def test_marks_are_reached_missed_or_not_measured(pocket: ModuleType) -> None:
     untuned = {mark.what: mark for mark in pocket.marks({}, {**mr2ag, "pipelines": {"closed_book": {}}}, {})}
     assert untuned[lead].verdict == "not measured"  # the best of the baselines was not there
     assert verdicts["MCT: malformed replies"] == "reached"
+    assert verdicts["gate: calibration error after temperature scaling, 13.0 before"] == "reached"
+    assert verdicts["SRT: calibration error after temperature scaling"] == "not measured"
     assert verdicts["closed book"] == verdicts["article among the first 5"] == "not measured"
     assert table["gate: knowledge against visual"].line == (
         "| gate: knowledge against visual | ≥ 97 | 98.0 [90.0, 100.0], n = 10 | reached |"
