@@ -44,7 +44,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # no fork copies the pages of what was imported by looking for garbage in them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that look after a program
-    while sys.stdin.fileno() not in select.select([sys.stdin, listener], [], [])[0]:
+    while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
         client = listener.accept()[0]
         if os.fork() == 0:
             listener.close()
