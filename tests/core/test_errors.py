@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
-import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reflectune.core.errors import UserError, entry_point
+
+Start = Callable[[Sequence[str]], Any]
 
 
 def run(error: BaseException) -> None:
@@ -72,6 +75,7 @@ def test_a_tracebacks_text_shows_no_password(capsys: pytest.CaptureFixture[str])
 
 
 LAUNCHED = """
+import ctypes
 import sys
 import time
 from importlib import import_module
@@ -93,6 +97,7 @@ def main():
     trainer = [group.WORLD]
     trainer.append(trainer)
     for name in ("nn.functional", "fsdp.sharded_grad_scaler", "optim.zero_redundancy_optimizer"):
+        sys.modules.pop(f"torch.distributed.{name}", None)
         import_module(f"torch.distributed.{name}")
     sent, received = torch.ones(4_000_000), [torch.empty(4_000_000)]
     for _ in range(20):
@@ -108,27 +113,27 @@ except SystemExit as end:
     status = end.code
 else:
     status = 0
-interpreter = SlowToEnd()
+sys.interpreter = SlowToEnd()
 sys.setswitchinterval(1000)
-end = time.monotonic() + 1
-while time.monotonic() < end:  # holds Python's lock until the interpreter ends
-    pass
+ctypes.PyDLL(None).usleep(900_000)  # holds Python's lock until the interpreter ends
 sys.exit(status)
 """
 
 
 @pytest.mark.parametrize(("how", "status"), [("", 0), ("UserError", 2), ("OSError", 2), ("exit", 3)])
-def test_threads_of_a_launch_end_with_the_entry_point(how: str, status: int) -> None:
+def test_threads_of_a_launch_end_with_the_entry_point(
+    how: str, status: int, start_program: Start, tmp_path: Path
+) -> None:
     """One that still waits for Python's lock when the interpreter begins to end is killed, and the process aborts.
 
     The process group is referred to as in training: by a reference cycle, and by modules that libraries import late.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", LAUNCHED, *filter(None, [how])]
+    script = tmp_path / "launched.py"
+    script.write_text(LAUNCHED)
 
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    program = start_program([str(script), *filter(None, [how])])
 
-    assert ended.returncode == status, ended.stderr[-2000:]
+    assert program.wait() == status, program.stderr[-2000:]
 
 
 ONE_OF_TWO = """
@@ -172,31 +177,29 @@ main()
         (("compute", "fail within"), "fail within\n"),  # far from one that has begun, which never ends: cut off
     ],
 )
-def test_a_users_mistake_in_a_launch_ends_its_process_with_2(doing: tuple[str, str], said: str) -> None:
+def test_a_users_mistake_in_a_launch_ends_its_process_with_2(
+    doing: tuple[str, str], said: str, start_program: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    launched |= {"ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", ONE_OF_TWO, ",".join(doing)]
-    both = [
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **launched, "RANK": rank, "LOCAL_RANK": rank},
-        )
-        for rank in "01"
-    ]
+    for name, value in {**launched, "ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    script = tmp_path / "one_of_two.py"
+    script.write_text(ONE_OF_TWO)
+    both = []
     try:
-        ends = [process.communicate(timeout=60) for process, does in zip(both, doing, strict=True) if "fail" in does]
+        for rank in "01":
+            monkeypatch.setenv("RANK", rank)
+            monkeypatch.setenv("LOCAL_RANK", rank)
+            both.append(start_program([str(script), ",".join(doing)]))
+        failing = [program for program, does in zip(both, doing, strict=True) if "fail" in does]
+        assert [program.wait(timeout=60) for program in failing] == [2] * len(failing)
     finally:
-        for process in both:
-            process.kill()
-            process.communicate()
-    failed = [process.returncode for process, does in zip(both, doing, strict=True) if "fail" in does]
-    assert failed == [2] * len(ends)
-    for printed, complained in ends:
-        assert printed == said
-        assert "error: `splits`: none of these\n" in complained
-        assert "Traceback" not in complained
+        for program in both:
+            if program.poll() is None:
+                program.kill()
+    for program in failing:
+        assert program.stdout == said
+        assert "error: `splits`: none of these\n" in program.stderr
+        assert "Traceback" not in program.stderr
