@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,6 +16,9 @@ import pytest
 from reflectune.core.durable import write_json
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import write_questions
+from reflectune.metrics import score
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SPLITS = ("val_unseen_question", "val_unseen_entity")
 
@@ -42,14 +45,32 @@ def predict(path: Path, right: int, *extra: str) -> Path:
     return path
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command in a Python of its own, which finds nothing imported."""
     command = [sys.executable, "-m", "reflectune.metrics.score", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process."""
+
+    def start(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command, status = ["score", *map(str, arguments)], 0
+        monkeypatch.setattr(sys, "argv", command)
+        capsys.readouterr()
+        try:
+            score.main()
+        except SystemExit as end:
+            status = end.code
+        return subprocess.CompletedProcess(command, status, *capsys.readouterr())
+
+    return start
+
+
 def test_a_file_is_scored_officially_and_coverage_is_printed(tmp_path: Path, dataset: Path) -> None:
     path, output = predict(tmp_path / "p.jsonl", 2), tmp_path / "scores.json"
-    done = run("--predictions", path, "--dataset", dataset, "--output", output)
+    done = run_alone("--predictions", path, "--dataset", dataset, "--output", output)
     assert done.returncode == 0, done.stderr
     assert "coverage 75.00 %: 8 questions, 2 missing" in done.stdout
     assert "final 66.67, unseen question 66.67, unseen entity 66.67" in done.stdout
@@ -59,7 +80,7 @@ def test_a_file_is_scored_officially_and_coverage_is_printed(tmp_path: Path, dat
     assert report["runs"][0]["scores"]["overall"]["value"] == pytest.approx(2 / 3)
 
 
-def test_strict_counts_what_is_missing(tmp_path: Path, dataset: Path) -> None:
+def test_strict_counts_what_is_missing(tmp_path: Path, dataset: Path, run: Run) -> None:
     path, output = predict(tmp_path / "p.jsonl", 2), tmp_path / "scores.json"
     done = run("--predictions", path, "--dataset", dataset, "--mode", "strict", "--output", output)
     assert done.returncode == 0, done.stderr
@@ -72,7 +93,7 @@ def test_strict_counts_what_is_missing(tmp_path: Path, dataset: Path) -> None:
     assert f"{path}:7: no question is known as 'zzz'" in unknown.stderr
 
 
-def test_the_data_set_says_its_metric_and_the_config_another(tmp_path: Path) -> None:
+def test_the_data_set_says_its_metric_and_the_config_another(tmp_path: Path, run: Run) -> None:
     folder = tmp_path / "evqa"
     lists = [Question("q0", "", "Which?", answers=("red&&blue",), split="test", answer_type="multi_answer")]
     write_questions(folder, "test", lists)
@@ -95,7 +116,7 @@ def test_the_data_set_says_its_metric_and_the_config_another(tmp_path: Path) -> 
     assert "does not say what its data set is scored by" in refused.stderr
 
 
-def test_two_files_are_compared(tmp_path: Path, dataset: Path) -> None:
+def test_two_files_are_compared(tmp_path: Path, dataset: Path, run: Run) -> None:
     first, second = predict(tmp_path / "p.jsonl", 2), predict(tmp_path / "q.jsonl", 1)
     done = run("--predictions", first, "--dataset", dataset, "--against", second)
     assert done.returncode == 0, done.stderr
@@ -103,7 +124,7 @@ def test_two_files_are_compared(tmp_path: Path, dataset: Path) -> None:
     assert "on 6 questions, better on 2, worse on 0" in done.stdout
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_told_at_once(tmp_path: Path, run: Run) -> None:
     done = run("--predictions", tmp_path / "none", "--metric", "evqa", "--judge", "pmsr")
     assert done.returncode == 2
     for said in ("`dataset` is needed", "not found", "`bem`", "`llm_model` is needed", "replies are kept"):
@@ -111,7 +132,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_says_what_it_would_do(tmp_path: Path, dataset: Path) -> None:
-    done = run("--predictions", predict(tmp_path / "p.jsonl", 2), "--dataset", dataset, "--dry_run", "true")
+    done = run_alone("--predictions", predict(tmp_path / "p.jsonl", 2), "--dataset", dataset, "--dry_run", "true")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("would score")
 
@@ -145,7 +166,9 @@ def server() -> Iterator[str]:
         http_server.shutdown()
 
 
-def test_a_judge_is_asked_once_for_each_answer_and_never_again(tmp_path: Path, dataset: Path, server: str) -> None:
+def test_a_judge_is_asked_once_for_each_answer_and_never_again(
+    tmp_path: Path, dataset: Path, server: str, run: Run
+) -> None:
     arguments = ["--predictions", predict(tmp_path / "p.jsonl", 2), "--dataset", dataset, "--judge", "mrag"]
     arguments += ["--llm_url", server, "--llm_model", "stub", "--output", tmp_path / "scores.json"]
     for _ in range(2):
