@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,24 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return build(family, tied=tied)
 
 
+@pytest.fixture(scope="module")
+def plain_probabilities(model: PreTrainedModel) -> Callable[[int, int, list[int]], Tensor]:
+    """`next_probabilities` of `questions`, each row read once: number of images, question, and what follows it."""
+    asked = {images: questions(model, images) for images in (1, 2)}
+
+    @functools.cache
+    def read(images: int, number: int, more: tuple[int, ...]) -> Tensor:
+        return next_probabilities(model, asked[images][number], list(more))
+
+    return lambda images, number, more: read(images, number, tuple(more))
+
+
+@pytest.fixture(scope="module")
+def plainly_learned(model: PreTrainedModel) -> Callable[[Callable[[PreTrainedModel, int], list[Tree]], int], Any]:
+    """What the model learns from the independent rows of trees, given what makes them and the number of images."""
+    return functools.cache(lambda make, images: learned(model, plain_batches(model, make(model, images))))
+
+
 def engine_of(model: PreTrainedModel, budget: int = 16_384) -> PrefixEngine:
     renderer = SimpleNamespace(end_token_id=2, decode=lambda ids: " ".join(map(str, ids)))
     loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="test")
@@ -112,22 +131,25 @@ def next_probabilities(model: PreTrainedModel, question: Rendered, more: list[in
 
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("copied", [0, 80])
-def test_gates_answers_and_scores_are_those_of_independent_rows(model, images, copied, monkeypatch):
+def test_gates_answers_and_scores_are_those_of_independent_rows(
+    model, images, copied, plain_probabilities, monkeypatch
+):
     monkeypatch.setattr(shared_attention, "COPIED", copied)
     engine, prefixes, hung = engine_of(model), questions(model, images), branches()
     opened = engine.read(prefixes)
+    assert len(opened.probabilities(GATES)) == len(prefixes)
     state = engine.branch(opened, hung)
-    for question, question_gates in zip(prefixes, opened.probabilities(GATES), strict=True):
-        torch.testing.assert_close(question_gates, next_probabilities(model, question, [])[GATES], rtol=1e-5, atol=1e-7)
-    for question, question_branches, branch_gates in zip(prefixes, hung, state.probabilities(GATES), strict=True):
+    for q, question_gates in enumerate(opened.probabilities(GATES)):
+        torch.testing.assert_close(question_gates, plain_probabilities(images, q, [])[GATES], rtol=1e-5, atol=1e-7)
+    for q, (question_branches, branch_gates) in enumerate(zip(hung, state.probabilities(GATES), strict=True)):
         for one, gates in zip(question_branches, branch_gates, strict=True):
-            torch.testing.assert_close(gates, next_probabilities(model, question, one)[GATES], rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(gates, plain_probabilities(images, q, one)[GATES], rtol=1e-4, atol=1e-7)
     rows = [(2, 4), (0, 1), (2, 0)]
     answers = engine.generate(state, rows, forced=[9], max_new_tokens=4)
     for (q, k), answer in zip(rows, answers, strict=True):
         written = [*hung[q][k], 9]
         for token, log_prob in zip(answer.token_ids, answer.log_probs, strict=True):
-            expected = next_probabilities(model, prefixes[q], written)
+            expected = plain_probabilities(images, q, written)
             assert token == int(expected.argmax())
             assert log_prob == pytest.approx(float(expected[token].log()), abs=1e-4)
             written.append(token)
@@ -179,10 +201,12 @@ def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> list[
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("by_parts", [True, False])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_loss_and_gradients_are_those_of_independent_rows(model, images, by_parts, checkpointing, monkeypatch):
+def test_loss_and_gradients_are_those_of_independent_rows(
+    model, images, by_parts, checkpointing, plainly_learned, monkeypatch
+):
+    expected = plainly_learned(trees, images)
     monkeypatch.setattr(tree_attention, "has_backward", lambda *kind: by_parts)
     made, collate = trees(model, images), TreeCollator(model)
-    expected = learned(model, plain_batches(model, made))
     model.train()
     if checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -205,14 +229,19 @@ def test_a_broken_mask_is_noticed(by_parts, monkeypatch):
     assert max(differences(learned(model, [batch]), expected)) > 1e-2
 
 
+@pytest.fixture(scope="module")
+def qwen2_vl() -> PreTrainedModel:
+    return build("qwen2_vl")
+
+
 @given(
     st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=4),
     st.integers(1, 120),
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=25, deadline=None)
-def test_neither_budget_nor_order_matters(lengths, budget, rng):
-    model = build("qwen2_vl")
+def test_neither_budget_nor_order_matters(qwen2_vl, lengths, budget, rng):
+    model = qwen2_vl
     prefixes = [prefix(model, 1, 2 + q, seed=q) for q in range(len(lengths))]
     hung = [
         [branch(n, seed=10 * q + k) for k, n in enumerate(branch_lengths)] for q, branch_lengths in enumerate(lengths)
@@ -332,9 +361,9 @@ def pixels_read(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> list
 
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_training_reads_a_picture_of_several_questions_once(model, images, checkpointing, monkeypatch):
+def test_training_reads_a_picture_of_several_questions_once(model, images, checkpointing, plainly_learned, monkeypatch):
     made, collate = of_one_picture(model, images), TreeCollator(model)
-    expected = learned(model, plain_batches(model, made))
+    expected = plainly_learned(of_one_picture, images)
     batch = collate(made)
     counts = [len(collate([tree])["pixel_values"]) for tree in made]
     assert len(batch["pixel_values"]) == sum(counts)
