@@ -11,7 +11,7 @@ import numpy as np
 from reflectune.core.types import Question
 from reflectune.metrics import infoseek
 from reflectune.metrics.evqa import QUESTION_TYPES
-from reflectune.metrics.intervals import Statistic, bootstrap_interval
+from reflectune.metrics.intervals import Batched, Statistic, bootstrap_interval
 from reflectune.metrics.registry import Metric, evqa_type
 
 Score = dict[str, float | int]
@@ -45,7 +45,7 @@ class Headline:
     @property
     def statistic(self) -> Statistic | None:
         """The score of the rows that `rows` makes; None is their mean."""
-        return None if self.half is None else harmonic
+        return None if self.half is None else _HARMONIC
 
     def rows(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """The rows that `statistic` takes, from one value per question."""
@@ -150,6 +150,25 @@ def harmonic(rows: np.ndarray) -> float:
     """InfoSeek's overall score, unrounded, of rows (is unseen question, score)."""
     unseen = rows[:, 0] == 1
     return infoseek.overall(_average(rows[unseen, 1]), _average(rows[~unseen, 1]))
+
+
+def _harmonics(resamples: np.ndarray) -> np.ndarray:
+    """`harmonic` of each resample, shape (resamples, questions, 2)."""
+    unseen = resamples[..., 0] == 1
+    if (unseen != unseen[0]).any():  # drawn without regard to the halves
+        return np.array([harmonic(rows) for rows in resamples])
+    question, entity = (_averages(resamples[..., 1][:, half]) for half in (unseen[0], ~unseen[0]))
+    total = question + entity
+    return np.divide(2 * question * entity, total, out=np.zeros_like(total), where=total != 0)
+
+
+_HARMONIC = Batched(harmonic, _harmonics)
+
+
+def _averages(values: np.ndarray) -> np.ndarray:
+    if not values.shape[1]:
+        return np.zeros(len(values))
+    return np.ascontiguousarray(values).mean(axis=1)  # summed in the order of one row alone
 
 
 def _average(values: np.ndarray) -> float:

@@ -51,11 +51,24 @@ def expected_calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, bi
         outcomes: What happened, in [0, 1]; usually 0 or 1.
         bins: How many bins.
     """
+    return float(calibration_errors(probabilities, outcomes, np.zeros(len(np.ravel(probabilities)), int), bins)[0])
+
+
+def calibration_errors(probabilities: ArrayLike, outcomes: ArrayLike, groups: np.ndarray, bins: int = 10) -> np.ndarray:
+    """`expected_calibration_error` of each group of items, shape (groups,).
+
+    Args:
+        probabilities: See `expected_calibration_error`; so are the outcomes and bins.
+        outcomes: One an item.
+        groups: The number of each item's group, from 0.
+        bins: How many bins.
+    """
     values, truth = _pair(probabilities, outcomes, float)
     _probable(values)
-    places = np.minimum((values * bins).astype(int), bins - 1)
-    gaps = np.bincount(places, weights=values - truth, minlength=bins)
-    return float(np.abs(gaps).sum() / len(values))
+    sizes = np.bincount(groups)
+    places = np.minimum((values * bins).astype(int), bins - 1) + bins * groups
+    gaps = np.bincount(places, weights=values - truth, minlength=bins * len(sizes)).reshape(-1, bins)
+    return np.abs(gaps).sum(axis=1) / sizes
 
 
 def fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike) -> float:

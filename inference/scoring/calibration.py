@@ -13,7 +13,7 @@ from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
 from reflectune.inference.scoring.scores import Measure, Traces, score_rows, traces_of_reflecting
 from reflectune.inference.trace import Trace
 from reflectune.metrics import gates
-from reflectune.metrics.intervals import paired_bootstrap
+from reflectune.metrics.intervals import Batched, paired_bootstrap
 
 Rows = list[tuple[float, float]]
 """(a gate's probability, 1 if what it speaks of is so else 0), one a decision."""
@@ -98,11 +98,11 @@ def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict
     before = _by_question(rows, counts)
     scaled = gates.cross_fit_temperature(probabilities, labels, half)
     after = _by_question(np.column_stack([scaled, labels]), counts)
-    difference = paired_bootstrap(before, after, _calibration_error, seed=seed)
+    difference = paired_bootstrap(before, after, _CALIBRATION_ERROR, seed=seed)
     reduction = {"value": difference.value, "low": difference.low, "high": difference.high, "n": len(counts)}
     return {
-        "ece": score_rows(before, seed, _calibration_error),
-        "ece_scaled": score_rows(after, seed, _calibration_error),
+        "ece": score_rows(before, seed, _CALIBRATION_ERROR),
+        "ece_scaled": score_rows(after, seed, _CALIBRATION_ERROR),
         "reduction": reduction,
         "temperature": gates.fit_temperature(probabilities, labels),
         "n": len(counts),
@@ -121,6 +121,15 @@ def _by_question(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return padded
 
 
-def _calibration_error(padded: np.ndarray) -> float:
-    rows = padded[~np.isnan(padded[..., 0])]
-    return gates.expected_calibration_error(rows[:, 0], rows[:, 1])
+def _error(padded: np.ndarray) -> float:
+    return float(_errors(padded[None])[0])
+
+
+def _errors(resamples: np.ndarray) -> np.ndarray:
+    """The calibration error of each resample, shape (resamples, questions, most decisions of one, 2)."""
+    there = ~np.isnan(resamples[..., 0])
+    rows = resamples[there]
+    return gates.calibration_errors(rows[:, 0], rows[:, 1], np.nonzero(there)[0])
+
+
+_CALIBRATION_ERROR = Batched(_error, _errors)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from reflectune.core.types import Question
-from reflectune.metrics.breakdown import breakdown, columns, headline
+from reflectune.metrics import intervals
+from reflectune.metrics.breakdown import breakdown, columns, harmonic, headline
+from reflectune.metrics.intervals import bootstrap_interval
 from reflectune.metrics.registry import Metric
 
 
@@ -26,6 +29,20 @@ def test_infoseeks_overall_is_the_harmonic_mean_of_its_halves() -> None:
     questions = questions_of("val_unseen_question", "val_unseen_question", "val_unseen_entity")
     scores = shown("infoseek", questions, [1.0, 0.0, 1.0])
     assert scores == {"overall": pytest.approx(2 / 3), "unseen_question": 0.5, "unseen_entity": 1.0}
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+def test_the_harmonic_mean_of_many_resamples_at_once_is_that_of_each(
+    stratified: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(0)
+    for size in (2, 5, 41):
+        monkeypatch.setattr(intervals, "_VALUES_AT_ONCE", 7 * 2 * size)  # in several parts
+        first = headline("infoseek", questions_of("val_unseen_question", *["val_unseen_entity"] * (size - 1)))
+        for values in (generator.random(size), np.zeros(size)):
+            rows, strata = first.rows(values), first.half if stratified else None
+            wanted = bootstrap_interval(rows, harmonic, seed=size, strata=strata)
+            assert bootstrap_interval(rows, first.statistic, seed=size, strata=strata) == wanted
 
 
 def test_of_one_half_there_is_no_overall_score_and_the_half_is_the_headline() -> None:

@@ -47,6 +47,8 @@ def test_calibration_error_by_hand() -> None:
     assert gates.expected_calibration_error([0.05, 0.95], [1, 0]) == pytest.approx(0.95)  # gaps of either sign add up
     assert gates.expected_calibration_error([0.25] * 4, [0, 0, 0, 1]) == pytest.approx(0.0)
     assert gates.expected_calibration_error([0.0, 1.0], [1, 0], bins=1) == pytest.approx(0.0)
+    grouped = gates.calibration_errors([0.05, 0.25, 0.95, 0.25], [1, 0, 0, 0], np.array([0, 1, 0, 1]))
+    assert grouped.tolist() == pytest.approx([0.95, 0.25])
 
 
 def test_risk_coverage_lets_equal_confidences_enter_together() -> None:

@@ -14,6 +14,7 @@ from reflectune.inference.scoring.calibration import calibration, gate_predictio
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import Measure
 from reflectune.metrics import gates
+from reflectune.metrics.intervals import bootstrap_interval
 
 TOO_SURE = 3.0
 
@@ -57,6 +58,8 @@ def test_the_errors_are_those_of_the_gates_rows(gated, said) -> None:
     probabilities, labels = map(np.array, zip(*said, strict=True))
     gate = run(*gated)["gate"]
     assert gate["ece"]["value"] == gates.expected_calibration_error(probabilities, labels)
+    each = bootstrap_interval(np.array(said), lambda rows: gates.expected_calibration_error(*rows.T), seed=0)
+    assert (gate["ece"]["low"], gate["ece"]["high"]) == each
     assert gate["temperature"] == gates.fit_temperature(probabilities, labels)
     half = gates.halves([q.entity_ids[0] for q in questions])
     scaled = gates.cross_fit_temperature(probabilities, labels, half)
