@@ -380,12 +380,11 @@ def test_a_single_question_is_answered(world, encoder, checkpoints) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["llava"], indirect=True)  # the runner is the same for every family
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_a_killed_run_resumes_to_the_same_traces(
     form: str, world, encoder, checkpoints, tmp_path, start_program
 ) -> None:
-    if checkpoints.family != "llava":
-        pytest.skip("the runner is the same for every family")
     settings = {"pipelines": ["closed_book", "mr2ag"], "batch_questions": 1, "limit": 2, "traces": form}
     straight = experiment.run(config(world, encoder, checkpoints, tmp_path / "straight", **settings))
     wanted = config(world, encoder, checkpoints, tmp_path / "killed", **settings)

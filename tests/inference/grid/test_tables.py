@@ -253,10 +253,9 @@ def test_mr2ags_tables_from_finished_runs(run, encoder, checkpoints, tmp_path) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["llava"], indirect=True)  # the sharding is the same for every family
 def test_two_processes_make_the_tables_of_one(run, encoder, checkpoints, tmp_path, start_program, start_launch) -> None:
     """Stages are the first one's alone: as one of two, a training would wait for the other, which answers nothing."""
-    if checkpoints.family != "llava":
-        pytest.skip("the sharding is the same for every family")
     made = []
     for processes in (1, 2):
         output = tmp_path / f"out{processes}"
