@@ -22,6 +22,7 @@ from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.config import SftConfig
+from reflectune.train.fine_tuning import answers
 from reflectune.train.fine_tuning.answers import AnswerReader, check_answers, has_answer, is_right
 from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
 
@@ -163,8 +164,10 @@ def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
     history: Callable[..., list[dict[str, Any]]],
     losses: Callable[..., list[float]],
     assert_equal_weights: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With dropout, so that a random number drawn in between would show."""
+    """With dropout, so that a random number drawn in between would show. Answers are short: nothing ends them."""
+    monkeypatch.setattr(answers, "_MAX_NEW_TOKENS", 4)
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])
     reads: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 2, "eval_answers": 5}
