@@ -34,7 +34,7 @@ LEVEL = 0.95
 INDICES_AT_ONCE = 4_000_000
 """Bounds memory at 32 MB of indices; part of what a seed means, so a constant."""
 
-_VALUES_AT_ONCE = 1_000_000
+VALUES_AT_ONCE = 1_000_000
 """Bounds the resampled rows that a `Batched` statistic is given, at 8 MB."""
 
 _NORMAL = 1.959963984540054
@@ -194,7 +194,7 @@ def _measured(values: np.ndarray, draws: np.ndarray, statistic: Statistic | None
     if statistic is None:
         return values[draws].mean(axis=1)
     if isinstance(statistic, Batched):
-        step = max(1, _VALUES_AT_ONCE // values.size)
+        step = max(1, VALUES_AT_ONCE // values.size)
         return np.concatenate([statistic.of_many(values[draws[k : k + step]]) for k in range(0, len(draws), step)])
     return np.array([statistic(values[row]) for row in draws])
 

@@ -37,7 +37,7 @@ def test_the_harmonic_mean_of_many_resamples_at_once_is_that_of_each(
 ) -> None:
     generator = np.random.default_rng(0)
     for size in (2, 5, 41):
-        monkeypatch.setattr(intervals, "_VALUES_AT_ONCE", 7 * 2 * size)  # in several parts
+        monkeypatch.setattr(intervals, "VALUES_AT_ONCE", 7 * 2 * size)  # in several parts
         first = headline("infoseek", questions_of("val_unseen_question", *["val_unseen_entity"] * (size - 1)))
         for values in (generator.random(size), np.zeros(size)):
             rows, strata = first.rows(values), first.half if stratified else None

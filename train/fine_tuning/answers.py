@@ -17,7 +17,8 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import AskedAnswer, Scheme
 from reflectune.models.schemes.examples import TrainingExample
 
-_MAX_NEW_TOKENS = 32
+MAX_NEW_TOKENS = 32
+"""Where an answer stops that does not end."""
 
 
 class AnswerReader:
@@ -73,14 +74,14 @@ class AnswerReader:
         for role in sorted({each.role for each in prompts}):
             rows = [i for i, each in enumerate(prompts) if each.role == role]
             forced = [engine.renderer.token_id(role)] if role else []
-            generations = engine.generate(branches, [(i, 0) for i in rows], forced, _MAX_NEW_TOKENS)
+            generations = engine.generate(branches, [(i, 0) for i in rows], forced, MAX_NEW_TOKENS)
             for i, generation in zip(rows, generations, strict=True):
                 right[i] = is_right(engine.renderer, generation, prompts[i].answer)
         return right
 
     def _ask(self, example: TrainingExample) -> AskedAnswer:
         image = load_image(example.image, root=self._roots, needed_by=f"validation example {example.id}")
-        renderer, room = self._loaded.renderer, self._engine.max_length - _MAX_NEW_TOKENS
+        renderer, room = self._loaded.renderer, self._engine.max_length - MAX_NEW_TOKENS
         prompt = self._scheme.ask(renderer, example, image)
         if len(prompt.prefix.ids) + len(prompt.branch) <= room:
             return prompt

@@ -167,7 +167,7 @@ def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With dropout, so that a random number drawn in between would show. Answers are short: nothing ends them."""
-    monkeypatch.setattr(answers, "_MAX_NEW_TOKENS", 4)
+    monkeypatch.setattr(answers, "MAX_NEW_TOKENS", 4)
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])
     reads: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 2, "eval_answers": 5}
