@@ -1,11 +1,14 @@
 import dataclasses
+import functools
 import json
 import random
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import jinja2
 import pytest
 import torch
 from PIL import Image
@@ -26,6 +29,14 @@ COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cards_compiled_once() -> Iterator[None]:
+    """PEFT writes a card beside each adapter: its template is compiled once, and not for each checkpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jinja2, "Template", functools.cache(jinja2.Template))
+        yield
 
 
 def passage(entry: int, text: str) -> Passage:
@@ -107,17 +118,29 @@ def data_folder(tmp_path: Path, examples: list[ReflectionExample]) -> Path:
     return folder
 
 
-@pytest.fixture
-def base_model(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a random base model of a family, without reflection tokens, into a folder, and returns the folder."""
+@pytest.fixture(scope="session")
+def built_base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family, bool | None, int, Size], Path]:
+    """Writes a random base model once, for tests to copy."""
 
-    def build(family: Family = "llava", *, tie: bool | None = None, seed: int = 0, size: Size = "test") -> Path:
-        folder = tmp_path / f"base_{family}_{tie}_{seed}_{size}"
+    @functools.cache
+    def build(family: Family, tie: bool | None, seed: int, size: Size) -> Path:
+        folder = tmp_path_factory.mktemp("base")
         texts = ["USER: When was it founded? ASSISTANT: It was founded in 1872.", "Which colour is it? a gold tower"]
         tokenizer = train_tokenizer(texts, 320, family)
         build_model(family, tokenizer, size=size, tie_word_embeddings=tie, seed=seed).save_pretrained(folder)
         build_processor(family, tokenizer).save_pretrained(folder)
         return folder
+
+    return build
+
+
+@pytest.fixture
+def base_model(tmp_path: Path, built_base: Callable[[Family, bool | None, int, Size], Path]) -> Callable[..., Path]:
+    """Writes a random base model of a family, without reflection tokens, into a folder, and returns the folder."""
+
+    def build(family: Family = "llava", *, tie: bool | None = None, seed: int = 0, size: Size = "test") -> Path:
+        folder = tmp_path / f"base_{family}_{tie}_{seed}_{size}"
+        return shutil.copytree(built_base(family, tie, seed, size), folder, dirs_exist_ok=True)
 
     return build
 

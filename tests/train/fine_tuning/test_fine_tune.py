@@ -23,38 +23,60 @@ from reflectune.train.saving.merging import plan as merge_plan
 METHODS = ("full", "lora")
 
 
+@pytest.fixture(scope="module")
+def straight_runs() -> dict[str, SftConfig]:
+    """Of each method, the run that nothing interrupted, once a test has asked for it."""
+    return {}
+
+
+@pytest.fixture
+def straight(
+    config: Callable[..., SftConfig], straight_runs: dict[str, SftConfig], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., SftConfig]:
+    """Trains by `config`'s own settings, once a method: tests only read what was written."""
+
+    def finished(method: str = "full") -> SftConfig:
+        if method not in straight_runs:
+            run = config(str(tmp_path_factory.mktemp("straight")), method=method)
+            fine_tune(run)
+            straight_runs[method] = run
+        return straight_runs[method]
+
+    return finished
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(  # before any checkpoint, in the first epoch, after it
     "step", [pytest.param(2, marks=pytest.mark.slow), 5, pytest.param(7, marks=pytest.mark.slow)]
 )
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     config: Callable[..., SftConfig],
+    straight: Callable[..., SftConfig],
     method: str,
     step: int,
     assert_equal_weights: Callable[..., None],
     losses: Callable[..., list[float]],
     interrupted: Callable[..., None],
 ) -> None:
-    fine_tune(config("straight", method=method))
+    resumed = config("resumed", method=method)
+    interrupted(resumed, step)
+    fine_tune(resumed)
 
-    interrupted(config("resumed", method=method), step)
-    fine_tune(config("resumed", method=method))
-
-    assert_equal_weights(config("straight").output_dir, config("resumed").output_dir)
-    assert losses(config("straight").output_dir) == losses(config("resumed").output_dir)
+    assert_equal_weights(straight(method).output_dir, resumed.output_dir)
+    assert losses(straight(method).output_dir) == losses(resumed.output_dir)
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "adapter_model.safetensors", "trainer_state.json"])
 def test_a_run_whose_last_checkpoint_was_cut_goes_on_from_the_one_before(
     name: str,
     config: Callable[..., SftConfig],
+    straight: Callable[..., SftConfig],
     assert_equal_weights: Callable[..., None],
     losses: Callable[..., list[float]],
     interrupted: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    straight, resumed = (config(folder, method="lora", save_total_limit=2) for folder in ("straight", "resumed"))
-    fine_tune(straight)
+    expected, resumed = straight("lora").output_dir, config("resumed", method="lora", save_total_limit=2)
     interrupted(resumed, 7)
     last = Path(resumed.output_dir, "checkpoint-6", name)
     last.write_bytes(last.read_bytes()[:-50])
@@ -65,8 +87,8 @@ def test_a_run_whose_last_checkpoint_was_cut_goes_on_from_the_one_before(
     printed = capsys.readouterr()
     assert f"checkpoint-6: {name} has" in printed.out + printed.err
     assert "going on from the checkpoint before" in printed.out + printed.err
-    assert_equal_weights(straight.output_dir, resumed.output_dir)
-    assert losses(straight.output_dir) == losses(resumed.output_dir)
+    assert_equal_weights(expected, resumed.output_dir)
+    assert losses(expected) == losses(resumed.output_dir)
 
 
 def test_a_run_whose_only_checkpoint_was_cut_is_refused(
@@ -83,25 +105,23 @@ def test_a_run_whose_only_checkpoint_was_cut_is_refused(
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_goes_on_exactly_with_recomputed_activations(
     config: Callable[..., SftConfig],
+    straight: Callable[..., SftConfig],
     method: str,
     assert_equal_weights: Callable[..., None],
     interrupted: Callable[..., None],
 ) -> None:
     """As out of memory advises: nothing that determines the weights is changed, dropout included."""
-    fine_tune(config("straight", method=method))
-
     interrupted(config("resumed", method=method), 5)
     fine_tune(config("resumed", method=method, gradient_checkpointing=True))
 
-    assert_equal_weights(config("straight").output_dir, config("resumed").output_dir)
+    assert_equal_weights(straight(method).output_dir, config("resumed").output_dir)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_checkpoint_is_loaded_by_us_and_by_plain_transformers_or_peft(
-    config: Callable[..., SftConfig], method: str
+    straight: Callable[..., SftConfig], method: str
 ) -> None:
-    run = config(method=method)
-    fine_tune(run)
+    run = straight(method)
 
     ours = load(run.output_dir)
     if method == "full":
@@ -280,10 +300,10 @@ def test_a_finished_run_is_left_alone(config: Callable[..., SftConfig], capsys: 
 
 def test_a_half_written_checkpoint_is_passed_over(
     config: Callable[..., SftConfig],
+    straight: Callable[..., SftConfig],
     assert_equal_weights: Callable[..., None],
     interrupted: Callable[..., None],
 ) -> None:
-    fine_tune(config("straight"))
     run = config("resumed")
     interrupted(run, 4)
     cut_off = Path(run.output_dir, "checkpoint-4")
@@ -293,7 +313,7 @@ def test_a_half_written_checkpoint_is_passed_over(
 
     fine_tune(run)
 
-    assert_equal_weights(config("straight").output_dir, run.output_dir)
+    assert_equal_weights(straight().output_dir, run.output_dir)
 
 
 def test_a_run_with_other_settings_is_not_continued(
@@ -383,8 +403,8 @@ def test_a_killed_process_resumes_to_the_same_weights(
     assert_equal_weights: Callable[..., None],
 ) -> None:
     """`kill -9` as soon as a checkpoint's folder appears (it is cut off), and again a moment later."""
-    straight = config("straight", method=method, max_steps=30)
-    cut_off = config("killed", method=method, max_steps=30)
+    straight = config("straight", method=method, max_steps=20)
+    cut_off = config("killed", method=method, max_steps=20)
     finish(straight)
     killed(cut_off, "checkpoint-3")
     killed(cut_off, "checkpoint-12", 0.11)
