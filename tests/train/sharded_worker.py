@@ -7,6 +7,7 @@ once it is cut off; `port`, where the run's processes meet; `argv`, the command 
 fork of a process that has imported the libraries: they are imported once, and no run sees what another left in memory.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -72,7 +73,8 @@ def train(settings: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        import deepspeed  # noqa: F401  imported before the fork
+        communication: Any = importlib.import_module("deepspeed.comm.torch")  # imported before the fork
+        communication.build_shm_op = lambda: None  # it adds up what processes infer; building it takes a minute
     launcher = os.getppid()
     for settings in json.loads(Path(sys.argv[1]).read_text()):
         if (child := os.fork()) == 0:

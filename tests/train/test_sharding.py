@@ -1,7 +1,7 @@
 """DeepSpeed and FSDP2 for real, on two CPU processes over gloo: divided, equal to DDP, saved whole, resumed.
 
-DeepSpeed builds a small library at first use (and its Adam for offloading): a few minutes, once. A launch is seconds of
-imports, so runs under the same launch config share one, and all sharded runs are compared with the same DDP runs.
+DeepSpeed builds its Adam for offloading at first use: a minute, once. A launch is seconds of imports, so runs under the
+same launch config share one, and all sharded runs are compared with the same DDP runs.
 """
 
 import fcntl
