@@ -111,6 +111,12 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     return build
 
 
+@pytest.fixture(scope="module")
+def straight_runs() -> dict[str, GrpoConfig]:
+    """Of each method, the run of several rounds that nothing interrupted, once a test has asked for it."""
+    return {}
+
+
 @pytest.fixture
 def config(tmp_path: Path, world: Path, encoder: str, tuned: Callable[..., str]) -> Callable[..., GrpoConfig]:
     def build(out: str = "out", scheme: str = "mr2ag", **changes: Any) -> GrpoConfig:
@@ -244,7 +250,7 @@ def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(
 
 @pytest.mark.slow
 def test_each_question_learns_its_own_better_way(config: Callable[..., GrpoConfig]) -> None:
-    settings = config(retrieval_cost=0.0, max_steps=60, per_device_train_batch_size=9)
+    settings = config(retrieval_cost=0.0, max_steps=30, per_device_train_batch_size=9)
     easy = {"q3", "q4", "q5"}  # those of one text: a random model tells pictures apart badly
 
     refined(
@@ -324,7 +330,7 @@ def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(
 ) -> None:
     base = str(read_info(tuned("mmkb_rag"))["base_model"])
     shared: dict[str, Any] = {"scheme": "mmkb_rag", "answer_model": "base", "base_model": base, "retrieval_cost": 0.5}
-    hard = {"learning_rate": 1e-2, "max_steps": 100}  # so that what is free drifts
+    hard = {"learning_rate": 1e-2, "max_steps": 60}  # so that what is free drifts
     free, held = (config(f"hold-{weight}", hold=weight, **hard, **shared) for weight in (0.0, 10.0))
     run(free)
     run(held)
@@ -393,6 +399,8 @@ def test_relevance_gates_learn_to_keep_what_is_answered_right(config: Callable[.
 )
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(
     config: Callable[..., GrpoConfig],
+    straight_runs: dict[str, GrpoConfig],
+    tmp_path_factory: pytest.TempPathFactory,
     method: str,
     step: int,
     assert_equal_weights: Callable[..., None],
@@ -400,13 +408,17 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
 ) -> None:
     changes: dict[str, Any] = {
         "method": method,
+        "retrieval_cost": 0.3,
         "lora_dropout": 0.1,
         "max_steps": 10,
         "refresh_steps": 4,
         "save_steps": 2,
     }
-    straight, resumed = (config(out, retrieval_cost=0.3, **changes) for out in ("straight", "resumed"))
-    run(straight)
+    if method not in straight_runs:
+        finished = config(str(tmp_path_factory.mktemp("straight")), **changes)
+        run(finished)
+        straight_runs[method] = finished
+    straight, resumed = straight_runs[method], config("resumed", **changes)
 
     interrupted(resumed, step, run)
     run(resumed)
