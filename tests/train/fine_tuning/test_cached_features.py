@@ -160,9 +160,9 @@ def test_a_run_may_go_on_without_its_cache(
 def test_the_projector_of_a_finished_stage_shares_the_cache_and_another_tower_does_not(
     captions: Callable[..., SftConfig], passes: list[int], tmp_path: Path
 ) -> None:
-    first = captions("first")
+    first = captions("first", max_steps=1)
     fine_tune(first)
-    fine_tune(captions("second", model=first.output_dir))
+    fine_tune(captions("second", model=first.output_dir, max_steps=1))
     assert len(passes) == 3
 
     other = load(first.model)
@@ -170,17 +170,17 @@ def test_the_projector_of_a_finished_stage_shares_the_cache_and_another_tower_do
         next(other.model.model.vision_tower.parameters()).add_(1e-3)
     other.model.save_pretrained(tmp_path / "other")
     other.processor.save_pretrained(tmp_path / "other")
-    fine_tune(captions("third", model=str(tmp_path / "other")))
+    fine_tune(captions("third", model=str(tmp_path / "other"), max_steps=1))
     assert len(passes) == 6
 
 
 def test_a_changed_picture_is_read_anew(
     captions: Callable[..., SftConfig], passes: list[int], data_folder: Path
 ) -> None:
-    fine_tune(captions("one"))
+    fine_tune(captions("one", max_steps=1))
     Image.new("RGB", (70, 64), (1, 2, 3)).save(data_folder / "images" / "red.png")
 
-    fine_tune(captions("two"))
+    fine_tune(captions("two", max_steps=1))
 
     assert len(passes) == 4
 
@@ -205,7 +205,7 @@ def test_two_processes_share_the_reading_and_train_as_one(
 def test_a_run_that_is_killed_while_it_reads_leaves_no_half_file(
     captions: Callable[..., SftConfig], start: Callable[..., Any], data_folder: Path
 ) -> None:
-    rows = captions(family="llava", size="base")
+    rows = captions(family="llava", size="base", max_steps=1)
     process = start(rows)
     while not any(path.name[0] != "." for path in Path(rows.cache_features).rglob("*.safetensors")):
         assert process.poll() is None, process.stderr

@@ -403,11 +403,11 @@ def test_a_killed_process_resumes_to_the_same_weights(
     assert_equal_weights: Callable[..., None],
 ) -> None:
     """`kill -9` as soon as a checkpoint's folder appears (it is cut off), and again a moment later."""
-    straight = config("straight", method=method, max_steps=20)
-    cut_off = config("killed", method=method, max_steps=20)
+    straight = config("straight", method=method, max_steps=15)
+    cut_off = config("killed", method=method, max_steps=15)
     finish(straight)
     killed(cut_off, "checkpoint-3")
-    killed(cut_off, "checkpoint-12", 0.11)
+    killed(cut_off, "checkpoint-9", 0.11)
 
     finish(cut_off)
 

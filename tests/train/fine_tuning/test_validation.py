@@ -215,26 +215,26 @@ def test_validation_changes_nothing_and_is_resumed_exactly(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [5, 7])
 def test_the_best_weights_are_the_result_in_a_resumed_run_too(
     config: Callable[..., SftConfig],
-    stop: int,
     assert_equal_weights: Callable[..., None],
     interrupted: Callable[..., None],
     history: Callable[..., list[dict[str, Any]]],
 ) -> None:
     changes: dict[str, Any] = {"best_metric": "relevance_accuracy", "eval_steps": 1, "learning_rate": 3e-2}
-    straight, resumed = config("straight", **changes), config("resumed", **changes)
+    straight, *resumed = (config(name, **changes) for name in ("straight", "after-5", "after-7"))
     fine_tune(straight)
-    interrupted(resumed, stop)
-    fine_tune(resumed)
+    for again, stop in zip(resumed, (5, 7), strict=True):
+        interrupted(again, stop)
+        fine_tune(again)
 
     rows = validations(history(straight.output_dir))
     best = max(rows, key=lambda row: row["eval_relevance_accuracy"])  # the first of equals
     state = json.loads(Path(straight.output_dir, "trainer_state.json").read_text())
     assert (state["best_global_step"], state["best_metric"]) == (best["step"], best["eval_relevance_accuracy"])
     assert_equal_weights(straight.output_dir, Path(straight.output_dir, BEST))
-    assert_equal_weights(straight.output_dir, resumed.output_dir)
+    for again in resumed:
+        assert_equal_weights(straight.output_dir, again.output_dir)
     loaded = load(straight.output_dir)
     root = Path(straight.eval_data, "images")
     metrics = gate_metrics(
