@@ -9,6 +9,9 @@ by two lines: the program's process id, and its exit status once it has ended. A
 own, but that its processes are forks too.
 """
 
+from __future__ import annotations
+
+import atexit
 import dataclasses
 import gc
 import importlib
@@ -22,11 +25,10 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from accelerate.commands import launch
-from torch.distributed import run as torchrun
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
 
 COMMANDS = (
     *("train.sft", "train.grpo", "train.merge", "train.fine_tuning.fine_tune", "train.refining.refine"),
@@ -35,11 +37,16 @@ COMMANDS = (
     *("inference.reproduce", "inference.sweep", "inference.recall", "models.miniature.architecture"),
     *("data_builders.convert", "data_builders.build_plain", "retrieval.build_index", "retrieval.build_text_index"),
 )
+LIBRARIES = ("accelerate.commands.launch", "torch.distributed.launcher.api", "trl")
+
+ended: list[int] = []
+"""The exit status of this process, once it was a program that came to its end."""
 
 
 def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
-    for name in (*(f"reflectune.{name}" for name in COMMANDS), "trl"):
+    atexit.register(leave)  # before all others, and so called after them
+    for name in (*LIBRARIES, *(f"reflectune.{name}" for name in COMMANDS)):
         importlib.import_module(name)  # trl looks through every installed package
     gc.collect()
     gc.freeze()  # no fork copies the pages of what was imported by looking for garbage in them
@@ -95,7 +102,21 @@ def run(asked: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         code = 1
+    ended.append(code)
     sys.exit(code)  # what runs at the end of a program runs
+
+
+def leave() -> None:
+    """End a program without taking down the modules that it was forked with: that takes 0.4 seconds."""
+    if not ended:
+        return
+    gc.collect()  # closes what is left in cycles
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        os._exit(120)  # as Python does
+    os._exit(ended[-1])
 
 
 def run_module(module: str, *arguments: str) -> None:
@@ -112,6 +133,9 @@ def run_path(script: str, *arguments: str) -> None:
 
 def start(arguments: Sequence[str]) -> None:
     """`accelerate launch …`."""
+    from accelerate.commands import launch  # imports others, which would have their ends called after `leave`
+    from torch.distributed import run as torchrun
+
     torchrun.elastic_launch = forking
     sys.argv = ["accelerate-launch", *arguments]
     launch.main()
@@ -119,6 +143,8 @@ def start(arguments: Sequence[str]) -> None:
 
 def forking(config: LaunchConfig, entrypoint: str) -> Callable[..., Any]:
     """What torchrun starts processes with, where `entrypoint` is Python: they are forks, and import nothing again."""
+    from torch.distributed.launcher.api import elastic_launch
+
     assert entrypoint == sys.executable
     return elastic_launch(dataclasses.replace(config, start_method="fork"), run_script)
 
