@@ -23,7 +23,8 @@ def main() -> None:
     hold(config.folder(), unless=config.status or config.dry_run)
     from reflectune.inference.reproduction import running, status, tables  # slow to import: after the config is right
 
-    steps, every, data = config.chosen_steps(), config.all_steps(), Path(config.data)
+    every, data = config.all_steps(), Path(config.data)
+    steps = config.chosen_steps(every)
     if config.status:
         print(status.told(status.statuses(steps, data, every), f"{config.paper} in {data}"))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,10 @@ class ReproduceConfig:
         """
         return read_steps(self.steps, self.changed(), Path(self.data))
 
-    def chosen_steps(self) -> list[Step]:
-        """The steps to show or to run, in order."""
-        taken = [step for step in self.all_steps() if not step.extra or step.extra in self.extras]
+    def chosen_steps(self, every: Sequence[Step] | None = None) -> list[Step]:
+        """The steps to show or to run, in order; `every` is what `all_steps` gave, if it was asked before."""
+        every = self.all_steps() if every is None else every
+        taken = [step for step in every if not step.extra or step.extra in self.extras]
         return [step for step in taken if step.name in self.only] if self.only else taken
 
     def folder(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import json
 import shlex
@@ -134,7 +135,14 @@ def writer_of(path: str, steps: Sequence[Step]) -> Step | None:
 
 
 def _is_in(path: str, folder: str) -> bool:
-    return PurePosixPath(path).is_relative_to(PurePosixPath(folder))
+    inside = _parts(folder)
+    return _parts(path)[: len(inside)] == inside
+
+
+@functools.lru_cache(maxsize=4096)
+def _parts(path: str) -> tuple[str, ...]:
+    parsed = PurePosixPath(path)  # takes a while, and each path is compared with every step's
+    return (parsed.root, *parsed.parts)
 
 
 def _read_step(name: str, values: Any, changes: Changes, data: Path) -> Step:
