@@ -36,8 +36,11 @@ COMMANDS = (
     *("inference.tables", "inference.grid.tables_run", "inference.evaluate", "inference.running.experiment"),
     *("inference.reproduce", "inference.sweep", "inference.recall", "models.miniature.architecture"),
     *("data_builders.convert", "data_builders.build_plain", "retrieval.build_index", "retrieval.build_text_index"),
+    *("data_builders.build_gallery", "data_builders.derive_labels", "data_builders.mmkb.run"),
+    *("inference.reproduction.running", "inference.reproduction.tables", "inference.grid.sweep_run"),
+    *("models.schemes.mr2ag", "models.schemes.mmkb_rag", "models.pocket.fetch"),
 )
-LIBRARIES = ("accelerate.commands.launch", "torch.distributed.launcher.api", "trl")
+LIBRARIES = ("accelerate.commands.launch", "torch.distributed.launcher.api", "deepspeed", "trl.scripts", "PIL.Image")
 
 ended: list[int] = []
 """The exit status of this process, once it was a program that came to its end."""
@@ -48,6 +51,9 @@ def main() -> None:
     atexit.register(leave)  # before all others, and so called after them
     for name in (*LIBRARIES, *(f"reflectune.{name}" for name in COMMANDS)):
         importlib.import_module(name)  # trl looks through every installed package
+    sys.modules["PIL.Image"].init()  # imports what reads each format
+    weights = importlib.import_module("transformers.conversion_mapping")
+    weights.get_checkpoint_conversion_mapping("llava")  # compiles the patterns of all models
     gc.collect()
     gc.freeze()  # no fork copies the pages of what was imported by looking for garbage in them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that look after a program
