@@ -21,6 +21,8 @@ from reflectune.data_builders.gallery.sources.packages import fetch_sources
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 
 ROOT = Path(__file__).parents[2]
+LIMIT = 4
+"""Questions of each split that what is shipped is asked."""
 
 
 @pytest.fixture
@@ -51,6 +53,7 @@ def test_what_is_shipped_answers_from_real_pictures_and_articles(
     pocket: ModuleType,
     pocket_part: Callable[[str], Path],
     needing_registry: Callable[[], AbstractContextManager[None]],
+    forked_python: str,
     tmp_path: Path,
 ) -> None:
     """The commands of `pocket.py --quick`, on a few entities of each kind and four questions of each split.
@@ -62,7 +65,7 @@ def test_what_is_shipped_answers_from_real_pictures_and_articles(
     sources = ["wikipedia", "factbook", "wordnet", "emoji_names", "noto", "openmoji"]  # the others are large
     with needing_registry():
         fetch_sources(sources, user_cache("gallery"))
-    stages = pocket.quick_stages(limit=4)
+    stages = pocket.quick_stages(limit=LIMIT)
     stages["gallery"] += ["--limit", "4", "--captions", "", "--sources", *sources]
     for name, command in stages.items():
         subprocess.run(command, cwd=tmp_path, check=True)
@@ -78,16 +81,19 @@ def test_what_is_shipped_answers_from_real_pictures_and_articles(
 def leave_few_entries(gallery: Path) -> None:
     """Of the knowledge base leaves what questions name, look-alikes and every hundredth other entry.
 
-    Pictures are left to what the evaluated splits ask about, and to its look-alikes.
+    Pictures are left to what will be asked about, to its look-alikes, and to every eighth of what could be.
     """
+    from reflectune.inference.running.experiment import select  # slow to import
+
     dataset, splits = Dataset(gallery), ("val_unseen_question", "val_unseen_entity")
-    asked = {name for split in splits for question in dataset.questions(split) for name in question.entity_ids}
+    possible = {name for split in splits for question in dataset.questions(split) for name in question.entity_ids}
+    asked = {name for question in select(dataset, splits, LIMIT, 0) for name in question.entity_ids}
     look_alikes = json.loads((gallery / LOOK_ALIKES).read_text())
-    pictured = asked.union(*(names for names in look_alikes if asked & {*names}))
+    pictured = asked.union(*(names for names in look_alikes if asked & {*names}), sorted(possible)[::8])
     entries = [
         entry if entry.id in pictured else replace(entry, images=())
         for position, entry in enumerate(dataset.knowledge)
-        if entry.id in asked.union(*look_alikes) or position % 100 == 0
+        if entry.id in possible.union(*look_alikes) or position % 100 == 0
     ]
     write_knowledge_base(gallery / "knowledge", entries, name="gallery-0")
 
