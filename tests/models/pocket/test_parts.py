@@ -282,14 +282,20 @@ def test_what_is_tuned_of_pocket_is_shipped_without_its_tokenizer(
     assert (folder / "parts.json").stat().st_mtime_ns == made
 
 
-@pytest.mark.slow
-def test_the_real_parts_make_a_llava_of_49_image_tokens(tmp_path: Path, pocket_part: Callable[[str], Path]) -> None:
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory, pocket_part: Callable[[str], Path]) -> Path:
+    """What is built of the real parts, with a projector and without adapters."""
     pocket_part("language")
     pocket_part("vision")
-    save_file(projector_of(0.0), tmp_path / "projector.safetensors")
-    folder = llava.build(tmp_path / "llava", tmp_path)
-    assert json.loads((folder / "parts.json").read_text())["language"]["licence"] == "Apache-2.0"
-    loaded = load(str(folder), scheme="mr2ag")
+    folder = tmp_path_factory.mktemp("bare")
+    save_file(projector_of(0.01), folder / "projector.safetensors")
+    return llava.build(folder / "llava", folder)
+
+
+@pytest.mark.slow
+def test_the_real_parts_make_a_llava_of_49_image_tokens(bare: Path) -> None:
+    assert json.loads((bare / "parts.json").read_text())["language"]["licence"] == "Apache-2.0"
+    loaded = load(str(bare), scheme="mr2ag")
     prompt = loaded.renderer.prefix("What is this?", Image.new("RGB", (300, 180), "red"))
     assert prompt.ids.count(loaded.renderer.image_token_id) == 49
     assert loaded.renderer.decode([i for i in prompt.ids if i != loaded.renderer.image_token_id]) == (
@@ -298,19 +304,16 @@ def test_the_real_parts_make_a_llava_of_49_image_tokens(tmp_path: Path, pocket_p
     )
     text = loaded.model.config.text_config
     assert text.pad_token_id == loaded.processor.tokenizer.pad_token_id != loaded.renderer.end_token_id
-    assert "_name_or_path" not in json.loads((folder / "config.json").read_text())["text_config"]
+    assert "_name_or_path" not in json.loads((bare / "config.json").read_text())["text_config"]
 
 
 @pytest.mark.slow
-def test_adapters_are_merged_into_what_is_built(tmp_path: Path, pocket_part: Callable[[str], Path]) -> None:
+def test_adapters_are_merged_into_what_is_built(tmp_path: Path, bare: Path) -> None:
     """The built model answers as the parts with the adapters beside them."""
-    pocket_part("language")
-    pocket_part("vision")
     (trained := tmp_path / "trained").mkdir()
     save_file(projector_of(0.01), trained / "projector.safetensors")
-    bare = load(str(llava.build(tmp_path / "bare", trained)), scheme="plain").model
     config = LoraConfig(r=2, lora_alpha=4, target_modules=r".*language_model.*\.q_proj", init_lora_weights=False)
-    adapted = get_peft_model(bare, config)
+    adapted = get_peft_model(load(str(bare), scheme="plain").model, config)
     adapted.save_pretrained(trained)
     ids = torch.tensor([[1, 2, 3, 4]])
     with torch.no_grad():
