@@ -330,7 +330,7 @@ def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(
 ) -> None:
     base = str(read_info(tuned("mmkb_rag"))["base_model"])
     shared: dict[str, Any] = {"scheme": "mmkb_rag", "answer_model": "base", "base_model": base, "retrieval_cost": 0.5}
-    hard = {"learning_rate": 1e-2, "max_steps": 60}  # so that what is free drifts
+    hard = {"learning_rate": 1e-2, "max_steps": 100}  # so that what is free drifts
     free, held = (config(f"hold-{weight}", hold=weight, **hard, **shared) for weight in (0.0, 10.0))
     run(free)
     run(held)
