@@ -26,6 +26,10 @@ class ExportConfig:
     images: Literal["absolute", "copy"] = setting(
         "absolute", "name images by absolute path, or copy them into `output`"
     )
+    space: bool = setting(
+        True,
+        "a space between mR²AG's tokens and answers; false for a model whose chat template puts none before a reply",
+    )
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a bad row: write nothing, or leave it out and list it in rejected.jsonl"
     )

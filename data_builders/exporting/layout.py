@@ -83,6 +83,9 @@ base.model.save_pretrained("base_with_tokens")
 base.processor.save_pretrained("base_with_tokens")
 PY
 ```
+
+If its chat template puts no space before a reply, as Qwen's, export with `--space false`: behind a space an answer
+would begin with other tokens than the base model answers with.
 """
 
 _PLAIN_BASE: Final = """\

@@ -194,5 +194,5 @@ def as_passage(text: str) -> Passage:
 
 
 def _after(text: str, token: str) -> str:
-    """The words after a token and a space, or ""."""
-    return text.removeprefix(f"{token} ").strip() if text.startswith(f"{token} ") else ""
+    """The words after a token, or ""."""
+    return text.removeprefix(token).strip() if text.startswith(token) else ""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle
-from reflectune.models.rendering.turns import ANSWER, Slot, Turn, Turns, passage_text, question_turns
+from reflectune.models.rendering.turns import ANSWER, Gap, Slot, Turn, Turns, passage_text, question_turns
 from reflectune.models.rendering.untrusted import SafeTokenizer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import PromptedExample, ReflectionExample, TrainingExample
@@ -80,80 +80,96 @@ class Row:
     messages: tuple[Message, ...]
 
 
-def rows_of(example: Any, scheme: Scheme, masking: Masking, clean: Callable[[str], str]) -> Iterator[Row]:
+@dataclass(frozen=True)
+class RowForm:
+    """How conversations are written.
+
+    Attributes:
+        masking: What the layout can say about the loss.
+        clean: Makes untrusted text safe.
+        gap: What stands between a token and an answer, where the scheme leaves that to the chat template.
+    """
+
+    masking: Masking
+    clean: Callable[[str], str]
+    gap: str = " "
+
+    def part(self, part: str | Slot | Gap, texts: Mapping[str, str]) -> str:
+        """The text of a turn's part."""
+        if isinstance(part, Gap):
+            return self.gap
+        return texts[part.name] if isinstance(part, Slot) else part
+
+
+def rows_of(example: Any, scheme: Scheme, form: RowForm) -> Iterator[Row]:
     """The conversations of one training example.
 
     Args:
         example: The example, of the scheme's type.
         scheme: Its scheme.
-        masking: What the layout can say about the loss.
-        clean: Makes untrusted text safe.
+        form: How they are written.
 
     Raises:
         UserError: The example could not be trained on.
     """
-    if not clean(example.question):
+    if not form.clean(example.question):
         raise UserError("the question is empty")
     if not example.image.strip():
         raise UserError("the question has no image")
     if example.style not in get_args(AnswerStyle):
         raise UserError(f"`style` should be one of {', '.join(get_args(AnswerStyle))}; found `{example.style}`")
     if isinstance(scheme, PromptScheme):
-        yield from (_row(example, turns, fill, "per_turn", clean) for turns, fill in _prompted(example, scheme))
+        yield from (
+            _row(example, turns, fill, replace(form, masking="per_turn")) for turns, fill in _prompted(example, scheme)
+        )
     elif not isinstance(scheme, PassageScheme):
         raise UserError(f"data of the scheme {scheme.name} has no layout of conversations to be written in")
     elif not example.retrieve:
-        yield from _looked(example, scheme, masking, clean)
+        yield from _looked(example, scheme, form)
     else:
-        yield from _reflected(example, scheme, masking, clean)
+        yield from _reflected(example, scheme, form)
 
 
-def _looked(
-    example: ReflectionExample, scheme: PassageScheme, masking: Masking, clean: Callable[[str], str]
-) -> Iterator[Row]:
+def _looked(example: ReflectionExample, scheme: PassageScheme, form: RowForm) -> Iterator[Row]:
     """A question answered by looking: its gate, where that needs a row of its own, and its answer."""
-    if not clean(example.answer):
+    if not form.clean(example.answer):
         raise UserError("a question without retrieval needs an answer")
     direct_turns = scheme.direct_turns(example.style)
     if direct_turns is None:
-        yield from _conversation(example, scheme, masking, clean)
+        yield from _conversation(example, scheme, form)
         return
     if example.follow_ups:
         raise UserError(f"a conversation goes on behind a free answer alone; this one is `{example.style}`")
-    if masking == "last_turn":
-        yield _row(example, (*question_turns(), scheme.reply("no_retrieve")), {}, masking, clean)
-    yield _row(example, (*direct_turns, Turn("assistant", (ANSWER,))), {"answer": example.answer}, masking, clean)
+    if form.masking == "last_turn":
+        yield _row(example, (*question_turns(), scheme.reply("no_retrieve")), {}, form)
+    yield _row(example, (*direct_turns, Turn("assistant", (ANSWER,))), {"answer": example.answer}, form)
 
 
-def _conversation(
-    example: ReflectionExample, scheme: PassageScheme, masking: Masking, clean: Callable[[str], str]
-) -> Iterator[Row]:
+def _conversation(example: ReflectionExample, scheme: PassageScheme, form: RowForm) -> Iterator[Row]:
     """A free answer and what is asked after it: one row, or one for each round that ends with it."""
-    if any(not (clean(later.question) and clean(later.answer)) for later in example.follow_ups):
+    if any(not (form.clean(later.question) and form.clean(later.answer)) for later in example.follow_ups):
         raise UserError("a later round of the conversation lacks its question or its answer")
     every = len(example.follow_ups)
-    for count in range(every + 1) if masking == "last_turn" else [every]:
+    for count in range(every + 1) if form.masking == "last_turn" else [every]:
         fill = conversation_texts(example.answer, example.follow_ups[:count])
-        yield _row(example, scheme.conversation_turns(count), fill, masking, clean)
+        yield _row(example, scheme.conversation_turns(count), fill, form)
 
 
-def _reflected(
-    example: ReflectionExample, scheme: PassageScheme, masking: Masking, clean: Callable[[str], str]
-) -> Iterator[Row]:
+def _reflected(example: ReflectionExample, scheme: PassageScheme, form: RowForm) -> Iterator[Row]:
     """A question with retrieval: its gate, where that needs a row of its own, and one row per passage."""
     if not example.branches:
         raise UserError("a question with retrieval needs a passage")
-    if masking == "last_turn":
-        yield _row(example, (*question_turns(), scheme.reply("retrieve")), {}, masking, clean)
+    if form.masking == "last_turn":
+        yield _row(example, (*question_turns(), scheme.reply("retrieve")), {}, form)
     for number, branch in enumerate(example.branches):
-        if branch.relevant and not clean(branch.answer):
+        if branch.relevant and not form.clean(branch.answer):
             raise UserError(f"branch {number}: a relevant passage needs an answer")
-        if not clean(passage_text(branch.passage)):
+        if not form.clean(passage_text(branch.passage)):
             raise UserError(f"branch {number}: the passage is empty")
         turns = scheme.verdict_turns(example.style, relevant=branch.relevant)
         fill = {"passage": passage_text(branch.passage), "answer": branch.answer}
-        how: Masking = "last_turn" if masking == "per_turn" and number else masking
-        yield _row(example, turns, fill, how, clean)
+        later = form.masking == "per_turn" and number > 0
+        yield _row(example, turns, fill, replace(form, masking="last_turn") if later else form)
 
 
 def _prompted(example: PromptedExample, scheme: PromptScheme) -> Iterator[tuple[Turns, dict[str, str]]]:
@@ -178,17 +194,16 @@ def _row(
     example: TrainingExample,
     turns: Turns,
     fill: Mapping[str, str],
-    masking: Masking,
-    clean: Callable[[str], str],
+    form: RowForm,
 ) -> Row:
-    question = clean(example.question)
-    texts = {"question": question, **{name: clean(text) for name, text in fill.items()}}
+    question = form.clean(example.question)
+    texts = {"question": question, **{name: form.clean(text) for name, text in fill.items()}}
     messages = []
     for place, turn in enumerate(turns):
-        text = "".join(texts[part.name] if isinstance(part, Slot) else part for part in turn.parts)
+        text = "".join(form.part(part, texts) for part in turn.parts)
         if turn.role == "system":
             raise ValueError(f"example {example.id} has a system's turn, which no scheme trains on")
-        counts = turn.role == "assistant" and (masking != "last_turn" or place == len(turns) - 1)
+        counts = turn.role == "assistant" and (form.masking != "last_turn" or place == len(turns) - 1)
         messages.append(Message(turn.role, text, counts))
     return Row(example.id, example.image, question, tuple(messages))
 

@@ -17,7 +17,7 @@ from reflectune.data_builders.exporting import llamafactory, llava, ms_swift, tr
 from reflectune.data_builders.exporting.config import ExportConfig
 from reflectune.data_builders.exporting.images import ImagePlacer
 from reflectune.data_builders.exporting.layout import Exported, Layout
-from reflectune.data_builders.exporting.rows import Neutraliser, Row, rows_of
+from reflectune.data_builders.exporting.rows import Neutraliser, Row, RowForm, rows_of
 from reflectune.data_builders.exporting.source import BadRows, data_file, scheme_and_images
 from reflectune.data_builders.exporting.writers import Writer, open_writer
 from reflectune.data_builders.reflection_data import stream_examples
@@ -61,6 +61,7 @@ def export(config: ExportConfig) -> Summary:
     file = layout.file(exported, config.split)
     placer = ImagePlacer(roots, config.images, output / layout.image_folder(config.split), write=not config.dry_run)
     clean, bad = Neutraliser(layout.separators), BadRows(path, config.on_error)
+    form = RowForm(layout.masking, clean, " " if config.space else "")
     schema = layout.schema() if layout.schema and file.endswith(".parquet") else None
     examples = rows = altered = 0
     sample: dict[str, Any] = {}
@@ -69,7 +70,7 @@ def export(config: ExportConfig) -> Summary:
         for example in stream:
             before, examples = clean.changed, examples + 1
             try:
-                records = list(_records(rows_of(example, scheme, layout.masking, clean), layout, placer, config.images))
+                records = list(_records(rows_of(example, scheme, form), layout, placer, config.images))
             except UserError as error:
                 bad.add(example.id, str(error))
                 continue
@@ -101,16 +102,17 @@ def _earlier(config: ExportConfig, scheme: Scheme) -> dict[str, Any]:
         UserError: The folder holds another layout, scheme or way of naming images, or something else altogether.
     """
     output = Path(config.output)
-    wanted = {"to": config.to, "scheme": scheme.name, "images": config.images}
+    wanted = {"to": config.to, "scheme": scheme.name, "images": config.images, "space": config.space}
     record = earlier_export(output)
     if not record:
         visible = [path.name for path in output.iterdir() if path.name[0] != "."] if output.is_dir() else []
         if visible and not _is_cut_off(visible, config):
             raise UserError(f"`output`: {output} holds other files ({visible[0]}, …); choose an empty or a new folder")
         return {**wanted, "files": {}, "rows": {}}
+    earlier = {"space": True, **record}  # which early exports don't say
     for name, value in wanted.items():
-        if record.get(name) != value:
-            raise UserError(f"`output`: {output} holds an export with {name} {record.get(name)}, not {value}")
+        if earlier.get(name) != value:
+            raise UserError(f"`output`: {output} holds an export with {name} {earlier.get(name)}, not {value}")
     return {"files": {}, "rows": {}, **record}
 
 

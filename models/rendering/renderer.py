@@ -21,6 +21,7 @@ from reflectune.models.rendering.turns import (
     ANSWER,
     ANSWER_PROMPTS,
     QUESTION,
+    Gap,
     Slot,
     Turn,
     Turns,
@@ -330,10 +331,15 @@ class Renderer:
         return self._safe.trust(text)
 
     def _content(self, turn: Turn) -> list[dict[str, str]]:
-        text = "".join(slot_mark(part) if isinstance(part, Slot) else part for part in turn.parts)
+        text = "".join(self._part(part) for part in turn.parts)
         closing = self._closing if turn.role == "assistant" else ""
         image = [{"type": "image"}] if turn.image else []
         return [*image, {"type": "text", "text": text + closing}]
+
+    def _part(self, part: str | Slot | Gap) -> str:
+        if isinstance(part, Gap):
+            return self._before_reply
+        return slot_mark(part) if isinstance(part, Slot) else part
 
     def _find_end(self) -> int:
         """The token that ends the assistant's turn; a template without one (LLaVA-1.5's) gets the tokenizer's."""

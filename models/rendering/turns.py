@@ -21,11 +21,16 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Gap:
+    """What the chat template puts between its cue and a reply: a space (LLaVA's), or nothing (Qwen's)."""
+
+
+@dataclass(frozen=True)
 class Turn:
     """One turn of a conversation. Its text parts are joined as they are."""
 
     role: Literal["user", "assistant", "system"]
-    parts: tuple[str | Slot, ...]
+    parts: tuple[str | Slot | Gap, ...]
     image: bool = False
 
 
@@ -60,6 +65,7 @@ class Vocabulary(Protocol):
         ...
 
 
+GAP: Final = Gap()
 QUESTION: Final = Slot("question")
 ANSWER: Final = Slot("answer")
 PASSAGE: Final = Slot("passage")

@@ -9,6 +9,7 @@ assistant: [Relevant] {answer}              or     [Irrelevant]
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from PIL import Image
 
@@ -18,6 +19,8 @@ from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering.renderer import Rendered, Renderer, Supervised, common_prefix
 from reflectune.models.rendering.turns import (
     ANSWER,
+    GAP,
+    Gap,
     Slot,
     Turn,
     Turns,
@@ -38,6 +41,9 @@ class PassageScheme(Scheme):
     example_type = ReflectionExample
     gates = (Gate("retrieve", "retrieve", "no_retrieve"), Gate("relevance", "relevant", "irrelevant"))
     long_question = 6
+    gap: ClassVar[Gap | str] = GAP
+    """What stands between a token and an answer. A base model has learned to answer with the tokens that follow the
+    assistant's cue: behind a space that the cue lacks, a word is other tokens, and a small model misspells it."""
 
     # Turns.
 
@@ -69,7 +75,7 @@ class PassageScheme(Scheme):
         """
         turns = [*question_turns(), self.reply("no_retrieve", answer=True)]
         for number in range(2, follow_ups + 2):
-            answered = (self.tokens["no_retrieve"], " ", Slot(f"answer_{number}"))
+            answered = (self.tokens["no_retrieve"], self.gap, Slot(f"answer_{number}"))
             turns += [Turn("user", (Slot(f"question_{number}"),)), Turn("assistant", answered)]
         return tuple(turns)
 
@@ -80,7 +86,7 @@ class PassageScheme(Scheme):
 
     def reply(self, role: str, *, answer: bool = False) -> Turn:
         """assistant: a reflection token, and after it an answer if there is one."""
-        return Turn("assistant", (self.tokens[role], *((" ", ANSWER) if answer else ())))
+        return Turn("assistant", (self.tokens[role], *((self.gap, ANSWER) if answer else ())))
 
     # What a model reads on top of image and question (`Renderer.prefix`).
 

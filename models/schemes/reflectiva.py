@@ -25,6 +25,7 @@ class Reflectiva(PassageScheme):
     title = "ReflectiVA ([2411.16863](https://arxiv.org/abs/2411.16863))"
     is_released = True
     learns_from = ("mr2ag",)
+    gap = " "  # as it was trained for the release
 
     def passage_turns(self, style: AnswerStyle) -> Turns:
         """user: <image> {question}; assistant: [Retrieval]; user: {one passage}."""

@@ -146,6 +146,8 @@ def test_a_folder_of_something_else_is_not_written_into(data: Callable[..., Path
         export(ExportConfig(data=str(folder), to="trl", output=str(tmp_path / "mine")))
     with pytest.raises(UserError, match="holds an export with to trl, not llava"):
         export(ExportConfig(data=str(folder), to="llava", output=str(tmp_path / "out")))
+    with pytest.raises(UserError, match="holds an export with space True, not False"):
+        export(ExportConfig(data=str(folder), to="trl", output=str(tmp_path / "out"), space=False))
 
 
 def test_the_same_export_twice_gives_the_same_bytes(data: Callable[..., Path], tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import FollowUp, Passage
+from reflectune.models.attention.tree import IGNORE
 from reflectune.models.rendering import turns as layouts
 from reflectune.models.rendering.renderer import Renderer
-from reflectune.models.rendering.turns import answer_prompt, passage_text
+from reflectune.models.rendering.turns import Gap, answer_prompt, passage_text
 from reflectune.models.rendering.untrusted import SafeTokenizer
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
@@ -61,11 +62,20 @@ def missing_end(renderer: Renderer) -> str:
     )
 
 
+def before_words(renderer: Renderer) -> str:
+    """What the chat template writes between its cue and the assistant's words."""
+    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q"}]}
+    said = {"role": "assistant", "content": [{"type": "text", "text": "WORDS"}]}
+    cue = renderer.processor.apply_chat_template([asked], add_generation_prompt=True)
+    return renderer.processor.apply_chat_template([asked, said]).removeprefix(cue).partition("WORDS")[0]
+
+
 def ordinary(renderer: Renderer, turns, image, fill) -> list[int]:
     """What transformers itself makes of a conversation: apply_chat_template, then the processor on text and image."""
-    messages = []
+    messages, gap = [], before_words(renderer)
     for turn in turns:
-        text = "".join(part if isinstance(part, str) else fill[part.name] for part in turn.parts)
+        parts = (gap if isinstance(part, Gap) else part for part in turn.parts)
+        text = "".join(part if isinstance(part, str) else fill[part.name] for part in parts)
         if turn.role == "assistant":
             text += missing_end(renderer)
         content = [{"type": "text", "text": text}]
@@ -73,6 +83,16 @@ def ordinary(renderer: Renderer, turns, image, fill) -> list[int]:
     text = renderer.processor.apply_chat_template(messages, add_generation_prompt=turns[-1].role == "user")
     lead = text.startswith(renderer.tokenizer.bos_token or "\0")
     return renderer.processor(text=[text], images=[image], add_special_tokens=not lead)["input_ids"][0]
+
+
+@pytest.mark.parametrize("answer", ["pepper", "almond", "1871", "a red bus", "40 m"])
+def test_an_answer_behind_a_token_is_the_tokens_that_a_base_model_answers_with(renderer, answer):
+    """A base that has learned "almond" behind its cue would else have to spell " almond", of other tokens."""
+    scheme = PassageScheme.of(renderer)
+    passage = Passage("e", 0, 0, title="T", lead="", heading="", text="A text.")
+    labels = scheme.passage_reply(renderer, Branch(passage, True, answer))[1]
+    said = [label for label in labels if label != IGNORE]
+    assert said == [renderer.token_id("relevant"), *renderer.reply_ids(answer)]
 
 
 # Untrusted text.

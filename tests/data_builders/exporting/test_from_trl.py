@@ -24,8 +24,8 @@ READ = ANSWER_PROMPTS["read_short"].removeprefix("{passage} ")
 SHORT, LIST = ANSWER_PROMPTS["answer_short"], ANSWER_PROMPTS["answer_list"]
 
 
-def to_trl(data: Path, output: Path, images: Any = "absolute") -> list[dict[str, Any]]:
-    export(ExportConfig(data=str(data), to="trl", output=str(output), images=images))
+def to_trl(data: Path, output: Path, images: Any = "absolute", *, space: bool = True) -> list[dict[str, Any]]:
+    export(ExportConfig(data=str(data), to="trl", output=str(output), images=images, space=space))
     if images == "copy":
         return [json.loads(line) for line in (output / "train" / "metadata.jsonl").read_text().splitlines()]
     return pq.read_table(output / "train.parquet").to_pylist()
@@ -49,9 +49,10 @@ def said(*texts: str, **more: Any) -> dict[str, Any]:
     return {"messages": messages, "images": ["x.png"], **more}
 
 
-def test_what_is_read_back_asks_and_answers_the_same(reflected: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("space", [True, False])
+def test_what_is_read_back_asks_and_answers_the_same(reflected: Path, tmp_path: Path, space: bool) -> None:
     """Passages come back as their text: which part was the title is not in a conversation."""
-    to_trl(reflected, tmp_path / "chat")
+    to_trl(reflected, tmp_path / "chat", space=space)
     before = read_examples(reflected / "train.parquet", ReflectionExample)
 
     after = read_examples(from_trl(tmp_path / "chat", tmp_path / "ours") / "train.parquet", ReflectionExample)

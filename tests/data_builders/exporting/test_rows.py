@@ -4,7 +4,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import AnswerStyle, FollowUp, Passage
-from reflectune.data_builders.exporting.rows import Masking, rows_of
+from reflectune.data_builders.exporting.rows import Masking, RowForm, rows_of
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
@@ -22,7 +22,7 @@ LOOKED = ReflectionExample("v", "i.png", "Which colour?", False, answer="blue")
 
 def conversations(example: ReflectionExample | PromptedExample, masking: Masking) -> list[list[tuple[str, bool]]]:
     scheme = MMKB_RAG if isinstance(example, PromptedExample) else MR2AG
-    rows = rows_of(example, scheme, masking, str.strip)
+    rows = rows_of(example, scheme, RowForm(masking, str.strip))
     return [[(message.text, message.supervised) for message in row.messages] for row in rows]
 
 
@@ -141,7 +141,7 @@ def test_an_answer_is_asked_for_alike_with_documents_and_without(
     scheme: Scheme, style: AnswerStyle, alone: str, reading: str
 ) -> None:
     tasks = (PromptedBranch("vqa", reply="1872"), PromptedBranch("vqa", (GOLD,), reply="1872"))
-    rows = rows_of(PromptedExample("p", "i.png", "When?", tasks, style), scheme, "none", str.strip)
+    rows = rows_of(PromptedExample("p", "i.png", "When?", tasks, style), scheme, RowForm("none", str.strip))
 
     assert [[message.text for message in row.messages] for row in rows] == [[alone, "1872"], [reading, "1872"]]
 
@@ -177,7 +177,7 @@ def test_a_prompt_of_a_pipeline_is_exported_as_it_is() -> None:
         documents="A\nB",
     )
 
-    (row,) = rows_of(prompted, PLAIN, "none", str.strip)
+    (row,) = rows_of(prompted, PLAIN, RowForm("none", str.strip))
 
     assert [(message.text, message.supervised) for message in row.messages] == [
         ("Q: Who?\nA\nB\n", False),

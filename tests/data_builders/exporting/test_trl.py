@@ -20,10 +20,10 @@ from reflectune.models.schemes.passages import PassageScheme
 HOSTILE = ("k2", "v2")
 
 
-def loaded_by_datasets(data: Path, output: Path, images: Any, cache: Path) -> Any:
+def loaded_by_datasets(data: Path, output: Path, images: Any, cache: Path, space: bool = True) -> Any:
     from datasets import load_dataset
 
-    export(ExportConfig(data=str(data), to="trl", output=str(output), images=images))
+    export(ExportConfig(data=str(data), to="trl", output=str(output), images=images, space=space))
     return load_dataset(str(output), cache_dir=str(cache))["train"]
 
 
@@ -71,7 +71,8 @@ def test_trl_trains_on_what_our_trainer_trains_on(reflected: Path, tmp_path: Pat
 
     torch.set_num_threads(1)
     base = load(f"miniature/{family}", scheme="mr2ag")
-    rows = loaded_by_datasets(reflected, tmp_path / "out", "copy", tmp_path / "cache")
+    space = family == "llava"  # its chat template puts one before a reply
+    rows = loaded_by_datasets(reflected, tmp_path / "out", "copy", tmp_path / "cache", space)
     rows = rows.filter(lambda row: row["id"] not in HOSTILE)  # their text was altered
     args = SFTConfig(
         output_dir=str(tmp_path / "run"),

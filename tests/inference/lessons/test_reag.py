@@ -15,7 +15,7 @@ from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Passage, Question, Section
 from reflectune.data_builders.dataset import write_questions
-from reflectune.data_builders.exporting.rows import Neutraliser, rows_of
+from reflectune.data_builders.exporting.rows import Neutraliser, RowForm, rows_of
 from reflectune.data_builders.reflection_data import read_examples
 from reflectune.inference.lessons import writing
 from reflectune.inference.lessons.config import LessonsConfig
@@ -89,7 +89,7 @@ def test_an_example_whose_texts_dont_fit_its_branches_is_a_bad_row(changes: dict
 
 def test_an_export_refuses_a_systems_turn() -> None:
     with pytest.raises(UserError, match="system's turn"):
-        list(rows_of(critic_example(*TEXTS), PLAIN, "last_turn", Neutraliser()))
+        list(rows_of(critic_example(*TEXTS), PLAIN, RowForm("last_turn", Neutraliser())))
 
 
 NAMES = [
