@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -225,9 +225,11 @@ class Program:
 
     def kill(self) -> None:
         """`kill -9` to it and to the processes that it started."""
-        program = psutil.Process(self.pid)
-        for process in [program, *program.children(recursive=True)]:
-            process.kill()
+        with suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
+            program = psutil.Process(self.pid)
+            for process in [*program.children(recursive=True), program]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         self.wait()
 
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import FollowUp, Passage
-from reflectune.models.attention.tree import IGNORE
 from reflectune.models.rendering import turns as layouts
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.rendering.turns import Gap, answer_prompt, passage_text
@@ -91,8 +90,12 @@ def test_an_answer_behind_a_token_is_the_tokens_that_a_base_model_answers_with(r
     scheme = PassageScheme.of(renderer)
     passage = Passage("e", 0, 0, title="T", lead="", heading="", text="A text.")
     labels = scheme.passage_reply(renderer, Branch(passage, True, answer))[1]
-    said = [label for label in labels if label != IGNORE]
-    assert said == [renderer.token_id("relevant"), *renderer.reply_ids(answer)]
+    said = labels[labels.index(renderer.token_id("relevant")) + 1 :]
+    behind_special = renderer.tokenizer.tokenize("</s> a")[-2:]
+    if behind_special == ["▁", "▁a"]:  # a legacy tokenizer of Llama: a space more behind every special token
+        assert renderer.tokenizer.convert_ids_to_tokens(said[0]) == "▁"
+        said = said[1:]
+    assert said == renderer.reply_ids(answer)
 
 
 # Untrusted text.
