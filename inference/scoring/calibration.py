@@ -9,11 +9,11 @@ import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import GOLD
-from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
+from reflectune.inference.scoring.reflection_metrics import CALIBRATION_ERROR, ret_rows, srt_rows
 from reflectune.inference.scoring.scores import Measure, Traces, score_rows, traces_of_reflecting
 from reflectune.inference.trace import Trace
 from reflectune.metrics import gates
-from reflectune.metrics.intervals import Batched, paired_bootstrap
+from reflectune.metrics.intervals import paired_bootstrap
 
 Rows = list[tuple[float, float]]
 """(a gate's probability, 1 if what it speaks of is so else 0), one a decision."""
@@ -98,11 +98,11 @@ def _calibrated(by_question: Sequence[tuple[Question, Rows]], seed: int) -> dict
     before = _by_question(rows, counts)
     scaled = gates.cross_fit_temperature(probabilities, labels, half)
     after = _by_question(np.column_stack([scaled, labels]), counts)
-    difference = paired_bootstrap(before, after, _CALIBRATION_ERROR, seed=seed)
+    difference = paired_bootstrap(before, after, CALIBRATION_ERROR, seed=seed)
     reduction = {"value": difference.value, "low": difference.low, "high": difference.high, "n": len(counts)}
     return {
-        "ece": score_rows(before, seed, _CALIBRATION_ERROR),
-        "ece_scaled": score_rows(after, seed, _CALIBRATION_ERROR),
+        "ece": score_rows(before, seed, CALIBRATION_ERROR),
+        "ece_scaled": score_rows(after, seed, CALIBRATION_ERROR),
         "reduction": reduction,
         "temperature": gates.fit_temperature(probabilities, labels),
         "n": len(counts),
@@ -119,17 +119,3 @@ def _by_question(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
     padded = np.full((len(counts), counts.max(), 2), np.nan)
     padded[np.arange(counts.max()) < counts[:, None]] = rows
     return padded
-
-
-def _error(padded: np.ndarray) -> float:
-    return float(_errors(padded[None])[0])
-
-
-def _errors(resamples: np.ndarray) -> np.ndarray:
-    """The calibration error of each resample, shape (resamples, questions, most decisions of one, 2)."""
-    there = ~np.isnan(resamples[..., 0])
-    rows = resamples[there]
-    return gates.calibration_errors(rows[:, 0], rows[:, 1], np.nonzero(there)[0])
-
-
-_CALIBRATION_ERROR = Batched(_error, _errors)

@@ -15,6 +15,7 @@ from reflectune.inference.selection.document_choice import PROBLEMS, by_relevanc
 from reflectune.inference.trace import Trace
 from reflectune.metrics import gates
 from reflectune.metrics.breakdown import OVERALL
+from reflectune.metrics.intervals import Batched
 
 Scopes = Mapping[str, Callable[[Question], bool]]
 """Which questions a number is over: `overall`, all of them together, and the columns of the metric's table."""
@@ -91,7 +92,7 @@ def _ret(gates_and_errors: Sequence[tuple[float, float]], gamma: float, seed: in
     return {
         "auroc": score_rows(rows, seed, _auroc, strata=rows[:, 1]) if both else None,
         "accuracy": mean((rows[:, 0] > gamma) == (rows[:, 1] == 1), seed),
-        "calibration_error": score_rows(rows, seed, _calibration_error),
+        "calibration_error": score_rows(rows, seed, CALIBRATION_ERROR),
         "base_wrong": mean(rows[:, 1], seed),
     }
 
@@ -100,8 +101,15 @@ def _auroc(rows: np.ndarray) -> float:
     return gates.auroc(rows[:, 0], rows[:, 1])
 
 
-def _calibration_error(rows: np.ndarray) -> float:
-    return gates.expected_calibration_error(rows[:, 0], rows[:, 1])
+def _calibration_errors(resamples: np.ndarray) -> np.ndarray:
+    there = ~np.isnan(resamples[..., 0])
+    rows = resamples[there]
+    return gates.calibration_errors(rows[:, 0], rows[:, 1], np.nonzero(there)[0])
+
+
+CALIBRATION_ERROR = Batched(lambda rows: float(_calibration_errors(rows[None])[0]), _calibration_errors)
+"""The calibration error of (probability, outcome), shape (questions, 2), or (questions, most decisions of one, 2) with
+NaN where a question has fewer."""
 
 
 def _srt(traces: Sequence[Trace], seed: int) -> dict[str, Score | None]:
