@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from reflectune.core.types import Passage, Question
+from reflectune.core.types import Question
 from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.reading.passage_reader import Judged, PassageReader
 from reflectune.inference.reading.reader import Opened
+from reflectune.inference.selection.ranking import entry_shares
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.knowledge_base import KnowledgeBase
@@ -47,6 +48,7 @@ def gate_and_judge(
     top_n: int,
     gamma: float,
     lead: Lead,
+    ret_temperature: float = 0.0,
 ) -> Gated:
     """Read the gates, and judge every passage of the top entries of those questions whose gate opens.
 
@@ -61,6 +63,7 @@ def gate_and_judge(
         top_n: Entries to retrieve.
         gamma: A gate opens if the scheme retrieves at its probability and this γ.
         lead: What stands before each passage.
+        ret_temperature: S_ret is a share of a softmax at this temperature; 0: the similarity.
     """
     with clock.step("gate"):
         opened = reader.open(questions, images)
@@ -77,8 +80,9 @@ def gate_and_judge(
         judged = reader.judge(opened, passages)
     traces = []
     for i, question in enumerate(questions):
+        s_ret = _entry_scores(hits.get(i, ()), ret_temperature)
         read = tuple(
-            _read(passage, relevance, hits[i])
+            PassageTrace(passage, s_ret=s_ret[passage.entry_id], s_rel=relevance[0], s_irr=relevance[1])
             for passage, relevance in zip(judged.passages[i], judged.relevance[i], strict=True)
         )
         traces.append(
@@ -110,7 +114,8 @@ def drawn_place(question: Question, count: int) -> int:
     return random.Random(question.id).randrange(count)
 
 
-def _read(passage: Passage, relevance: tuple[float, float], hits: Sequence[Hit]) -> PassageTrace:
-    """A judged passage, with the retrieval score of its entry (equation 3)."""
-    score = next(hit.score for hit in hits if hit.entry_id == passage.entry_id)
-    return PassageTrace(passage, s_ret=score, s_rel=relevance[0], s_irr=relevance[1])
+def _entry_scores(hits: Sequence[Hit], temperature: float) -> dict[str, float]:
+    """S_ret of each entry: its similarity (equation 3), or with a temperature its share of a softmax over all hits."""
+    similarities = [hit.score for hit in hits]
+    scores = entry_shares(similarities, temperature) if temperature else similarities
+    return {hit.entry_id: score for hit, score in zip(hits, scores, strict=True)}

@@ -42,6 +42,7 @@ class MR2AG:
         gamma: float = 0.5,
         fallback: Fallback = "best_product",
         lead: Lead = "first_sentence",
+        ret_temperature: float = 0.0,
     ) -> None:
         """Bind the collaborators.
 
@@ -55,9 +56,12 @@ class MR2AG:
                 the passage with the highest product, `random` from one that is drawn by the question's id,
                 `closed_book` from the image alone, `abstain` not at all.
             lead: What stands before each passage.
+            ret_temperature: 0: S_ret is the similarity of equation 3, as in the paper. Above 0 it is
+                the entry's share of a softmax over the retrieved ones (`selection.ranking.entry_shares`).
         """
         self._reader, self._retriever, self._knowledge = reader, retriever, knowledge
         self._top_n, self._gamma, self._fallback, self._lead = top_n, gamma, fallback, lead
+        self._ret_temperature = ret_temperature
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """One trace per question, in order; each step works on the questions that still need it."""
@@ -73,6 +77,7 @@ class MR2AG:
             top_n=self._top_n,
             gamma=self._gamma,
             lead=self._lead,
+            ret_temperature=self._ret_temperature,
         )
         traces, reads = gated.traces, [list(trace.passages) for trace in gated.traces]
         fallbacks = {i: how for i, trace in enumerate(traces) if (how := fallback_of(trace, self._fallback))}
@@ -135,6 +140,7 @@ def _make(parts: Parts, retriever: Retriever) -> MR2AG:
         gamma=config.gamma,
         fallback=config.fallback,
         lead=config.lead,
+        ret_temperature=config.ret_temperature,
     )
 
 
@@ -144,6 +150,7 @@ def _answer_each(parts: Parts) -> MR2AG:
 
 
 _READ_BY = ("gamma", "fallback")
+_CHOSEN_BY = ("ret_temperature",)
 
 RECIPES = {
     "mr2ag": Recipe(
@@ -152,7 +159,8 @@ RECIPES = {
         True,
         every,
         ("top_n", *_READ_BY),
-        varied=("top_n", *_READ_BY, "lead", "relevance", "entries", "ranking"),
+        variants=_CHOSEN_BY,
+        varied=("top_n", *_READ_BY, *_CHOSEN_BY, "lead", "relevance", "entries", "ranking"),
         form="mr2ag",
         scheme="mr2ag",
         measured_by="relevance",
@@ -164,6 +172,7 @@ RECIPES = {
         False,
         with_entry,
         _READ_BY,
+        variants=_CHOSEN_BY,
         form="mr2ag_oracle",
         scheme="mr2ag",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from reflectune.core.types import Question
 from reflectune.inference.config import SERVER, ModelRole, PipelineConfig, ReadingConfig
@@ -116,6 +116,12 @@ class Recipe:
     def asks_server(self, config: ReadingConfig) -> bool:
         """Whether a server's model reads or answers."""
         return self.is_iterative and SERVER in (config.reader, config.answerer)
+
+    def varied_from(self, config: PipelineConfig) -> dict[str, Any]:
+        """The settings of its variants that aren't at their defaults, with their values."""
+        defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        values = {name: getattr(config, name) for name in self.variants}
+        return {name: value for name, value in values.items() if value != defaults[name]}
 
     def answered_by_base(self, config: PipelineConfig) -> bool:
         """Whether the base model answers, so that it is needed beside the tuned one."""

@@ -25,7 +25,7 @@ from reflectune.inference.config import SERVER, ModelRole
 from reflectune.inference.operators.budget import Budget, outgrown
 from reflectune.inference.operators.journal import Journal, remove_journal
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.recipe import Parts, Recipe
+from reflectune.inference.pipelines.recipe import Parts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, stages_for
 from reflectune.inference.reading.collaborators import (
     open_engine,
@@ -281,15 +281,9 @@ def _fingerprint(
             **({"reranker": parts.reranker.fingerprint} if parts.reranker and recipe.reranks else {}),
             **({"base_model": hashes["base_model"]} if recipe.answered_by_base(config) else {}),
             **({"answerer": hashes.get("answerer", SERVER)} if recipe.answerer(config) else {}),
-            "settings": {setting: getattr(config, setting) for setting in (*settings, *_varied(config, recipe))},
+            "settings": {**{name: getattr(config, name) for name in settings}, **recipe.varied_from(config)},
         }
     )
-
-
-def _varied(config: EvaluateConfig, recipe: Recipe) -> list[str]:
-    """The settings of a recipe's variants, those that aren't at their defaults."""
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    return [name for name in recipe.variants if getattr(config, name) != defaults[name]]
 
 
 def _server(config: EvaluateConfig) -> Any:
@@ -352,7 +346,9 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
         **({"text index": f"{config.text_index}, the best {config.passages} passages"} if config.text_index else {}),
         **named,
         "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",
-        "retriever": (_weights(config) if config.index else "") + f"top_n {config.top_n}",
+        "retriever": (_weights(config) if config.index else "")
+        + f"top_n {config.top_n}"
+        + (f", S_ret by softmax / {config.ret_temperature:g}" if config.ret_temperature else ""),
         "settings": f"γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
         f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
         **({"MMKB-RAG": _reflection(config)} if any(find_recipe(n).base_answers for n in config.forms()) else {}),

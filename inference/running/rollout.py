@@ -162,7 +162,8 @@ class GateRewardRollout:
                 "settings": {
                     name: getattr(self._config, name)
                     for name in (*settings, "lead", "max_new_tokens", "token_budget", "dtype")
-                },
+                }
+                | self._recipe.varied_from(self._config),
                 **({"round": number, "run": self._run} if number else {}),
             }
         )

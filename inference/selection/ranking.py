@@ -24,11 +24,39 @@ RANKINGS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Scores:
-    """The three levels of evidence for one candidate answer: entry (eq. 3), passage (eq. 6), answer (eq. 7)."""
+    """The three levels of evidence for one candidate answer.
+
+    Attributes:
+        ret: Of its entry: equation 3, or `entry_shares`.
+        rel: Of its passage: equation 6.
+        ans: Its own: equation 7.
+    """
 
     ret: float
     rel: float
     ans: float
+
+
+def entry_shares(similarities: Sequence[float], temperature: float) -> list[float]:
+    """What S_ret may be in place of a similarity: how likely each retrieved entry is the one that is shown.
+
+    Cosines of entries that are retrieved together lie close to one another, so that as factors of a product they hardly
+    count. Which of them is the nearest, and by how much, counts again in a softmax: similarity / temperature.
+
+    Args:
+        similarities: Those of one question's entries.
+        temperature: Above 0. CLIP is trained with 0.01 (arXiv 2103.00020: logits are scaled by at most 100).
+
+    Returns:
+        As many shares; they sum to 1 (or there are none).
+
+    Example:
+        >>> [round(share, 3) for share in entry_shares([0.82, 0.80, 0.79], temperature=0.02)]
+        [0.629, 0.231, 0.14]
+    """
+    highest = max(similarities, default=0.0)
+    weights = [math.exp((similarity - highest) / temperature) for similarity in similarities]
+    return [weight / sum(weights) for weight in weights]
 
 
 def product(scores: Scores, ranking: str = FULL) -> float:

@@ -101,6 +101,18 @@ def test_without_any_passage_the_best_product_falls_back_to_closed_book(make, sc
     assert (trace.answer, trace.fallback) == ("by heart", "closed_book")
 
 
+@pytest.mark.parametrize(("temperature", "chosen"), [(0.0, "b"), (0.01, "a")])
+def test_a_temperature_lets_the_nearest_entry_count(make, scripted, knowledge, temperature: float, chosen: str) -> None:
+    reader = scripted.reader(
+        gates={"q000": 1.0}, relevance={"a#0.0": 0.6, "b#0.0": 0.9}, answers={"a#0.0": ("a", 0.9), "b#0.0": ("b", 0.9)}
+    )
+    pipeline, _ = build(scripted, knowledge, reader, scores={"a": 0.8, "b": 0.78}, ret_temperature=temperature)
+    (trace,) = pipeline.run([make.question(0)], scripted.images(1))
+    assert trace.answer == chosen
+    assert [hit.score for hit in trace.hits] == [0.8, 0.78]  # what was found stays as it was found
+    assert {round(passage.s_ret, 3) for passage in trace.passages} == ({0.881, 0.119} if temperature else {0.8, 0.78})
+
+
 def test_a_negative_similarity_is_clamped_in_the_product(make, scripted, knowledge) -> None:
     reader = scripted.reader(
         gates={"q000": 1.0}, relevance={"a#0.0": 0.9, "b#0.0": 0.6}, answers={"a#0.0": ("a", 0.9), "b#0.0": ("b", 0.6)}

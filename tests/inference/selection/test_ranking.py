@@ -13,6 +13,7 @@ from reflectune.inference.selection.ranking import (
     Scores,
     best,
     choice_weights,
+    entry_shares,
     order_agreement,
     product,
     standing,
@@ -21,6 +22,20 @@ from reflectune.inference.selection.ranking import (
 probabilities = st.floats(0.0, 1.0)
 cosines = st.floats(-1.0, 1.0)
 scores = st.builds(Scores, ret=cosines, rel=probabilities, ans=probabilities)
+
+
+@given(similarities=st.lists(cosines, min_size=1, max_size=20), temperature=st.floats(1e-3, 10.0))
+def test_entries_share_one_in_the_order_of_their_similarities(similarities: list[float], temperature: float) -> None:
+    shares = entry_shares(similarities, temperature)
+    assert sum(shares) == pytest.approx(1.0)
+    assert [shares[i] for i in sorted(range(len(shares)), key=similarities.__getitem__)] == sorted(shares)
+
+
+def test_a_lower_temperature_tells_close_entries_apart() -> None:
+    assert entry_shares([0.8, 0.7], 0.1) == pytest.approx([1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))])
+    assert entry_shares([0.8, 0.7], 0.01)[0] > 0.9999
+    assert entry_shares([900.0, 0.0], 0.01) == [1.0, 0.0]  # a ranking's scores need not be cosines
+    assert entry_shares([], 0.1) == []
 
 
 @pytest.mark.parametrize(
