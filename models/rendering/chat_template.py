@@ -68,6 +68,23 @@ def check_has_template(processor: Any) -> None:
         raise UserError("the model's processor has no chat template; set one (chat_template.jinja in its folder)")
 
 
+def before_reply(processor: Any) -> str:
+    """What a chat template puts between the assistant's cue and what it says: a space (LLaVA's), or nothing (Qwen's).
+
+    Raises:
+        UserError: There is no template, or it can't take an image and a text.
+    """
+    check_has_template(processor)
+    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q"}]}
+    said = {"role": "assistant", "content": [{"type": "text", "text": "A"}]}
+    try:
+        cue = processor.apply_chat_template([asked], add_generation_prompt=True, tokenize=False)
+        whole = processor.apply_chat_template([asked, said], tokenize=False)
+    except (jinja2.TemplateError, TypeError) as error:
+        raise UserError(f"the chat template can't be rendered ({error}); {ADVICE}") from error
+    return str(whole)[len(cue) :].partition("A")[0] if whole.startswith(cue) else ""
+
+
 def extend_to_lists(template: str, tokens: Mapping[str, str]) -> str:
     """A chat template that takes lists of contents as well: images first, `<image>` and a new line each, then texts.
 

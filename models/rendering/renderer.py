@@ -16,7 +16,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE
-from reflectune.models.rendering.chat_template import ADVICE, check_has_template, has_system_turn
+from reflectune.models.rendering.chat_template import ADVICE, before_reply, check_has_template, has_system_turn
 from reflectune.models.rendering.turns import (
     ANSWER,
     ANSWER_PROMPTS,
@@ -238,10 +238,7 @@ class Renderer:
 
     @functools.cached_property
     def _before_reply(self) -> str:
-        """What the chat template puts between its cue and a reply: a space, or nothing."""
-        turns = (*question_turns(), Turn("assistant", (ANSWER,)))
-        first = self._difference(question_turns(), turns, cue=False)[0]
-        return first if isinstance(first, str) else ""
+        return before_reply(self.processor)
 
     @functools.cached_property
     def _reply_ids(self) -> frozenset[int]:

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import jinja2
 import torch
 from tokenizers import AddedToken
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from reflectune.core.errors import UserError
-from reflectune.models.rendering.chat_template import ADVICE, check_has_template
+from reflectune.models.rendering.chat_template import before_reply
 from reflectune.models.schemes.base import Scheme
 
 NOISE = 0.1
@@ -51,8 +50,13 @@ def add_reflection_tokens(model: Any, processor: ProcessorMixin, scheme: Scheme,
 
 
 def add_to_tokenizer(processor: ProcessorMixin, scheme: Scheme) -> dict[str, int]:
-    """Add the scheme's tokens to the tokenizer alone; the id of each role's token."""
-    lstrip = _puts_space_before(processor) if scheme.tokens else False
+    """Add the scheme's tokens to the tokenizer alone; the id of each role's token.
+
+    The space that LLaVA's chat template puts before a reply must belong to the token (`lstrip`), so that it follows the
+    cue directly. Qwen's cue ends in a line break, which a token with `lstrip` would swallow in training and not in
+    inference.
+    """
+    lstrip = bool(scheme.tokens) and before_reply(processor).startswith(" ")
     tokens = [
         AddedToken(token, lstrip=lstrip, rstrip=False, normalized=False, special=True)
         for token in scheme.tokens.values()
@@ -76,22 +80,6 @@ def token_id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
                 "token; it may hold a token of another kind with this text"
             )
     return token_id
-
-
-def _puts_space_before(processor: Any) -> bool:
-    """Whether the chat template puts a space between the assistant's cue and what it says.
-
-    LLaVA's does, and the space must then belong to the token (`lstrip`), so that it follows the cue directly. Qwen's
-    cue ends in a line break, which a token with `lstrip` would swallow in training and not in inference.
-    """
-    check_has_template(processor)
-    user = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q"}]}
-    said = {"role": "assistant", "content": [{"type": "text", "text": "A"}]}
-    try:
-        cue = processor.apply_chat_template([user], add_generation_prompt=True)
-        return processor.apply_chat_template([user, said])[len(cue) :].startswith(" ")
-    except (jinja2.TemplateError, TypeError) as error:
-        raise UserError(f"the chat template can't be rendered ({error}); {ADVICE}") from error
 
 
 def known_tokens(tokenizer: PreTrainedTokenizerBase, scheme: Scheme) -> set[str]:
