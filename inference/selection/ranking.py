@@ -56,7 +56,8 @@ def entry_shares(similarities: Sequence[float], temperature: float) -> list[floa
     """
     highest = max(similarities, default=0.0)
     weights = [math.exp((similarity - highest) / temperature) for similarity in similarities]
-    return [weight / sum(weights) for weight in weights]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def product(scores: Scores, ranking: str = FULL) -> float:
