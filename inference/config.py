@@ -69,7 +69,7 @@ class PipelineConfig(RerankerConfig, RetrieverConfig, ImageKeys):
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
     passages: int = setting(5, "naive_rag, IBA, MM-R2: how many the reranker picks", low=1)
     fallback: Fallback = setting("best_product", "what if no passage is judged relevant")
-    ret_temperature: float = setting(
+    s_ret_temperature: float = setting(
         0.0,
         "mR²AG: S_ret is the entry's share of a softmax over the retrieved ones, their similarities divided by this; "
         "0: the similarity itself, as published",

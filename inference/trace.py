@@ -19,7 +19,7 @@ class PassageTrace:
 
     Attributes:
         passage: The passage, whole.
-        s_ret: Retrieval score of its entry: equation 3, in [-1, 1], or with `ret_temperature` a share in [0, 1]; None
+        s_ret: Retrieval score of its entry: equation 3, in [-1, 1], or with `s_ret_temperature` a share in [0, 1]; None
             if nothing was retrieved (an oracle).
         s_rel: p([Relevant]) in the full softmax, equation 6; in MMKB-RAG Score_SRT, the softmax of two logits (its
             equation 7). None if the passage was not judged.

@@ -99,7 +99,7 @@ def _fingerprint(
     config: SweepConfig, dataset: Dataset, points: list[Point], runner: GridRunner, measure: Measure
 ) -> str:
     settings = {name: str(value) for name, value in dataclasses.asdict(config).items() if name not in ELSEWHERE}
-    for name, usual in {"summary_share": "0.0", "fusion": "scores", "ret_temperature": "0.0"}.items():
+    for name, usual in {"summary_share": "0.0", "fusion": "scores", "s_ret_temperature": "0.0"}.items():
         if settings[name] == usual:
             del settings[name]  # points that are older than the key go on
     return fingerprint(

@@ -48,7 +48,7 @@ def gate_and_judge(
     top_n: int,
     gamma: float,
     lead: Lead,
-    ret_temperature: float = 0.0,
+    s_ret_temperature: float = 0.0,
 ) -> Gated:
     """Read the gates, and judge every passage of the top entries of those questions whose gate opens.
 
@@ -63,7 +63,7 @@ def gate_and_judge(
         top_n: Entries to retrieve.
         gamma: A gate opens if the scheme retrieves at its probability and this γ.
         lead: What stands before each passage.
-        ret_temperature: S_ret is a share of a softmax at this temperature; 0: the similarity.
+        s_ret_temperature: S_ret is a share of a softmax at this temperature; 0: the similarity.
     """
     with clock.step("gate"):
         opened = reader.open(questions, images)
@@ -80,7 +80,7 @@ def gate_and_judge(
         judged = reader.judge(opened, passages)
     traces = []
     for i, question in enumerate(questions):
-        s_ret = _entry_scores(hits.get(i, ()), ret_temperature)
+        s_ret = _entry_scores(hits.get(i, ()), s_ret_temperature)
         read = tuple(
             PassageTrace(passage, s_ret=s_ret[passage.entry_id], s_rel=relevance[0], s_irr=relevance[1])
             for passage, relevance in zip(judged.passages[i], judged.relevance[i], strict=True)

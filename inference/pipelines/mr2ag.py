@@ -42,7 +42,7 @@ class MR2AG:
         gamma: float = 0.5,
         fallback: Fallback = "best_product",
         lead: Lead = "first_sentence",
-        ret_temperature: float = 0.0,
+        s_ret_temperature: float = 0.0,
     ) -> None:
         """Bind the collaborators.
 
@@ -56,12 +56,12 @@ class MR2AG:
                 the passage with the highest product, `random` from one that is drawn by the question's id,
                 `closed_book` from the image alone, `abstain` not at all.
             lead: What stands before each passage.
-            ret_temperature: 0: S_ret is the similarity of equation 3, as in the paper. Above 0 it is
+            s_ret_temperature: 0: S_ret is the similarity of equation 3, as in the paper. Above 0 it is
                 the entry's share of a softmax over the retrieved ones (`selection.ranking.entry_shares`).
         """
         self._reader, self._retriever, self._knowledge = reader, retriever, knowledge
         self._top_n, self._gamma, self._fallback, self._lead = top_n, gamma, fallback, lead
-        self._ret_temperature = ret_temperature
+        self._s_ret_temperature = s_ret_temperature
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """One trace per question, in order; each step works on the questions that still need it."""
@@ -77,7 +77,7 @@ class MR2AG:
             top_n=self._top_n,
             gamma=self._gamma,
             lead=self._lead,
-            ret_temperature=self._ret_temperature,
+            s_ret_temperature=self._s_ret_temperature,
         )
         traces, reads = gated.traces, [list(trace.passages) for trace in gated.traces]
         fallbacks = {i: how for i, trace in enumerate(traces) if (how := fallback_of(trace, self._fallback))}
@@ -140,7 +140,7 @@ def _make(parts: Parts, retriever: Retriever) -> MR2AG:
         gamma=config.gamma,
         fallback=config.fallback,
         lead=config.lead,
-        ret_temperature=config.ret_temperature,
+        s_ret_temperature=config.s_ret_temperature,
     )
 
 
@@ -150,7 +150,7 @@ def _answer_each(parts: Parts) -> MR2AG:
 
 
 _READ_BY = ("gamma", "fallback")
-_CHOSEN_BY = ("ret_temperature",)
+_CHOSEN_BY = ("s_ret_temperature",)
 
 RECIPES = {
     "mr2ag": Recipe(

@@ -348,7 +348,7 @@ def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts
         "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",
         "retriever": (_weights(config) if config.index else "")
         + f"top_n {config.top_n}"
-        + (f", S_ret by softmax / {config.ret_temperature:g}" if config.ret_temperature else ""),
+        + (f", S_ret by softmax / {config.s_ret_temperature:g}" if config.s_ret_temperature else ""),
         "settings": f"γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
         f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
         **({"MMKB-RAG": _reflection(config)} if any(find_recipe(n).base_answers for n in config.forms()) else {}),

@@ -118,7 +118,7 @@ GRPO: dict[str, Any] = {
     "title_weight": 0.5,
     "encoder": "miniature/clip",
     "fallback": "best_product",
-    "ret_temperature": 0.0,
+    "s_ret_temperature": 0.0,
     "index": "",
     "k": "auto",
     "keep_images": 0,

@@ -108,7 +108,7 @@ def test_a_temperature_lets_the_nearest_entry_count(make, scripted, knowledge, t
     reader = scripted.reader(
         gates={"q000": 1.0}, relevance={"a#0.0": 0.6, "b#0.0": 0.9}, answers={"a#0.0": ("a", 0.9), "b#0.0": ("b", 0.9)}
     )
-    pipeline, _ = build(scripted, knowledge, reader, scores={"a": 0.8, "b": 0.78}, ret_temperature=temperature)
+    pipeline, _ = build(scripted, knowledge, reader, scores={"a": 0.8, "b": 0.78}, s_ret_temperature=temperature)
     (trace,) = pipeline.run([make.question(0)], scripted.images(1))
     assert trace.answer == chosen
     assert [hit.score for hit in trace.hits] == [0.8, 0.78]  # what was found stays as it was found
@@ -118,9 +118,9 @@ def test_a_temperature_lets_the_nearest_entry_count(make, scripted, knowledge, t
 @pytest.mark.parametrize("pipeline", ["mr2ag", "mr2ag_oracle"])
 def test_traces_of_the_published_product_are_those_of_before_there_was_a_temperature(pipeline: str) -> None:
     recipe = find_recipe(pipeline)
-    assert "ret_temperature" not in recipe.settings
+    assert "s_ret_temperature" not in recipe.settings
     assert recipe.varied_from(ReadingConfig()) == {}
-    assert recipe.varied_from(ReadingConfig(ret_temperature=0.02)) == {"ret_temperature": 0.02}
+    assert recipe.varied_from(ReadingConfig(s_ret_temperature=0.02)) == {"s_ret_temperature": 0.02}
 
 
 def test_a_negative_similarity_is_clamped_in_the_product(make, scripted, knowledge) -> None:
