@@ -24,7 +24,8 @@ from running import parser, write
 from trainers import Clock, exported, ours, settings, stock, subset
 from transformers import Trainer
 
-from reflectune.models.attention.tree import IGNORE, loss_terms
+from reflectune.models.attention.collation import loss_terms
+from reflectune.models.attention.tree import IGNORE
 from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import load_training_data
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 
-from reflectune.models.attention.tree import IGNORE, Segment, Tree, TreeCollator, loss_terms
+from reflectune.models.attention.collation import TreeCollator, loss_terms
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.miniature.architecture import train_tokenizer
 
 SUPERVISED = 17

@@ -377,8 +377,8 @@ def pocket(pocket_part: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     """
     from reflectune.models.loading import save_checkpoint  # slow to import
     from reflectune.models.schemes.registry import find_scheme
-    from reflectune.models.schemes.tokens import add_reflection_tokens
     from reflectune.models.weights.assembly import Parts, assemble
+    from reflectune.models.weights.tokens import add_reflection_tokens
 
     parts = Parts(str(pocket_part("language")), str(pocket_part("vision")), None, image_size=112)
     model, processor = assemble(parts)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
+from reflectune.models.attention.collation import collate, loss_terms
 from reflectune.models.attention.shared import KeysValues
-from reflectune.models.attention.tree import IGNORE, Segment, Tree, collate, loss_terms
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.forecasting.architecture import Architecture, is_qwen
 from reflectune.models.forecasting.work import Flop, Work, decoder_weights, flop
 from reflectune.models.prefix.forward import Forward, find_budget

@@ -123,8 +123,8 @@ def build_tuned(folder: Path, trained: Path) -> Path:
 
     def write(partial: Path) -> None:
         from reflectune.models.schemes.registry import load_scheme
-        from reflectune.models.schemes.tokens import add_to_tokenizer  # slow to import
         from reflectune.models.weights.pretrained import load_processor
+        from reflectune.models.weights.tokens import add_to_tokenizer  # slow to import
 
         processor = load_processor(pocket_folder("pocket/llava"), "llava")
         add_to_tokenizer(processor, load_scheme(trained))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reflectune.models.attention.collation import join_vision
 from reflectune.models.attention.positions import Positions
 from reflectune.models.attention.shared import KeysValues, Shared, SharedContext, share_prefixes
-from reflectune.models.attention.tree import join_vision
 from reflectune.models.prefix.rows import Level, Rows, as_cache, cached, kept_bytes
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import gpus_of, input_device

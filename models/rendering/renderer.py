@@ -6,11 +6,10 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jinja2
 from PIL import Image
-from torch import Tensor
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
@@ -31,6 +30,9 @@ from reflectune.models.rendering.turns import (
     question_turns,
 )
 from reflectune.models.rendering.untrusted import SafeTokenizer, cut_at_slots, slot_mark
+
+if TYPE_CHECKING:  # see attention/tree.py
+    from torch import Tensor
 
 Chunks = tuple[str | Slot, ...]
 Texts = Mapping[str, str]

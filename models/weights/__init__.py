@@ -1,1 +1,1 @@
-"""Weights as transformers loads them, quantised if wanted."""
+"""Weights as transformers loads them, quantised if wanted, and the rows of new tokens."""

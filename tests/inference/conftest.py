@@ -33,7 +33,7 @@ from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.plain import SCHEME as PLAIN
-from reflectune.models.schemes.tokens import add_reflection_tokens
+from reflectune.models.weights.tokens import add_reflection_tokens
 from reflectune.retrieval.hits import Hit, PassageHit
 
 

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
 from reflectune.core.types import Passage
-from reflectune.models.attention.tree import Tree, independent_rows, loss_terms
+from reflectune.models.attention.collation import loss_terms
+from reflectune.models.attention.tree import Tree, independent_rows
 from reflectune.models.loading import Loaded
 from reflectune.models.miniature.architecture import build_model, build_processor, train_tokenizer
 from reflectune.models.rendering.renderer import Rendered, Renderer
@@ -27,7 +28,7 @@ from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.models.schemes.tokens import add_reflection_tokens
+from reflectune.models.weights.tokens import add_reflection_tokens
 
 CORPUS = [
     "What is it made of? When was the tower built? Who drew this?",

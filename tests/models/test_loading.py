@@ -8,8 +8,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from reflectune.core.errors import UserError
+from reflectune.models.attention.collation import collate
 from reflectune.models.attention.shared import attention_of
-from reflectune.models.attention.tree import collate
 from reflectune.models.loading import INFO_FILE, SAVED, SAVED_PROCESSOR, Loaded, load, read_info, save_checkpoint
 from reflectune.models.schemes.base import SCHEME_FILE
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG

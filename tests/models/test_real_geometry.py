@@ -16,7 +16,8 @@ from transformers import (
     Qwen2VLConfig,
 )
 
-from reflectune.models.attention.tree import IGNORE, Segment, Tree, TreeCollator
+from reflectune.models.attention.collation import TreeCollator
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.attention.tree_mask import STRIDE, layout_of
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Rendered

@@ -30,8 +30,9 @@ from transformers import (
 from reflectune.core.errors import UserError
 from reflectune.models.attention import shared as shared_attention
 from reflectune.models.attention import tree_mask as tree_attention
+from reflectune.models.attention.collation import TreeCollator, loss_terms
 from reflectune.models.attention.pictures import places_of
-from reflectune.models.attention.tree import IGNORE, Segment, Tree, TreeCollator, independent_rows, loss_terms
+from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import spread

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,17 @@ def test_what_a_run_may_change_is_not_among_what_determines_the_weights() -> Non
 
     assert one.run_settings() == other.run_settings()
     assert one.run_settings() != SftConfig(learning_rate=1.0).run_settings()
+
+
+def test_a_wrong_config_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from reflectune.train.sft import main\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, "--warmup", "-1"], capture_output=True, text=True, cwd=tmp_path)
+
+    assert ended.returncode
+    assert "`warmup`" in ended.stderr
+    assert ended.stderr.splitlines()[-1] == "False"

@@ -35,7 +35,7 @@ from reflectune.models.miniature.architecture import (
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
 from reflectune.models.schemes.gate_outcomes import GateOutcome, PassageOutcome
 from reflectune.models.schemes.registry import all_schemes
-from reflectune.models.schemes.tokens import add_reflection_tokens
+from reflectune.models.weights.tokens import add_reflection_tokens
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base

@@ -13,7 +13,7 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.data_builders.reflection_data import write_examples
-from reflectune.models.attention.tree import collate
+from reflectune.models.attention.collation import collate
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
 from reflectune.models.schemes.passages import PassageScheme

@@ -19,7 +19,7 @@ from transformers import ProcessorMixin
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.models.attention.tree import join_vision
+from reflectune.models.attention.collation import join_vision
 from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import PromptedExample

@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.models.loading import ADAPTER_FILE, Loaded, read_info
-from reflectune.models.schemes.reading import check_reading
+from reflectune.models.processing.reading import check_reading
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights.adapters import load_adapter
 from reflectune.train.fine_tuning.fine_tune import load_base

@@ -24,7 +24,8 @@ from transformers import (
 
 from reflectune.core.errors import UserError
 from reflectune.core.partials import partial_path
-from reflectune.models.attention.tree import IGNORE, loss_terms
+from reflectune.models.attention.collation import loss_terms
+from reflectune.models.attention.tree import IGNORE
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.answers import AnswerReader
 from reflectune.train.fine_tuning.checkpointed import CheckpointedTrainer, Save, checkpoint_bytes

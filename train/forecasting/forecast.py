@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from reflectune.models.attention.attention import has_backward
+from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.pictures import content_key
 from reflectune.models.attention.positions import inner_model
-from reflectune.models.attention.tree import Tree, loss_terms
+from reflectune.models.attention.tree import Tree
 from reflectune.models.forecasting.architecture import Architecture
 from reflectune.train.data.examples import Collator, EncodedExample
 from reflectune.train.forecasting.activations import Activations, Batch, Passing, activations

@@ -25,7 +25,8 @@ from reflectune.inference.operators import parsing
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import JudgeEach, Prompt, Retrieved
 from reflectune.inference.pipelines.reag import ANSWER, CRITIC, CRITIC_SYSTEM, THINK_SYSTEM
-from reflectune.models.attention.tree import collate, independent_rows, loss_terms
+from reflectune.models.attention.collation import collate, loss_terms
+from reflectune.models.attention.tree import independent_rows
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.turns import passage_text

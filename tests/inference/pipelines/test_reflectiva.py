@@ -19,7 +19,7 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.reflectiva import SCHEME
-from reflectune.models.schemes.tokens import known_tokens
+from reflectune.models.weights.tokens import known_tokens
 from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.passages import split_passages
 

@@ -3,15 +3,8 @@ from dataclasses import replace
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.models.attention.tree import (
-    IGNORE,
-    Segment,
-    Tree,
-    TreeCollator,
-    collate,
-    independent_rows,
-    loss_terms,
-)
+from reflectune.models.attention.collation import TreeCollator, collate, loss_terms
+from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
 

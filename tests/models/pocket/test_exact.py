@@ -16,8 +16,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from reflectune.core.types import Passage
+from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.attention.shared import attention_of
-from reflectune.models.attention.tree import TreeCollator
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Rendered

@@ -11,7 +11,7 @@ from PIL import Image
 
 from reflectune.inference.operators import parsing
 from reflectune.inference.pipelines.reag import ANSWER, THINK_SYSTEM
-from reflectune.models.attention.tree import collate, loss_terms
+from reflectune.models.attention.collation import collate, loss_terms
 from reflectune.models.loading import Loaded, load
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN

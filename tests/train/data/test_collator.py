@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from reflectune.models.attention.tree import collate, loss_terms
+from reflectune.models.attention.collation import collate, loss_terms
 from reflectune.models.attention.tree_mask import layout_of
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import ReflectionExample

@@ -16,7 +16,7 @@ from transformers.models.clip.modeling_clip import CLIPVisionModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
 from reflectune.core.errors import UserError
-from reflectune.models.attention.tree import loss_terms
+from reflectune.models.attention.collation import loss_terms
 from reflectune.models.loading import Loaded, load
 from reflectune.models.miniature.architecture import FAMILIES, Family
 from reflectune.train.config import SftConfig

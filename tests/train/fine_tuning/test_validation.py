@@ -16,7 +16,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.types import FollowUp
 from reflectune.data_builders.reflection_data import read_examples, write_examples
-from reflectune.models.attention.tree import loss_terms
+from reflectune.models.attention.collation import loss_terms
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family
 from reflectune.models.prefix.engine import PrefixEngine

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.positions import inner_model
-from reflectune.models.attention.tree import loss_terms
 from reflectune.models.forecasting.architecture import Architecture
 from reflectune.models.loading import load
 from reflectune.models.miniature.architecture import Family

@@ -5,7 +5,7 @@ from tokenizers import AddedToken
 from reflectune.core.errors import UserError
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.models.schemes.tokens import NOISE, add_reflection_tokens, known_tokens, token_id_of
+from reflectune.models.weights.tokens import NOISE, add_reflection_tokens, known_tokens, token_id_of
 
 FAMILIES = ["llava", "qwen2_vl"]
 TABLES = [pytest.param(0, id="unpadded"), pytest.param(64, id="padded")]

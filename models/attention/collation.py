@@ -1,0 +1,143 @@
+"""Trees as a batch of one row: a prefix is read once, and every branch attends to it and to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from reflectune.models.attention.pictures import read_pictures_once
+from reflectune.models.attention.positions import Positions
+from reflectune.models.attention.shared import share_prefixes
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
+from reflectune.models.attention.tree_mask import STRIDE
+
+
+class TreeCollator:
+    """Puts trees into a batch for one model.
+
+    A tree is laid out as `prefix[:-1]`, then for each branch `prefix[-1:] + branch`: forking one token early gives
+    every branch's first token a place to be predicted from, so that labels are used by the ordinary shift (position i
+    predicts label i + 1). Position ids of a branch go on from the prefix, M-RoPE included.
+
+    Who sees whom, for a prefix of 3 tokens and branches of 2 and 1 (`o` sees, rows are queries):
+
+        p0        o
+        p1        o o
+        p2 a0 a1  o o | o
+                  o o | o o
+                  o o | o o o
+        p2 b0     o o | . . . | o
+                  o o | . . . | o o
+
+    Args:
+        model: The model that will read the batches, possibly wrapped. Its attention is replaced by one that computes
+            the same and can read trees, and its vision tower reads a picture of several trees once.
+
+    Raises:
+        UserError: The model's attention cannot be made to read a tree.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        share_prefixes(model)
+        read_pictures_once(model)
+        self._positions = Positions(model)
+
+    def __call__(self, trees: Sequence[Tree]) -> dict[str, Tensor]:
+        """A batch of one row of L tokens: all trees packed, without padding.
+
+        Returns:
+            `input_ids`, `labels`, `weights` of shape (1, L); `attention_mask` (1, 1, 1, L), the segments that
+            `tree_attention` reads; `position_ids` (1, L), or (3, 1, L) under M-RoPE and then `mm_token_type_ids`
+            (1, L); and the trees' vision tensors, concatenated.
+        """
+        rows = [self._row(tree) for tree in trees]
+        for number, row in enumerate(rows):
+            row[1, 0] = IGNORE  # nothing comes before it; the tree before must not predict it
+            row[2] += number * STRIDE
+        ids, labels, segments, *positions = torch.from_numpy(np.concatenate(rows, axis=1)[:, None])
+        batch = {
+            "input_ids": ids,
+            "labels": labels,
+            "weights": torch.from_numpy(np.concatenate([_weights(tree) for tree in trees])[None]),
+            "attention_mask": segments[:, None, None],
+            "position_ids": torch.stack(positions) if self._positions.is_3d else positions[0],
+        }
+        if self._positions.is_3d:
+            batch["mm_token_type_ids"] = (ids == self._positions.image_token_id).int()
+        return batch | join_vision([tree.vision for tree in trees])
+
+    def _row(self, tree: Tree) -> np.ndarray:
+        """Ids, labels, segments and positions (one row of them, or three) of a tree's row: (4 or 6, length)."""
+        prefix = np.array([tree.prefix.ids, tree.prefix.labels])  # (2, P)
+        positions = self._positions.of_prefix(prefix[0], tree.vision)  # (1 or 3, P)
+        if not tree.branches:
+            return np.concatenate([prefix, np.zeros_like(prefix[:1]), positions])
+        lengths = np.array([len(branch.ids) + 1 for branch in tree.branches])
+        branches = np.concatenate([_forked(prefix[:, -1:], b, first=i == 0) for i, b in enumerate(tree.branches)], 1)
+        segments = np.repeat(np.arange(len(lengths) + 1), [prefix.shape[1] - 1, *lengths])
+        steps = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # 0, 1, … in each branch
+        return np.concatenate(
+            [
+                np.concatenate([prefix[:, :-1], branches], 1),
+                segments[None],
+                np.concatenate([positions[:, :-1], positions[:, -1:] + steps], 1),
+            ]
+        )
+
+
+def collate(trees: Sequence[Tree], model: nn.Module) -> dict[str, Tensor]:
+    """A batch in one call; see `TreeCollator`."""
+    return TreeCollator(model)(trees)
+
+
+def loss_terms(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The weighted negative log-likelihood of the supervised tokens, summed, and the sum of their weights.
+
+    Divide the first by the second, both summed over the global batch, for the loss of equations 8 and 9 of mR²AG. Only
+    the hidden states that predict a supervised token are projected onto the vocabulary.
+
+    Args:
+        model: The model, possibly wrapped.
+        batch: From `TreeCollator`.
+    """
+    inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights")}
+    labels, weights = batch["labels"], batch["weights"]
+    predicts = F.pad(labels[:, 1:] != IGNORE, (0, 1))  # (B, L): position i predicts label i + 1
+    logits = model(**inputs, logits_to_keep=predicts, use_cache=False).logits  # (supervised tokens, vocabulary)
+    targets = predicts.roll(1, dims=1)
+    losses = F.cross_entropy(logits.float(), labels[targets], reduction="none")
+    kept = weights[targets]
+    return (losses * kept).sum(), kept.sum()
+
+
+def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The vision tensors of several questions, each concatenated along its first dimension.
+
+    Pictures of different numbers of tiles (LLaVA-NeXT) are filled up with empty ones, as its processor does.
+    """
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: _concatenated([part[name] for part in parts if name in part]) for name in names}
+
+
+def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    most = max(tensor.shape[1] for tensor in tensors)
+    filled = [F.pad(t, [0, 0] * (t.dim() - 2) + [0, most - t.shape[1]]) if t.shape[1] < most else t for t in tensors]
+    return torch.cat(filled)
+
+
+def _forked(last: np.ndarray, branch: Segment, *, first: bool) -> np.ndarray:
+    """The prefix's last token and a branch, of shape (2, n + 1); only the first branch keeps that token's label."""
+    head = last if first else np.array([last[0], [IGNORE]])
+    return np.concatenate([head, np.array([branch.ids, branch.labels])], 1)
+
+
+def _weights(tree: Tree) -> np.ndarray:
+    """Loss weights of a tree's row, laid out as its ids."""
+    row_weights: list[float] = list(tree.prefix.weights)
+    for number, branch in enumerate(tree.branches):
+        row_weights += branch.weights if number == 0 else (0.0, *branch.weights)
+    return np.array(row_weights, dtype=np.float32)
