@@ -72,7 +72,7 @@ class PipelineConfig(RerankerConfig, RetrieverConfig, ImageKeys):
     s_ret_temperature: float = setting(
         0.0,
         "mR²AG: S_ret is the entry's share of a softmax over the retrieved ones, their similarities divided by this; "
-        "0: the similarity itself, as published",
+        "MMKB-RAG: SRT orders by its score times that share; 0: as published",
         low=0,
     )
     documents: int = setting(10, "MMKB-RAG: passages of the entries to take, the best by words", low=1)

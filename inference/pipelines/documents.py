@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from reflectune.core.types import Passage, Question
+from reflectune.inference.selection.ranking import entry_scores
 from reflectune.inference.trace import PassageTrace
 from reflectune.retrieval.contexts import find_documents
 from reflectune.retrieval.hits import Hit
@@ -23,9 +24,9 @@ class Found:
     hits: tuple[Hit, ...] = ()
     documents: tuple[Passage, ...] = ()
 
-    def traces(self, scores: Sequence[float | None]) -> tuple[PassageTrace, ...]:
-        """The documents with S_ret of their entries (equation 3 of mR²AG) and these scores of SRT, in order."""
-        s_ret = {hit.entry_id: hit.score for hit in self.hits}
+    def traces(self, scores: Sequence[float | None], s_ret_temperature: float = 0.0) -> tuple[PassageTrace, ...]:
+        """The documents with S_ret of their entries (`entry_scores`) and these scores of SRT, in order."""
+        s_ret = entry_scores(self.hits, s_ret_temperature)
         return tuple(
             PassageTrace(document, s_ret=s_ret[document.entry_id], s_rel=s, s_irr=None if s is None else 1.0 - s)
             for document, s in zip(self.documents, scores, strict=True)

@@ -13,9 +13,8 @@ from reflectune.inference.config import Fallback
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.reading.passage_reader import Judged, PassageReader
 from reflectune.inference.reading.reader import Opened
-from reflectune.inference.selection.ranking import entry_shares
+from reflectune.inference.selection.ranking import entry_scores
 from reflectune.inference.trace import PassageTrace, Trace
-from reflectune.retrieval.hits import Hit
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Lead, split_passages
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
@@ -80,7 +79,7 @@ def gate_and_judge(
         judged = reader.judge(opened, passages)
     traces = []
     for i, question in enumerate(questions):
-        s_ret = _entry_scores(hits.get(i, ()), s_ret_temperature)
+        s_ret = entry_scores(hits.get(i, ()), s_ret_temperature)
         read = tuple(
             PassageTrace(passage, s_ret=s_ret[passage.entry_id], s_rel=relevance[0], s_irr=relevance[1])
             for passage, relevance in zip(judged.passages[i], judged.relevance[i], strict=True)
@@ -112,10 +111,3 @@ def fallback_of(trace: Trace, wanted: Fallback) -> Fallback | None:
 def drawn_place(question: Question, count: int) -> int:
     """The place of one of so many passages, drawn by the question's id: the same in every run."""
     return random.Random(question.id).randrange(count)
-
-
-def _entry_scores(hits: Sequence[Hit], temperature: float) -> dict[str, float]:
-    """S_ret of each entry: its similarity (equation 3), or with a temperature its share of a softmax over all hits."""
-    similarities = [hit.score for hit in hits]
-    scores = entry_shares(similarities, temperature) if temperature else similarities
-    return {hit.entry_id: score for hit, score in zip(hits, scores, strict=True)}

@@ -32,6 +32,8 @@ class Reflection:
         threshold: See `k`.
         mct: MCT, if two documents or more were kept: `filter` answers from those that it names, `merge` from its
             summary alone, `rerank` from those that it names and then the others, `none` leaves it out.
+        s_ret_temperature: Above 0, SRT orders by Score_SRT times the entry's S_ret, a share of a softmax at this
+            temperature: SRT says whether a document answers, the retriever whose it is. 0: by Score_SRT (equation 6).
     """
 
     ret: bool = True
@@ -40,6 +42,7 @@ class Reflection:
     k: int = 0
     threshold: float = 0.5
     mct: Mct = "filter"
+    s_ret_temperature: float = 0.0
 
 
 class MMKBRAG:
@@ -110,8 +113,10 @@ class MMKBRAG:
     ) -> Trace:
         """The trace of a question after SRT."""
         how, below = self._reflection, False
+        passages = retrieved.traces(scores, how.s_ret_temperature)
         if how.srt:
-            kept, below = keep_relevant(scores, how.k, how.threshold)
+            shares = [passage.s_ret or 0.0 for passage in passages] if how.s_ret_temperature else None
+            kept, below = keep_relevant(scores, how.k, how.threshold, shares)
         else:
             kept = keep_first(len(retrieved.documents), how.k)
         left_out = sum(score is None for score in scores) if how.srt else 0
@@ -121,7 +126,7 @@ class MMKBRAG:
             gate=gate,
             retrieved=True,
             hits=retrieved.hits,
-            passages=retrieved.traces(scores),
+            passages=passages,
             kept=tuple(kept),
             used=tuple(kept),
             fallback="best_relevance" if below else "",
@@ -228,12 +233,15 @@ def _labelled(question: Question, passage: PassageTrace) -> PassageTrace:
 
 
 DOCUMENTS = ("top_n", "documents")
+ORDERED_BY = ("s_ret_temperature",)
 REFLECTION = ("ret", "gamma", "srt", "k", "threshold", "mct", "max_reply_tokens", "answer_model")
 
 
 def _make(name: str, parts: Parts) -> MMKBRAG:
     config = parts.config
-    how = Reflection(config.ret, config.gamma, config.srt, int(config.k), config.threshold, config.mct)
+    how = Reflection(
+        config.ret, config.gamma, config.srt, int(config.k), config.threshold, config.mct, config.s_ret_temperature
+    )
     return MMKBRAG(_reader(parts), build_finder(parts), how, _base(parts))
 
 
@@ -266,7 +274,8 @@ RECIPES = {
         True,
         every,
         (*DOCUMENTS, *REFLECTION),
-        varied=(*DOCUMENTS, "lead", "entries", *REFLECTION),
+        variants=ORDERED_BY,
+        varied=(*DOCUMENTS, "lead", "entries", *REFLECTION, *ORDERED_BY),
         form="mmkb_rag",
         scheme="mmkb_rag",
         measured_by="reflection",

@@ -48,18 +48,22 @@ def by_relevance(scores: Sequence[float | None]) -> list[int]:
     return [place for _, place in sorted(judged, key=lambda pair: (-pair[0], pair[1]))]
 
 
-def keep_relevant(scores: Sequence[float | None], k: int, threshold: float) -> tuple[list[int], bool]:
+def keep_relevant(
+    scores: Sequence[float | None], k: int, threshold: float, weights: Sequence[float] | None = None
+) -> tuple[list[int], bool]:
     """What SRT keeps.
 
     Args:
         scores: Score_SRT of each document (equation 7), None where it could not be read.
         k: How many to keep; 0, which is `auto`, keeps those whose score is at least `threshold`, and at least one.
         threshold: See `k`.
+        weights: What the scores are multiplied by for the order, and for it alone; None: nothing, as published.
 
     Returns:
         Positions, best first; and whether no score reached the threshold, so that the best one was kept all the same.
     """
-    order = by_relevance(scores)
+    weighed = [None if s is None else s * w for s, w in zip(scores, weights or [1.0] * len(scores), strict=True)]
+    order = by_relevance(weighed)
     if k:
         return order[:k], False
     passed = [place for place in order if (scores[place] or 0.0) >= threshold]

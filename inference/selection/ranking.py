@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from reflectune.retrieval.hits import Hit
+
 FULL = "full"
 
 RANKINGS: Mapping[str, tuple[str, ...]] = {
@@ -58,6 +60,13 @@ def entry_shares(similarities: Sequence[float], temperature: float) -> list[floa
     weights = [math.exp((similarity - highest) / temperature) for similarity in similarities]
     total = sum(weights)
     return [weight / total for weight in weights]
+
+
+def entry_scores(hits: Sequence[Hit], temperature: float) -> dict[str, float]:
+    """S_ret of each entry: its similarity (equation 3), or with a temperature its share of a softmax over all hits."""
+    similarities = [hit.score for hit in hits]
+    scores = entry_shares(similarities, temperature) if temperature else similarities
+    return {hit.entry_id: score for hit, score in zip(hits, scores, strict=True)}
 
 
 def product(scores: Scores, ranking: str = FULL) -> float:

@@ -85,6 +85,20 @@ def test_srt_orders_and_k_keeps(make, scripted, knowledge, settings: dict, expec
     assert bool(reader.judged) is judged
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"k": 0}, ["a#1.0", "b#0.0", "b#1.0"]), ({"k": 2}, ["a#1.0", "a#0.0"]), ({"threshold": 0.95}, ["a#1.0"])],
+)
+def test_a_temperature_lets_the_nearest_entry_come_first(
+    make, scripted, knowledge, settings: dict, expected: list[str]
+) -> None:
+    reader = scripted.prompted(relevance=RELEVANCE)
+    trace = run(make, scripted, knowledge, reader, ret=False, mct="none", s_ret_temperature=0.1, **settings)
+    assert read(trace) == expected  # of those that reach the threshold by SRT alone
+    assert [round(p.s_ret, 3) for p in trace.passages] == [0.982, 0.982, 0.018, 0.018]
+    assert [p.s_rel for p in trace.passages] == [0.2, 0.7, 0.9, 0.6]
+
+
 def test_the_best_document_is_kept_though_none_reaches_the_threshold(make, scripted, knowledge) -> None:
     trace = run(make, scripted, knowledge, scripted.prompted(relevance={"b#1.0": 0.4}), ret=False)
     assert read(trace) == ["b#1.0"]

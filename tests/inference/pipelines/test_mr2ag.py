@@ -115,8 +115,8 @@ def test_a_temperature_lets_the_nearest_entry_count(make, scripted, knowledge, t
     assert {round(passage.s_ret, 3) for passage in trace.passages} == ({0.881, 0.119} if temperature else {0.8, 0.78})
 
 
-@pytest.mark.parametrize("pipeline", ["mr2ag", "mr2ag_oracle"])
-def test_traces_of_the_published_product_are_those_of_before_there_was_a_temperature(pipeline: str) -> None:
+@pytest.mark.parametrize("pipeline", ["mr2ag", "mr2ag_oracle", "mmkb_rag"])
+def test_traces_of_the_published_scores_are_those_of_before_there_was_a_temperature(pipeline: str) -> None:
     recipe = find_recipe(pipeline)
     assert "s_ret_temperature" not in recipe.settings
     assert recipe.varied_from(ReadingConfig()) == {}
