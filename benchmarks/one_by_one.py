@@ -72,6 +72,25 @@ def timed(runs: Sequence[Callable[[], int]], turns: int = 3) -> list[tuple[float
     return list(zip(best, results, strict=True))
 
 
+def compare(model: str, dataset: Dataset, questions: int, token_budget: int | None = None) -> list[str]:
+    """Both sides on a model's checkpoint and so many questions of a data set: what was measured, in three lines."""
+    loaded = load(model, scheme="mr2ag")
+    wanted = [q for q in dataset.questions("val_unseen_entity") if q.requires_retrieval][:questions]
+    pool = [p for entry in dataset.knowledge for p in split_passages(entry, lead="first_sentence")]
+    passages = []
+    for number, question in enumerate(wanted):
+        gold = [p for p in pool if p.entry_id in question.entity_ids]
+        others = [p for p in pool[number * PASSAGES :] if p.entry_id not in question.entity_ids]
+        passages.append([*gold, *others][:PASSAGES])
+    work = (loaded, dataset.root, wanted, passages)
+    (fast, answered), (slow, decoded) = timed([lambda: run_engine(*work, token_budget), lambda: run_loop(*work)])
+    return [
+        f"{len(wanted)} questions, {PASSAGES} passages each, {torch.get_num_threads()} threads",
+        f"engine: {fast:.2f} s, {answered} answers decoded; one by one: {slow:.2f} s, {decoded} calls of generate",
+        f"ratio: {slow / fast:.1f}",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
@@ -80,21 +99,7 @@ def main() -> None:
     parser.add_argument("--token_budget", type=int, help="the engine's; what it finds if unset")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
-    loaded = load(arguments.model, scheme="mr2ag")
-    dataset = Dataset(arguments.dataset)
-    wanted = [q for q in dataset.questions("val_unseen_entity") if q.requires_retrieval][: arguments.questions]
-    pool = [p for entry in dataset.knowledge for p in split_passages(entry, lead="first_sentence")]
-    passages = []
-    for number, question in enumerate(wanted):
-        gold = [p for p in pool if p.entry_id in question.entity_ids]
-        others = [p for p in pool[number * PASSAGES :] if p.entry_id not in question.entity_ids]
-        passages.append([*gold, *others][:PASSAGES])
-    work = (loaded, dataset.root, wanted, passages)
-    both = [lambda: run_engine(*work, arguments.token_budget), lambda: run_loop(*work)]
-    (fast, answered), (slow, decoded) = timed(both)
-    print(f"{len(wanted)} questions, {PASSAGES} passages each, {torch.get_num_threads()} threads")
-    print(f"engine: {fast:.2f} s, {answered} answers decoded; one by one: {slow:.2f} s, {decoded} calls of generate")
-    print(f"ratio: {slow / fast:.1f}")
+    print("\n".join(compare(arguments.model, Dataset(arguments.dataset), arguments.questions, arguments.token_budget)))
 
 
 if __name__ == "__main__":
