@@ -72,7 +72,7 @@ def timed(runs: Sequence[Callable[[], int]], turns: int = 3) -> list[tuple[float
     return list(zip(best, results, strict=True))
 
 
-def compare(model: str, dataset: Dataset, questions: int, token_budget: int | None = None) -> list[str]:
+def compare(model: str, dataset: Dataset, questions: int, token_budget: int | None = None, turns: int = 3) -> list[str]:
     """Both sides on a model's checkpoint and so many questions of a data set: what was measured, in three lines."""
     loaded = load(model, scheme="mr2ag")
     wanted = [q for q in dataset.questions("val_unseen_entity") if q.requires_retrieval][:questions]
@@ -83,7 +83,7 @@ def compare(model: str, dataset: Dataset, questions: int, token_budget: int | No
         others = [p for p in pool[number * PASSAGES :] if p.entry_id not in question.entity_ids]
         passages.append([*gold, *others][:PASSAGES])
     work = (loaded, dataset.root, wanted, passages)
-    (fast, answered), (slow, decoded) = timed([lambda: run_engine(*work, token_budget), lambda: run_loop(*work)])
+    (fast, answered), (slow, decoded) = timed([lambda: run_engine(*work, token_budget), lambda: run_loop(*work)], turns)
     return [
         f"{len(wanted)} questions, {PASSAGES} passages each, {torch.get_num_threads()} threads",
         f"engine: {fast:.2f} s, {answered} answers decoded; one by one: {slow:.2f} s, {decoded} calls of generate",

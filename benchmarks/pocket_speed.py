@@ -91,7 +91,7 @@ def main() -> None:
         "## Gate, 20 passages and answers, in float32, against a `generate` call for each",
         "",
         "```",
-        *compare("pocket/mr2ag", Dataset(arguments.run / "gallery"), arguments.asked),
+        *compare("pocket/mr2ag", Dataset(arguments.run / "gallery"), arguments.asked, turns=1),
         "```",
         "",
         "The mark is 4.",
