@@ -46,7 +46,7 @@ COVERED: dict[int | str, tuple[str, ...]] = {
     7: ("train/setup/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # empty tensors
     8: ("train/setup/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # ZeRO-3, rows
     9: ("train/setup/test_launch.py::test_adapters_are_refused_where_their_rows_would_not_be_saved",),  # ZeRO-3, dtypes
-    10: ("models/schemes/test_tokens.py::test_new_rows_differ_and_follow_the_seed",),  # two tokens begin as one
+    10: ("models/weights/test_tokens.py::test_new_rows_differ_and_follow_the_seed",),  # two tokens begin as one
     11: (  # small updates are rounded away in bf16
         "train/fine_tuning/test_fine_tune.py::test_in_half_precision_small_updates_still_reach_the_weights",
         "train/test_qlora.py::test_in_half_precision_with_recomputed_activations_adapters_stay_in_fp32",
@@ -60,9 +60,9 @@ COVERED: dict[int | str, tuple[str, ...]] = {
     ),
     14: ("models/prefix/test_engine.py::test_answers_and_scores_are_those_of_independent_rows",),  # padding
     15: ("models/test_shared_prefix.py::test_a_batch_of_mixed_image_counts",),  # images of a batch in disorder
-    16: ("models/schemes/test_tokens.py::test_a_token_is_one_id_everywhere",),  # spaces around special tokens
+    16: ("models/weights/test_tokens.py::test_a_token_is_one_id_everywhere",),  # spaces around special tokens
     17: ("models/prefix/test_engine.py::test_reflection_tokens_stay_in_the_text",),  # skip_special_tokens
-    18: ("models/schemes/test_tokens.py::test_a_token_that_is_not_one_token_is_refused",),
+    18: ("models/weights/test_tokens.py::test_a_token_that_is_not_one_token_is_refused",),
     19: (  # max_pixels is ignored
         "train/test_pitfalls.py::test_a_pixel_budget_bounds_the_tokens_of_an_image",
         "models/processing/test_image_fitting.py::test_the_tokens_of_a_picture_obey_max_pixels_and_min_pixels",
@@ -76,7 +76,7 @@ COVERED: dict[int | str, tuple[str, ...]] = {
     23: ("train/data/test_collator.py::test_a_packed_batch_has_the_loss_of_its_examples",),  # packing and M-RoPE
     24: ("train/test_pitfalls.py::test_an_example_without_a_supervised_token_is_named",),  # silently masked
     25: ("train/fine_tuning/test_logs.py::test_an_offline_run_of_wandb_is_read_back",),  # off by default
-    26: ("models/schemes/test_tokens.py::test_only_the_new_rows_change_and_the_table_never_shrinks",),  # resizing
+    26: ("models/weights/test_tokens.py::test_only_the_new_rows_change_and_the_table_never_shrinks",),  # resizing
     # Running on CPUs and resuming.
     "resuming a full fine-tune loads nothing": (
         "train/fine_tuning/test_fine_tune.py::test_an_interrupted_run_ends_with_the_straight_runs_weights",

@@ -6,6 +6,7 @@ A note has bytes: `peak`, the most that was held at once, and `before`, when the
 how many numbers of the model's weights lie in the process, and in which precisions.
 """
 
+import ctypes
 import json
 import re
 import sys
@@ -21,6 +22,8 @@ from reflectune.train.fine_tuning import fine_tune  # noqa: F401  imported befor
 from reflectune.train.fine_tuning.trainer import ReflectionTrainer
 
 torch.set_num_threads(1)
+_M_MMAP_THRESHOLD = -3  # of glibc: blocks from this size on are given back when they are freed
+ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 64 * 2**10)
 _EVERY = 0.001
 """Seconds between two looks at the memory."""
 

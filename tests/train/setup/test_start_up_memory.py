@@ -29,17 +29,9 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, int]:
 
 @pytest.fixture
 def notes(
-    tmp_path: Path,
-    data_folder: Path,
-    base: tuple[Path, int],
-    start_launch: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, data_folder: Path, base: tuple[Path, int], start_launch: Callable[..., Any]
 ) -> Callable[..., list[dict[str, Any]]]:
-    """Starts a training, on two processes if it is to be divided, and returns what each noted.
-
-    glibc gives back at once what is freed of 64 KiB or more. By itself it keeps much of it, now more, now less.
-    """
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(64 * 2**10))
+    """Starts a training, on two processes if it is to be divided, and returns what each noted."""
 
     def start(name: str, *more: str) -> list[dict[str, Any]]:
         content = yaml.safe_load((ROOT / f"configs/accelerate/{name}.yaml").read_text())
@@ -48,7 +40,7 @@ def notes(
         options = {"model": base[0], "train_data": data_folder, "output_dir": tmp_path / "out", "max_steps": 1}
         argv = [text for key, value in options.items() for text in (f"--{key}", str(value))]
         program = start_launch(WORKER, [str(tmp_path), *argv, *more], tmp_path / "launch.yaml")
-        assert program.wait() == 0, program.stderr[-3000:]
+        assert program.wait() == 0, program.stderr[-9000:]
         return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(content["num_processes"])]
 
     return start
