@@ -101,6 +101,22 @@ def stream_examples(
         raise UserError(bad_rows(path, problems))
 
 
+def stream_ids(folder: str | Path, split: str) -> Iterator[str]:
+    """The ids of a split's examples in a folder of reflection data, of whatever scheme.
+
+    Raises:
+        UserError: The folder has no such split, or its file can't be read.
+    """
+    path = Path(folder, f"{split}.parquet")
+    if split not in (splits := read_manifest(folder).fingerprints):
+        raise UserError(f"{folder} has no data of the split {split}, but of {', '.join(sorted(splits)) or 'none'}")
+    with open_parquet(path, "build it again") as file:
+        if "id" not in file.schema_arrow.names:
+            raise UserError(f"{path} lacks the column `id`; build it again with a builder of reflectune.data_builders")
+        for row in stream_rows(file, pa.schema([pa.field("id", pa.string())])):
+            yield str(row["id"])
+
+
 def _problem(example: TrainingExample, seen: Collection[str]) -> str:
     """What is wrong with an example whatever its scheme; "" if nothing is."""
     if not example.id.strip():

@@ -12,6 +12,7 @@ from reflectune.core.launching import spreading_problem
 from reflectune.data_builders.dataset import split_issues
 from reflectune.data_builders.metric_config import MetricConfig
 from reflectune.data_builders.parts import part_problem
+from reflectune.data_builders.reflection_data import MANIFEST
 from reflectune.models.names import model_name
 from reflectune.models.processing.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
@@ -55,10 +56,15 @@ class ProbeConfig(MetricConfig, ImageKeys, RetrieverConfig):
         "of the questions only a part, e.g. 2/2, divided by entity: one that the model was not trained on",
         check=part_problem,
     )
+    trained_on: str = setting("", "reflection data that the model was tuned on: its questions are left out")
     model: str = setting("", "the target model: base, checkpoint or adapter of MMKB-RAG", check=model_name)
     output: str = setting("", "folder for the probes", check=checks.output_of("probes.json"))
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
     documents: int = setting(10, "passages to ask with, those that share most words with it", low=1)
+    documents_of: Literal["retrieved", "own"] = setting(
+        "retrieved", "whose they are: the retrieved entries', or those of the question's own entry"
+    )
+    documents_random: int = setting(0, "passages of entries drawn at random to ask with, beside them", low=0)
     lead: Lead = setting("first_sentence", "what stands before each passage: nothing, or what the entry is")
     max_new_tokens: int = setting(32, "longest answer, in tokens", low=1)
     samples: int = setting(0, "answers drawn beside the greedy one, for `rule: rate`", low=0)
@@ -90,11 +96,14 @@ class ProbeConfig(MetricConfig, ImageKeys, RetrieverConfig):
         """What is wrong with the values, one sentence each."""
         needed = ("dataset", "split", "model", "output")
         issues = [f"`{name}` is needed" for name in needed if not getattr(self, name)] + self.image_problems()
-        issues += [] if self.finds_entries else ["`index` is needed, or `ranked_entities`"]
+        if self.documents_of == "retrieved" and not self.finds_entries:
+            issues.append("`index` is needed, or `ranked_entities`; or `documents_of: own`")
         if self.dataset and not Path(self.dataset, "dataset.json").is_file():
             issues.append(
                 f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world or convert wrote"
             )
+        if self.trained_on and not Path(self.trained_on, MANIFEST).is_file():
+            issues.append(f"`trained_on`: {self.trained_on} has no {MANIFEST}; give a folder that a data builder wrote")
         issues += (
             split_issues("split", self.dataset, [self.split])
             + bound_problems(self, ProbeConfig)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TypeVar
 
 from reflectune.core.errors import UserError
@@ -15,7 +15,13 @@ Item = TypeVar("Item")
 
 
 def select_questions(
-    dataset: Dataset, split: str, *, visual: bool = True, limit: int | None = None, seed: int = 0
+    dataset: Dataset,
+    split: str,
+    *,
+    visual: bool = True,
+    limit: int | None = None,
+    seed: int = 0,
+    without: Collection[str] = (),
 ) -> list[Question]:
     """A split's questions in an order drawn by seed; memory holds those that are taken, and the ids of the others.
 
@@ -28,11 +34,18 @@ def select_questions(
         visual: Whether to take visual-dependent questions (`requires_retrieval` false) too.
         limit: Most questions; all if None.
         seed: Decides the order.
+        without: Ids of questions that are left out.
 
     Raises:
         UserError: There is no such question, or two have the same id.
     """
-    ids = [q.id for q in _candidates(dataset, split, visual) if not _is_free_form(q)]
+    candidates = [q.id for q in _candidates(dataset, split, visual) if not _is_free_form(q)]
+    ids = [question_id for question_id in candidates if question_id not in without]
+    if candidates and not ids:
+        raise UserError(
+            f"{dataset.root}: the model was tuned on all {len(candidates):,} questions of {split} that could be asked, "
+            "by `trained_on`; name another `split`, or tune it on fewer"
+        )
     if not ids:
         count = count_free_form(dataset, split, visual=visual)
         free = f" but {count:,} free-form questions, whose answers no metric can judge" if count else ""

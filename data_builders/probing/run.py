@@ -15,14 +15,15 @@ from reflectune.core.rows import to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import SCHEME, ProbeConfig
+from reflectune.data_builders.probing.documents import document_source
 from reflectune.data_builders.probing.labels import Rule
 from reflectune.data_builders.probing.questions import count_free_form, select_questions, windows
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import answered, begin, seal, stream_probes
 from reflectune.data_builders.probing.work import Work
+from reflectune.data_builders.reflection_data import read_manifest, stream_ids
 from reflectune.metrics.bem import Bem
 from reflectune.models.loading import Loaded, load
-from reflectune.retrieval.retrievers.entry_retriever import open_retriever
 
 _DECIDES: Final = (
     *("split", "top_n", "documents", "lead", "metric", "max_new_tokens", "samples", "temperature", "gold", "summary"),
@@ -49,7 +50,14 @@ def run(config: ProbeConfig) -> None:
     dataset = Dataset(Path(config.dataset), config.part)
     bem = config.open_bem(device)
     config.metric = config.scored_by(config.dataset)
-    questions = select_questions(dataset, config.split, visual=config.visual, limit=config.limit, seed=config.seed)
+    questions = select_questions(
+        dataset,
+        config.split,
+        visual=config.visual,
+        limit=config.limit,
+        seed=config.seed,
+        without=set(stream_ids(config.trained_on, config.split)) if config.trained_on else (),
+    )
     loaded = load(
         config.model,
         scheme=SCHEME,
@@ -58,8 +66,7 @@ def run(config: ProbeConfig) -> None:
         images=config.image_settings(),
         device_map=config.device_map,
     )
-    retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=device)
-    work = Work(dataset, retriever, loaded, config, bem)
+    work = Work(dataset, document_source(config, dataset, device), loaded, config, bem)
     if config.dry_run:
         if state.is_main_process:
             print(describe(work, questions, config))
@@ -101,9 +108,12 @@ def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded, bem: Bem | N
         "prompts": loaded.renderer.fingerprint,
         "dataset": dataset.fingerprint,
         "knowledge": dataset.knowledge.fingerprint,
-        "index": config.finder_fingerprint(),
+        "index": config.finder_fingerprint() if config.documents_of == "retrieved" else None,
         **{name: getattr(config, name) for name in _DECIDES},
         "part": config.part or None,  # probes that are older than a key have none
+        "documents_of": None if config.documents_of == "retrieved" else config.documents_of,
+        "documents_random": config.documents_random or None,
+        "trained_on": read_manifest(config.trained_on).fingerprints[config.split] if config.trained_on else None,
         "title_weight": None if config.title_weight == 0.5 else config.title_weight,
         "summary_share": config.summary_share or None,
         **({"metric": f"{config.metric} (BEM {bem.fingerprint})"} if bem else {}),

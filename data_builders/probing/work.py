@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -17,9 +17,10 @@ from PIL import Image
 from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.core.types import Passage, Question
+from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import ProbeConfig
+from reflectune.data_builders.probing.documents import DocumentSource
 from reflectune.data_builders.probing.probe import Prober, Ready
 from reflectune.data_builders.probing.records import Probe
 from reflectune.metrics.bem import Bem
@@ -27,10 +28,6 @@ from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.forward import Forward, find_budget
-from reflectune.retrieval.contexts import find_documents
-from reflectune.retrieval.hits import Hit
-from reflectune.retrieval.passages import split_passages
-from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 Made = TypeVar("Made")
 Tool = TypeVar("Tool")
@@ -44,17 +41,16 @@ class Work:
 
     Args:
         dataset: Images and knowledge base.
-        retriever: Finds entries.
+        source: Finds each question's documents.
         loaded: The target model.
         config: How to ask; its metric is settled.
         bem: For the metric `evqa`.
     """
 
     def __init__(
-        self, dataset: Dataset, retriever: Retriever, loaded: Loaded, config: ProbeConfig, bem: Bem | None = None
+        self, dataset: Dataset, source: DocumentSource, loaded: Loaded, config: ProbeConfig, bem: Bem | None = None
     ) -> None:
-        self._dataset, self._retriever, self._loaded, self._config = dataset, retriever, loaded, config
-        self._passages: Callable[[str], list[Passage]] = lru_cache(maxsize=8192)(self._split)
+        self._dataset, self._source, self._loaded, self._config = dataset, source, loaded, config
         correctness, asking = find_metric(config.metric, bem), config.asking()
         self._probers = Halving(
             lambda budget: Prober(PrefixEngine(loaded, budget), correctness, asking),
@@ -70,11 +66,11 @@ class Work:
         """
         bad: list[Probe] = []
         opened = [(q, image) for q in questions if (image := self._try(bad, q, partial(self._open, q)))]
-        hits_by_image = self._retriever.search([image for _, image in opened], self._config.top_n) if opened else []
+        found = self._source.find([q for q, _ in opened], [image for _, image in opened])
         ready = [
             made
-            for (q, image), hits in zip(opened, hits_by_image, strict=True)
-            if (made := self._try(bad, q, partial(self._render, q, image, hits)))
+            for (q, image), documents in zip(opened, found, strict=True)
+            if (made := self._try(bad, q, partial(self._probers.tool.prepare, q, image, documents)))
         ]
         return ready, bad
 
@@ -111,13 +107,6 @@ class Work:
             if not value.strip():
                 raise UserError(f"it has no {name}")
         return load_image(question.image, root=self._dataset.image_roots)
-
-    def _render(self, question: Question, image: Image.Image, hits: Sequence[Hit]) -> Ready:
-        documents = find_documents(question.text, hits, self._passages, self._config.documents)
-        return self._probers.tool.prepare(question, image, documents)
-
-    def _split(self, entry_id: str) -> list[Passage]:
-        return split_passages(self._dataset.knowledge.get(entry_id), lead=self._config.lead)
 
 
 class Halving(Generic[Tool]):

@@ -24,6 +24,16 @@ def twenty(tmp_path: Path) -> Dataset:
     return dataset(tmp_path, [Question(f"q{i}", "i.png", "What?", requires_retrieval=i % 2 == 0) for i in range(20)])
 
 
+def test_what_the_model_was_trained_on_is_left_out(twenty: Dataset) -> None:
+    every = [q.id for q in select_questions(twenty, "train", seed=3)]
+    without = {"q3", "q4", "another's"}
+
+    left = [q.id for q in select_questions(twenty, "train", seed=3, without=without)]
+    assert left == [question_id for question_id in every if question_id not in without]
+    with pytest.raises(UserError, match="tuned on all 20 questions of train"):
+        select_questions(twenty, "train", without=set(every))
+
+
 def test_a_higher_limit_adds_to_what_a_lower_one_takes(twenty: Dataset) -> None:
     every = [q.id for q in select_questions(twenty, "train", seed=3)]
 

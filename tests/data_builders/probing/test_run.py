@@ -17,6 +17,8 @@ from reflectune.data_builders.probing.labels import Rule
 from reflectune.data_builders.probing.run import run
 from reflectune.data_builders.probing.statistics import probe_statistics
 from reflectune.data_builders.probing.store import read_settings, stream_probes
+from reflectune.data_builders.reflection_data import Manifest, write_examples, write_manifest
+from reflectune.models.schemes.examples import ReflectionExample
 
 REPOSITORY = Path(__file__).parents[3]
 Make = Callable[..., ProbeConfig]
@@ -69,6 +71,26 @@ def test_what_is_there_is_not_probed_again(straight: Path, config: Make, capsys:
 
     assert content(again.output) == content(straight)
     assert "12 questions probed" in capsys.readouterr().out
+
+
+def test_questions_that_the_model_was_trained_on_are_not_asked(
+    straight: Path, config: Make, world: Path, tmp_path: Path
+) -> None:
+    data, trained = tmp_path / "data", [probe.question_id for probe in stream_probes(straight)][:5]
+    examples = [
+        ReflectionExample(question_id, "i.png", "What?", retrieve=False, answer="it") for question_id in trained
+    ]
+    write_examples(data / "train.parquet", examples)
+    write_manifest(data, Manifest("plain", world, {"train": "of these five"}))
+    asking = config("untrained", trained_on=str(data))
+    run(asking)
+    asked = {probe.question_id for probe in stream_probes(asking.output)}
+
+    assert len(asked) == 12
+    assert not asked & {*trained}
+    assert read_settings(asking.output)["trained_on"] == "of these five"
+    with pytest.raises(UserError, match="no data of the split val"):
+        run(config("other", trained_on=str(data), split="val_unseen_entity"))
 
 
 def test_a_higher_limit_adds_questions(straight: Path, config: Make) -> None:
