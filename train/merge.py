@@ -17,6 +17,7 @@ from reflectune.core.errors import UserError, entry_point
 from reflectune.core.outputs import hold
 from reflectune.core.paths import is_occupied
 from reflectune.models.loading import INFO_FILE
+from reflectune.models.names import shipped_folder
 from reflectune.models.schemes.base import SCHEME_FILE
 
 
@@ -24,7 +25,7 @@ from reflectune.models.schemes.base import SCHEME_FILE
 class MergeConfig:
     """What is merged, and where to."""
 
-    checkpoint: str = setting("", "folder of an adapter, as train/sft.py wrote it")
+    checkpoint: str = setting("", "adapter: a folder that train/sft.py wrote, or a shipped one, e.g. pocket/plain")
     output: str = setting("", "folder to write, new or empty", check=checks.output_folder)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", "precision of the weights that are written; auto is the base model's own"
@@ -34,7 +35,7 @@ class MergeConfig:
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         issues = [f"`{name}` is needed" for name in ("checkpoint", "output") if not getattr(self, name)]
-        folder = Path(self.checkpoint)
+        folder = self.folder()
         if self.checkpoint and not (folder / "adapter_config.json").is_file():
             whole = (folder / SCHEME_FILE).is_file()
             why = "a full checkpoint already" if whole else "no adapter: adapter_config.json is not there"
@@ -42,6 +43,10 @@ class MergeConfig:
         if self.output and is_occupied(Path(self.output)) and not Path(self.output, INFO_FILE).is_file():
             issues.append(f"`output`: {self.output} is there already; choose another folder")
         return issues
+
+    def folder(self) -> Path:
+        """Where the adapter lies; UserError if there is no shipped one of this name."""
+        return shipped_folder(self.checkpoint) or Path(self.checkpoint)
 
 
 @entry_point
@@ -51,15 +56,16 @@ def main() -> None:
     hold(config.output, unless=config.dry_run)
     from reflectune.train.saving.merging import is_merged, merge, plan  # slow to import: after the config is right
 
-    made = plan(config.checkpoint, config.dtype)
+    folder = str(config.folder())
+    made = plan(folder, config.dtype)
     if is_occupied(Path(config.output)):
-        if not is_merged(config.checkpoint, config.output, made):
+        if not is_merged(folder, config.output, made):
             raise UserError(f"`output`: {config.output} is there already, and of another merge; choose another folder")
         print(f"nothing to do: {config.output} holds this merge")
         return
     print(f"{config.checkpoint} merged into {made.base_model}{made.remark}, as {made.dtype}, into {config.output}")
     if not config.dry_run:
-        merge(config.checkpoint, config.output, made)
+        merge(folder, config.output, made)
 
 
 if __name__ == "__main__":

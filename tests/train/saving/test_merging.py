@@ -117,6 +117,16 @@ def test_what_cannot_be_merged_is_said_at_once(tmp_path: Path) -> None:
 
     assert "holds a full checkpoint already" in str(caught.value)
     assert "is there already; choose another folder" in str(caught.value)
+    with pytest.raises(UserError, match="llava holds no adapter"):
+        parse_config(MergeConfig, argv=["--checkpoint", "miniature/llava", "--output", str(tmp_path / "merged")])
+
+
+def test_a_shipped_adapter_is_named_as_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    monkeypatch.setattr("reflectune.train.merge.shipped_folder", {"pocket/plain": tmp_path}.get)
+    (config,) = parse_config(MergeConfig, argv=["--checkpoint", "pocket/plain", "--output", str(tmp_path / "merged")])
+
+    assert config.folder() == tmp_path
 
 
 @pytest.mark.slow
