@@ -23,8 +23,8 @@ import numpy as np
 import quickstart
 from gate_sweeps import Answered, above, best_threshold, between
 from page import command_line
-from quickstart import CONFIGS, launch, module, run_stages
 from running import alone
+from staging import CONFIGS, launch, module, run_stages
 
 from reflectune.core.config import parse_config
 from reflectune.core.durable import write_atomically

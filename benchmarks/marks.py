@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from page import command_line
-from quickstart import cores
+from staging import cores
 
 from reflectune.inference.scoring.paper_numbers import ranks
 from reflectune.inference.selection.ranking import standing

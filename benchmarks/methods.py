@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 from marks import FAMILIES, folder_of, run_all
-from quickstart import launch, run_stages
 from running import write
+from staging import launch, run_stages
 from trainers import Clock, ours, settings, subset
 
 from reflectune.inference.pipelines.registry import find_recipe

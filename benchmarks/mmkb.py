@@ -18,7 +18,7 @@ from typing import Any
 
 import quickstart
 from page import command_line
-from quickstart import launch, module, run_stages
+from staging import launch, module, run_stages
 
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.labels import Rule, is_right, srt_labels

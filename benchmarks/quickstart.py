@@ -9,35 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 from page import command_line
+from staging import ROOT, cores, launch, module, run_stages
 
-ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = ROOT / "configs"
 BATCH = 8
 """Questions a step, over all processes."""
-
-
-def module(name: str, config: str, folder: str = "miniature") -> list[str]:
-    """The command that runs a module with a configuration of the miniature, or of another folder of `configs`."""
-    return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / folder / config)]
-
-
-def launch(script: str, config: str, processes: int = 1) -> list[str]:
-    """The command that launches a script with a configuration of the miniature."""
-    settings = [str(CONFIGS / "accelerate/cpu.yaml")]
-    if processes > 1:
-        settings = [str(CONFIGS / "accelerate/cpu_2_processes.yaml"), "--num_processes", str(processes)]
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", *settings]
-    return [*command, str(ROOT / script), "--config", str(CONFIGS / "miniature" / config)]
 
 
 def stages(run: Path, family: str, method: str, seed: int, processes: int = 1) -> dict[str, list[str]]:
@@ -73,37 +55,6 @@ def stages(run: Path, family: str, method: str, seed: int, processes: int = 1) -
             *("--plain_model", plain_checkpoint, "--output", str(run), "--seed", str(seed)),
         ],
     }
-
-
-def run_stages(run: Path, commands: dict[str, list[str]], processes: int = 1) -> dict[str, float]:
-    """Run what isn't finished; the minutes of each stage, also of those that an earlier call finished.
-
-    Args:
-        run: The folder of it all.
-        commands: By stage.
-        processes: In how many a command is launched: the cores are shared out among them.
-    """
-    log = run / "stages.json"
-    minutes: dict[str, float] = json.loads(log.read_text()) if log.exists() else {}
-    threads = str(max(1, cores() // processes))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    for name, command in commands.items():
-        if name in minutes:
-            print(f"{name}: finished earlier")
-            continue
-        print(f"\n== {name}\n$ {' '.join(command)}", flush=True)
-        start = time.monotonic()
-        status = subprocess.run(command, env=environment, check=False).returncode
-        if status:
-            sys.exit(status)
-        minutes[name] = round((time.monotonic() - start) / 60, 2)
-        log.write_text(json.dumps(minutes))
-    return minutes
-
-
-def cores() -> int:
-    """Of this machine: what accelerate would take as threads, and say so."""
-    return psutil.cpu_count(logical=False) or 1
 
 
 def summary(metrics: dict[str, dict]) -> list[str]:

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from quickstart import CONFIGS, ROOT, launch
+from staging import CONFIGS, ROOT, launch
 
 BEFORE_INPUTS = "tuned"
 """The command after which `write_inputs` has what it needs."""

@@ -37,10 +37,10 @@ from typing import Any
 
 import yaml
 from page import command_line
-from quickstart import ROOT
 from soak_chain import ACCEPTED, BEFORE_INPUTS, JOBS, QUIET, Job, write_inputs
 from soak_damage import damage_bytes, damage_input, damage_key, keys_of, replaced
 from soak_kill import files_of
+from staging import ROOT
 
 LIMIT = 180
 """Seconds after which a case hangs: the longest command of the chain takes a tenth of it."""

@@ -29,8 +29,8 @@ from typing import Any
 
 import psutil
 from page import command_line
-from quickstart import ROOT
 from soak_chain import ACCEPTED, BEFORE_INPUTS, JOBS, Job, straight, write_inputs
+from staging import ROOT
 
 GRACE = 60.0
 """Seconds that processes have to end in after their launcher was killed."""

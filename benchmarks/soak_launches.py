@@ -27,8 +27,8 @@ from pathlib import Path
 
 from forked_launch import Launcher
 from page import command_line
-from quickstart import CONFIGS, ROOT
 from soak_chain import INDEX, JOBS, QUIET, WORLD, straight
+from staging import CONFIGS, ROOT
 
 PREPARED = (WORLD, INDEX, "reflection", "tuned")
 IMPORTED = ("trl", "PIL.PngImagePlugin", "reflectune.train.refining.refine", "reflectune.inference.running.rollout")

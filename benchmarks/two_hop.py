@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 from page import command_line
-from quickstart import launch, module, run_stages
+from staging import launch, module, run_stages
 
 from reflectune.core.durable import read_rows
 from reflectune.core.types import Question

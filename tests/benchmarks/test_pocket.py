@@ -43,9 +43,16 @@ def test_each_stage_is_a_command_and_has_its_minutes(pocket: ModuleType) -> None
 
 
 def test_each_stage_reads_what_an_earlier_one_wrote(pocket: ModuleType) -> None:
-    """Every folder below the run that a recipe reads is the output of a stage before it."""
+    """Every folder below the run that a recipe reads is the output of a stage that it needs."""
     for commands in (pocket.stages(), pocket.quick_stages()):
-        check_inputs(commands, pocket.RUN)
+        for name in commands:
+            needed = [each for each in commands if each in needs(pocket.NEEDS, name)]
+            check_inputs({each: commands[each] for each in (*needed, name)}, pocket.RUN)
+
+
+def needs(direct: dict[str, tuple[str, ...]], name: str) -> set[str]:
+    """A stage's needs, and what these need."""
+    return {*direct.get(name, ())}.union(*(needs(direct, each) for each in direct.get(name, ())))
 
 
 @pytest.mark.slow

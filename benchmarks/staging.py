@@ -1,0 +1,178 @@
+"""Stages of a benchmark, each a command that a user would type: run in order or side by side, none of them twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import psutil
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+CONFIGS: Final = ROOT / "configs"
+_WAIT: Final = 0.2
+"""Seconds between two looks at what runs."""
+
+
+def module(name: str, config: str, folder: str = "miniature") -> list[str]:
+    """The command that runs a module with a configuration of the miniature, or of another folder of `configs`."""
+    return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / folder / config)]
+
+
+def launch(script: str, config: str, processes: int = 1) -> list[str]:
+    """The command that launches a script with a configuration of the miniature."""
+    settings = [str(CONFIGS / "accelerate/cpu.yaml")]
+    if processes > 1:
+        settings = [str(CONFIGS / "accelerate/cpu_2_processes.yaml"), "--num_processes", str(processes)]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", *settings]
+    return [*command, str(ROOT / script), "--config", str(CONFIGS / "miniature" / config)]
+
+
+def run_stages(run: Path, commands: Mapping[str, list[str]], processes: int = 1) -> dict[str, float]:
+    """Run what isn't finished, one after the other; the minutes of each stage, also of those finished by earlier calls.
+
+    Args:
+        run: The folder of it all.
+        commands: By stage.
+        processes: In how many a command is launched: the cores are shared out among them.
+    """
+    minutes = finished(run)
+    for name, command in commands.items():
+        if name in minutes:
+            print(f"{name}: finished earlier")
+            continue
+        print(f"\n== {name}\n$ {' '.join(command)}", flush=True)
+        start = time.monotonic()
+        status = subprocess.run(command, env=_environment(processes), check=False).returncode
+        if status:
+            sys.exit(status)
+        minutes[name] = _note(run, name, start)
+    return minutes
+
+
+@dataclass
+class _Lanes:
+    """Stages that run at the same time, each with its output in a file."""
+
+    run: Path
+    commands: Mapping[str, list[str]]
+    count: int
+    running: dict[str, tuple[subprocess.Popen[bytes], float]] = field(default_factory=dict)
+
+    def start(self, name: str) -> None:
+        command = self.commands[name]
+        print(f"== {name}: begins; {self.log(name)}\n$ {' '.join(command)}", flush=True)
+        with self.log(name).open("ab") as output:
+            process = subprocess.Popen(
+                command, env=_environment(self.count), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.running[name] = process, time.monotonic()
+
+    def ended(self) -> list[str]:
+        """What has ended since the last look, noted as finished; the first that failed ends everything."""
+        names = [name for name, (process, _) in self.running.items() if process.poll() is not None]
+        for name in names:
+            process, start = self.running.pop(name)
+            if process.returncode:
+                self.stop()
+                print(self.log(name).read_text(encoding="utf-8", errors="replace")[-2000:])
+                print(f"== {name}: ended with status {process.returncode}; all of it: {self.log(name)}")
+                sys.exit(process.returncode)
+            print(f"== {name}: finished after {_note(self.run, name, start)} minutes", flush=True)
+        return names
+
+    def stop(self) -> None:
+        """End what still runs, with its children."""
+        for process, _ in self.running.values():
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.terminate()
+            process.terminate()
+            process.wait()
+        self.running.clear()
+
+    def log(self, name: str) -> Path:
+        return self.run / f"{name}.log"
+
+
+def run_in_lanes(
+    run: Path,
+    commands: Mapping[str, list[str]],
+    needs: Mapping[str, Collection[str]],
+    lanes: int,
+    estimates: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, float]:
+    """Run what isn't finished, so many stages at a time as there are lanes; the minutes of each.
+
+    Two processes of one thread each get more done than one process of two. Of the stages whose needs are met that one
+    begins first from which the longest way leads to the end. What a stage prints stands in a file of its name.
+
+    Args:
+        run: The folder of it all.
+        commands: By stage.
+        needs: Of each stage: those that must be finished before it begins; none if it is left out.
+        lanes: Most stages at a time; the cores are shared out among them.
+        estimates: About how many minutes a stage takes; 1 if it is left out.
+    """
+    done = finished(run)
+    within = {name: [need for need in needs.get(name, ()) if need in commands] for name in commands}
+    ways = _ways(within, estimates)
+    sorter = TopologicalSorter(within)
+    sorter.prepare()
+    ready: list[str] = []
+    work = _Lanes(run, commands, lanes)
+    try:
+        while sorter.is_active():
+            ready += sorter.get_ready()
+            if earlier := [name for name in ready if name in done]:
+                print(*(f"{name}: finished earlier" for name in earlier), sep="\n", flush=True)
+            else:
+                ready.sort(key=lambda name: -ways[name])
+                while ready and len(work.running) < lanes:
+                    work.start(ready.pop(0))
+                time.sleep(_WAIT)
+                earlier = work.ended()
+            ready = [name for name in ready if name not in earlier]
+            sorter.done(*earlier)
+    finally:
+        work.stop()
+    return finished(run)
+
+
+def _ways(needs: Mapping[str, Collection[str]], estimates: Mapping[str, float]) -> dict[str, float]:
+    """Of each stage: its minutes and those of the longest chain of stages that need it."""
+    ways: dict[str, float] = {}
+    for name in reversed([*TopologicalSorter(needs).static_order()]):
+        ways[name] = estimates.get(name, 1) + max((ways[one] for one in ways if name in needs[one]), default=0)
+    return ways
+
+
+def finished(run: Path) -> dict[str, float]:
+    """The minutes of the stages that are finished in a folder."""
+    log = run / "stages.json"
+    minutes: dict[str, float] = json.loads(log.read_text()) if log.exists() else {}
+    return minutes
+
+
+def cores() -> int:
+    """Of this machine: what accelerate would take as threads, and say so."""
+    return psutil.cpu_count(logical=False) or 1
+
+
+def _note(run: Path, name: str, start: float) -> float:
+    """Keep a stage as finished; the minutes since its start."""
+    minutes = round((time.monotonic() - start) / 60, 2)
+    (run / "stages.json").write_text(json.dumps({**finished(run), name: minutes}))
+    return minutes
+
+
+def _environment(processes: int) -> dict[str, str]:
+    threads = str(max(1, cores() // processes))
+    return {"OMP_NUM_THREADS": threads, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

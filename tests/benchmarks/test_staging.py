@@ -1,0 +1,85 @@
+"""Stages of a benchmark side by side: order, restarts, failures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NEEDS = {"b": ("a",), "d": ("b", "c")}
+
+
+@pytest.fixture
+def staging(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("staging")
+
+
+def command(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def noting(run: Path, name: str) -> list[str]:
+    """A stage that adds its name to a list when it begins and when it ends."""
+    note = f"open({str(run / 'order')!r}, 'a').write"
+    return command(f"import time; {note}('{name}+ '); time.sleep(0.3); {note}('{name}- '); print('{name} says')")
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_stage_begins_when_what_it_needs_has_ended(staging: ModuleType, tmp_path: Path, lanes: int) -> None:
+    minutes = staging.run_in_lanes(tmp_path, {name: noting(tmp_path, name) for name in "dcba"}, NEEDS, lanes)
+
+    order = (tmp_path / "order").read_text().split()
+    assert order.index("a-") < order.index("b+")
+    assert max(order.index("b-"), order.index("c-")) < order.index("d+")
+    assert order[:2] == (["a+", "a-"] if lanes == 1 else order[:2])
+    assert set(minutes) == set("abcd")
+    assert (tmp_path / "b.log").read_text() == "b says\n"
+
+
+def test_two_lanes_run_two_stages_at_a_time(staging: ModuleType, tmp_path: Path) -> None:
+    """Each waits for the other's file: one after the other they would wait for ever."""
+
+    def meeting(mine: str, other: str) -> list[str]:
+        wait = "while not other.exists(): time.sleep(0.01)"
+        files = f"mine, other = Path({str(tmp_path / mine)!r}), Path({str(tmp_path / other)!r})"
+        return command("\n".join(["import time", "from pathlib import Path", files, "mine.touch()", wait]))
+
+    assert set(staging.run_in_lanes(tmp_path, {"a": meeting("a", "b"), "b": meeting("b", "a")}, {}, 2)) == {"a", "b"}
+
+
+def test_the_longest_way_begins_first(staging: ModuleType, tmp_path: Path) -> None:
+    commands = {name: noting(tmp_path, name) for name in "abcd"}
+    staging.run_in_lanes(tmp_path, commands, NEEDS, 1, {"c": 9})
+
+    assert (tmp_path / "order").read_text().split()[::2] == ["c+", "a+", "b+", "d+"]
+
+
+def test_what_is_finished_is_not_run_again(staging: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "stages.json").write_text(json.dumps({"a": 7.5, "c": 0.1}))
+    minutes = staging.run_in_lanes(tmp_path, {name: noting(tmp_path, name) for name in "abcd"}, NEEDS, 2)
+
+    assert (tmp_path / "order").read_text().split()[::2] == ["b+", "d+"]
+    assert minutes["a"] == 7.5
+
+
+def test_a_stage_that_fails_ends_the_others_and_is_not_finished(
+    staging: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    pid = tmp_path / "pid"
+    file = f"from pathlib import Path; import os, sys, time; pid = Path({str(pid)!r})"
+    forever = f"{file}; pid.with_name('partial').write_text(str(os.getpid())); pid.with_name('partial').rename(pid)"
+    fails = f"{file}\nwhile not pid.exists(): time.sleep(0.01)\nsys.exit('this went wrong')"
+    with pytest.raises(SystemExit) as ended:
+        staging.run_in_lanes(tmp_path, {"a": command(f"{forever}; time.sleep(600)"), "b": command(fails)}, {}, 2)
+
+    assert ended.value.code == 1
+    assert not psutil.pid_exists(int(pid.read_text()))
+    assert staging.finished(tmp_path) == {}
+    assert "this went wrong" in capsys.readouterr().out
