@@ -117,12 +117,13 @@ def run_in_lanes(
     Args:
         run: The folder of it all.
         commands: By stage.
-        needs: Of each stage: those that must be finished before it begins; none if it is left out.
+        needs: Of each stage: those that must be finished before it begins; none if it is left out. In the place of one
+            that isn't in `commands` stand those that it needs itself.
         lanes: Most stages at a time; the cores are shared out among them.
         estimates: About how many minutes a stage takes; 1 if it is left out.
     """
     done = finished(run)
-    within = {name: [need for need in needs.get(name, ()) if need in commands] for name in commands}
+    within = {name: _within(commands, needs, name) for name in commands}
     ways = _ways(within, estimates)
     sorter = TopologicalSorter(within)
     sorter.prepare()
@@ -144,6 +145,12 @@ def run_in_lanes(
     finally:
         work.stop()
     return finished(run)
+
+
+def _within(commands: Collection[str], needs: Mapping[str, Collection[str]], name: str) -> set[str]:
+    """What a stage needs of those that are run, through others too."""
+    direct = [{need} if need in commands else _within(commands, needs, need) for need in needs.get(name, ())]
+    return set().union(*direct)
 
 
 def _ways(needs: Mapping[str, Collection[str]], estimates: Mapping[str, float]) -> dict[str, float]:

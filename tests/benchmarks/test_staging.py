@@ -43,6 +43,13 @@ def test_a_stage_begins_when_what_it_needs_has_ended(staging: ModuleType, tmp_pa
     assert (tmp_path / "b.log").read_text() == "b says\n"
 
 
+def test_what_is_left_out_passes_its_needs_on(staging: ModuleType, tmp_path: Path) -> None:
+    staging.run_in_lanes(tmp_path, {name: noting(tmp_path, name) for name in "dca"}, NEEDS, 2)
+
+    order = (tmp_path / "order").read_text().split()
+    assert max(order.index("a-"), order.index("c-")) < order.index("d+")
+
+
 def test_two_lanes_run_two_stages_at_a_time(staging: ModuleType, tmp_path: Path) -> None:
     """Each waits for the other's file: one after the other they would wait for ever."""
 
