@@ -147,7 +147,7 @@ def shipped_stages() -> dict[str, list[str]]:
     return commands
 
 
-def quick_stages(limit: int = 40) -> dict[str, list[str]]:
+def quick_stages(limit: int) -> dict[str, list[str]]:
     """The commands without training: the models that are shipped, on so many questions of each split.
 
     Of the untuned baselines it has the one that reads least badly: pocket/llava can't read.
@@ -351,11 +351,19 @@ def main() -> None:
     less.add_argument("--shipped", action="store_true", help="train MMKB-RAG alone, from the models that are shipped")
     less.add_argument("--quick", action="store_true", help="train nothing: evaluate the models that are shipped")
     parser.add_argument("--collect", action="store_true", help="run nothing: the table of what is measured so far")
+    parser.add_argument(
+        "--limit", type=int, help="questions of each split to evaluate with; default: the recipes', 40 for --quick"
+    )
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; the cores are shared out")
     arguments = parser.parse_args()
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
-    commands = quick_stages() if arguments.quick else shipped_stages() if arguments.shipped else stages()
+    if arguments.quick:
+        commands = quick_stages(arguments.limit or 40)
+    else:
+        commands = shipped_stages() if arguments.shipped else stages()
+        for name in ("evaluate", "evaluate_mmkb") if arguments.limit else ():
+            commands[name] += ["--limit", str(arguments.limit)]
     minutes = written("stages.json")
     if not arguments.collect:
         left = [name for name in commands if name not in minutes]

@@ -33,8 +33,8 @@ def pocket(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_each_stage_is_a_command_and_has_its_minutes(pocket: ModuleType) -> None:
-    assert set(pocket.NEEDS) <= {**pocket.stages(), **pocket.quick_stages()}.keys()
-    stages = {**pocket.stages(), **pocket.quick_stages()}
+    assert set(pocket.NEEDS) <= {**pocket.stages(), **pocket.quick_stages(LIMIT)}.keys()
+    stages = {**pocket.stages(), **pocket.quick_stages(LIMIT)}
     assert set(pocket.MINUTES) <= set(stages)
     for command in stages.values():
         if command[1] == "-m":
@@ -45,7 +45,7 @@ def test_each_stage_is_a_command_and_has_its_minutes(pocket: ModuleType) -> None
 
 def test_each_stage_reads_what_an_earlier_one_wrote(pocket: ModuleType) -> None:
     """Every folder below the run that a recipe reads is the output of a stage that it needs."""
-    for commands in (pocket.stages(), pocket.shipped_stages(), pocket.quick_stages()):
+    for commands in (pocket.stages(), pocket.shipped_stages(), pocket.quick_stages(LIMIT)):
         for name in commands:
             needed = [each for each in commands if each in needs(pocket.NEEDS, name)]
             check_inputs({each: commands[each] for each in (*needed, name)}, pocket.RUN)
