@@ -143,23 +143,27 @@ def shipped_stages() -> dict[str, list[str]]:
         for name, command in stages().items()
         if name not in MAKE_SHIPPED
     }
-    commands["evaluate"] += ["--model", "pocket/mr2ag", "--plain_model", "pocket/plain"]
-    return commands
+    return {**commands, "evaluate": evaluate_shipped("evaluation")}
 
 
-def quick_stages(limit: int) -> dict[str, list[str]]:
-    """The commands without training: the models that are shipped, on so many questions of each split.
+def quick_stages(limit: int = 40) -> dict[str, list[str]]:
+    """The commands without training: the models that are shipped, on so many questions of each split."""
+    return {
+        **{name: command for name, command in stages().items() if name in ("parts", "gallery", "index")},
+        "quick": evaluate_shipped("quick", limit),
+    }
+
+
+def evaluate_shipped(output: str, limit: int = 40) -> list[str]:
+    """The command that evaluates the models that are shipped.
 
     Of the untuned baselines it has the one that reads least badly: pocket/llava can't read.
     """
     models = "--model pocket/mr2ag --plain_model pocket/plain"
     baselines = [f"{name}_tuned" for name in ("closed_book", *(f"naive_rag_{form}" for form in CONTEXT_FORMS))]
     pipelines = " ".join(["--pipelines closed_book naive_rag_passages", *baselines, "mr2ag"])
-    settings = f"{models} {pipelines} --limit {limit} --output {RUN / 'quick'}"
-    return {
-        **{name: command for name, command in stages().items() if name in ("parts", "gallery", "index")},
-        "quick": [*recipe("inference.evaluate", "evaluate"), *settings.split()],
-    }
+    settings = f"{models} {pipelines} --limit {limit} --output {RUN / output}"
+    return [*recipe("inference.evaluate", "evaluate"), *settings.split()]
 
 
 @dataclass(frozen=True)
@@ -351,19 +355,11 @@ def main() -> None:
     less.add_argument("--shipped", action="store_true", help="train MMKB-RAG alone, from the models that are shipped")
     less.add_argument("--quick", action="store_true", help="train nothing: evaluate the models that are shipped")
     parser.add_argument("--collect", action="store_true", help="run nothing: the table of what is measured so far")
-    parser.add_argument(
-        "--limit", type=int, help="questions of each split to evaluate with; default: the recipes', 40 for --quick"
-    )
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; the cores are shared out")
     arguments = parser.parse_args()
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
-    if arguments.quick:
-        commands = quick_stages(arguments.limit or 40)
-    else:
-        commands = shipped_stages() if arguments.shipped else stages()
-        for name in ("evaluate", "evaluate_mmkb") if arguments.limit else ():
-            commands[name] += ["--limit", str(arguments.limit)]
+    commands = quick_stages() if arguments.quick else shipped_stages() if arguments.shipped else stages()
     minutes = written("stages.json")
     if not arguments.collect:
         left = [name for name in commands if name not in minutes]
