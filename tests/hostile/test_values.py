@@ -78,7 +78,7 @@ INPUTS = frozenset(
     "rel_scores checkpoint projector chat_template variables vocabulary examples names image_root visual_dataset "
     "knowledge_source knowledge_images images root model base_model plain_model encoder reranker_model bem vision text "
     "language tokenizer changes text_index text_knowledge ranked_entities lens inaturalist leave_out evaluation "
-    "evaluations answerer results check official repairs repaired_predictions architecture".split()
+    "evaluations trained_on answerer results check official repairs repaired_predictions architecture".split()
 )
 """Keys that name what must be there."""
 
