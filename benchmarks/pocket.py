@@ -21,7 +21,7 @@ from typing import Any
 
 from page import command_line
 from quickstart import equal_depth
-from staging import ROOT, cores, module, run_in_lanes, run_stages
+from staging import ROOT, cores, forecast, module, run_in_lanes, run_stages
 
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 
@@ -35,18 +35,18 @@ MINUTES = {
     "stage1": 80,
     "visual": 1,
     "stage2": 70,
-    "look": 8,
+    "look": 6,
     "index": 6,
     "reflection": 2,
     "baseline": 4,
     "mr2ag": 50,
     "plain_tuned": 55,
-    "evaluate": 60,
+    "evaluate": 150,
     "reader": 1,
-    "probe": 50,
+    "probe": 40,
     "labels": 1,
-    "mmkb": 40,
-    "evaluate_mmkb": 35,
+    "mmkb": 60,
+    "evaluate_mmkb": 40,
     "quick": 20,
 }
 """About how long each stage takes with one thread of an idle core."""
@@ -363,14 +363,15 @@ def main() -> None:
     minutes = written("stages.json")
     if not arguments.collect:
         left = [name for name in commands if name not in minutes]
-        wanted = sum(MINUTES.get(name, 1) for name in left) / arguments.lanes
-        print(
-            f"{len(left)} of {len(commands)} stages to do: about {wanted:.0f} minutes on {arguments.lanes} idle cores"
-        )
-        if arguments.quick:  # each of its stages needs the one before
+        estimates = {**MINUTES, **({"evaluate": MINUTES["quick"]} if arguments.shipped else {})}
+        to_do = f"{len(left)} of {len(commands)} stages to do"
+        if arguments.quick:  # each of its stages needs the one before, and has all cores
+            print(f"{to_do}: about {sum(estimates[name] for name in left) / 2:.0f} minutes on two idle cores")
             minutes = run_stages(RUN, commands)
         else:
-            minutes = run_in_lanes(RUN, commands, NEEDS, arguments.lanes, MINUTES)
+            wanted = forecast(left, NEEDS, estimates, arguments.lanes)
+            print(f"{to_do}: at least {wanted:.0f} minutes in {arguments.lanes} lanes with an idle core each")
+            minutes = run_in_lanes(RUN, commands, NEEDS, arguments.lanes, estimates)
     reports = ("quick",) if arguments.quick else ("evaluation", "evaluation_mmkb")
     looked, evaluated = written("looked.json"), written(f"{reports[0]}/metrics.json")
     evaluated_mmkb = {} if arguments.quick else written("evaluation_mmkb/metrics.json")

@@ -147,6 +147,14 @@ def run_in_lanes(
     return finished(run)
 
 
+def forecast(
+    commands: Collection[str], needs: Mapping[str, Collection[str]], estimates: Mapping[str, float], lanes: int
+) -> float:
+    """At least so many minutes stages take: as the lanes share them out, or as the longest chain of them takes."""
+    chains = _ways({name: _within(commands, needs, name) for name in commands}, estimates).values()
+    return max(sum(estimates.get(name, 1) for name in commands) / lanes, *chains, 0)
+
+
 def _within(commands: Collection[str], needs: Mapping[str, Collection[str]], name: str) -> set[str]:
     """What a stage needs of those that are run, through others too."""
     direct = [{need} if need in commands else _within(commands, needs, need) for need in needs.get(name, ())]

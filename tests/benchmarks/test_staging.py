@@ -90,3 +90,12 @@ def test_a_stage_that_fails_ends_the_others_and_is_not_finished(
     assert not psutil.pid_exists(int(pid.read_text()))
     assert staging.finished(tmp_path) == {}
     assert "this went wrong" in capsys.readouterr().out
+
+
+def test_a_forecast_is_bound_by_the_lanes_or_by_a_chain(staging: ModuleType) -> None:
+    estimates = {"a": 5, "b": 4, "c": 3, "d": 2}
+
+    assert staging.forecast("abcd", NEEDS, estimates, 1) == 14
+    assert staging.forecast("abcd", NEEDS, estimates, 2) == 11  # a, b, d
+    assert staging.forecast("acd", NEEDS, estimates, 4) == 7  # a, d: what b needs passes on
+    assert staging.forecast("", NEEDS, estimates, 2) == 0
