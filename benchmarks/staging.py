@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import psutil
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CONFIGS: Final = ROOT / "configs"
-_WAIT: Final = 0.2
+WAIT: Final = 0.2
 """Seconds between two looks at what runs."""
 
 
@@ -77,25 +78,28 @@ class _Lanes:
         self.running[name] = process, time.monotonic()
 
     def ended(self) -> list[str]:
-        """What has ended since the last look, noted as finished; the first that failed ends everything."""
+        """What has ended since the last look, noted as finished; one that failed ends everything."""
         names = [name for name, (process, _) in self.running.items() if process.poll() is not None]
+        failed: dict[str, int] = {}
         for name in names:
             process, start = self.running.pop(name)
             if process.returncode:
-                self.stop()
-                print(self.log(name).read_text(encoding="utf-8", errors="replace")[-2000:])
-                print(f"== {name}: ended with status {process.returncode}; all of it: {self.log(name)}")
-                sys.exit(process.returncode)
-            print(f"== {name}: finished after {_note(self.run, name, start)} minutes", flush=True)
+                failed[name] = process.returncode
+            else:
+                print(f"== {name}: finished after {_note(self.run, name, start)} minutes", flush=True)
+        for name, status in failed.items():
+            self.stop()
+            print(self.log(name).read_text(encoding="utf-8", errors="replace")[-2000:])
+            print(f"== {name}: ended with status {status}; all of it: {self.log(name)}")
+            sys.exit(status)
         return names
 
     def stop(self) -> None:
-        """End what still runs, with its children."""
+        """End what still runs; each stage is a process group with its children."""
         for process, _ in self.running.values():
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.terminate()
-            process.terminate()
-            process.wait()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
         self.running.clear()
 
     def log(self, name: str) -> Path:
@@ -138,7 +142,7 @@ def run_in_lanes(
                 ready.sort(key=lambda name: -ways[name])
                 while ready and len(work.running) < lanes:
                     work.start(ready.pop(0))
-                time.sleep(_WAIT)
+                time.sleep(WAIT)
                 earlier = work.ended()
             ready = [name for name in ready if name not in earlier]
             sorter.done(*earlier)

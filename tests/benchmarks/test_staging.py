@@ -92,6 +92,18 @@ def test_a_stage_that_fails_ends_the_others_and_is_not_finished(
     assert "this went wrong" in capsys.readouterr().out
 
 
+def test_a_stage_that_succeeds_as_another_fails_is_finished(
+    staging: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(staging, "WAIT", 3)  # both have ended at the first look
+    with pytest.raises(SystemExit) as ended:
+        staging.run_in_lanes(tmp_path, {"a": command("import sys; sys.exit('no')"), "b": command("pass")}, {}, 2)
+
+    assert ended.value.code == 1
+    assert set(staging.finished(tmp_path)) == {"b"}
+    assert "a: ended with status 1" in capsys.readouterr().out
+
+
 def test_a_forecast_is_bound_by_the_lanes_or_by_a_chain(staging: ModuleType) -> None:
     estimates = {"a": 5, "b": 4, "c": 3, "d": 2}
 
