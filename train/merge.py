@@ -8,6 +8,7 @@ done.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -35,7 +36,7 @@ class MergeConfig:
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         issues = [f"`{name}` is needed" for name in ("checkpoint", "output") if not getattr(self, name)]
-        folder = self.folder()
+        folder = self.folder
         if self.checkpoint and not (folder / "adapter_config.json").is_file():
             whole = (folder / SCHEME_FILE).is_file()
             why = "a full checkpoint already" if whole else "no adapter: adapter_config.json is not there"
@@ -44,6 +45,7 @@ class MergeConfig:
             issues.append(f"`output`: {self.output} is there already; choose another folder")
         return issues
 
+    @cached_property
     def folder(self) -> Path:
         """Where the adapter lies; UserError if there is no shipped one of this name."""
         return shipped_folder(self.checkpoint) or Path(self.checkpoint)
@@ -56,7 +58,7 @@ def main() -> None:
     hold(config.output, unless=config.dry_run)
     from reflectune.train.saving.merging import is_merged, merge, plan  # slow to import: after the config is right
 
-    folder = str(config.folder())
+    folder = str(config.folder)
     made = plan(folder, config.dtype)
     if is_occupied(Path(config.output)):
         if not is_merged(folder, config.output, made):

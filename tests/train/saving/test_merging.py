@@ -126,7 +126,7 @@ def test_a_shipped_adapter_is_named_as_elsewhere(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("reflectune.train.merge.shipped_folder", {"pocket/plain": tmp_path}.get)
     (config,) = parse_config(MergeConfig, argv=["--checkpoint", "pocket/plain", "--output", str(tmp_path / "merged")])
 
-    assert config.folder() == tmp_path
+    assert config.folder == tmp_path
 
 
 @pytest.mark.slow
