@@ -6,7 +6,8 @@
 
 Stages that don't need each other run side by side, with a core each; what they print stands in `runs/pocket/STAGE.log`.
 A stage that is finished is not run again; one that was cut off goes on. `--shipped` takes the models that are shipped
-and trains MMKB-RAG alone; `--quick` trains nothing and evaluates what is shipped.
+and trains MMKB-RAG alone; `--quick` trains nothing and evaluates what is shipped. A run with what is shipped and one
+that trains everything need a folder each (`--run`): a stage is known by its name.
 """
 
 from __future__ import annotations
