@@ -14,6 +14,7 @@ from torch import Tensor
 
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_names, first_few
+from reflectune.models.weights.new_rows import read_beside
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _FIX = "copy the checkpoint again, or train it again"
@@ -43,6 +44,7 @@ def load_adapter(network: Any, folder: Path, *, is_trainable: bool = False) -> P
         # PEFT looks at few values of adapter_config.json before it computes with them
         raise UserError(f"cannot load the adapter {folder}: {' '.join(str(error).split())[:400]}") from error
     check_adapter(adapted, state, folder)
+    read_beside(adapted)
     return adapted
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
+from reflectune.models.weights.new_rows import read_beside
 
 _TOWERS = (
     # First match wins: Qwen2-VL's merger lies inside of its vision tower.
@@ -193,7 +194,9 @@ def add_adapters(
         modules_to_save=list(whole) or None,
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
+    adapted = get_peft_model(model, config)
+    read_beside(adapted)
+    return adapted
 
 
 def _check_targets(model: nn.Module, targets: str) -> None:

@@ -89,7 +89,7 @@ def test_adapter_reloaded_and_merged_compute_the_same(family: Family, tie: bool,
     expected = model(input_ids=ids).logits
 
     reloaded = PeftModel.from_pretrained(tiny(family, tie), tmp_path)
-    assert torch.equal(reloaded(input_ids=ids).logits, expected)
+    torch.testing.assert_close(reloaded(input_ids=ids).logits, expected, rtol=1e-5, atol=1e-6)  # by PEFT alone
 
     merged = reloaded.merge_and_unload()
     torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=1e-5, atol=1e-5)
