@@ -7,7 +7,7 @@
 Stages that don't need each other run side by side, with a core each; what they print stands in `runs/pocket/STAGE.log`.
 A stage that is finished is not run again; one that was cut off goes on. `--shipped` takes the models that are shipped
 and trains MMKB-RAG alone; `--quick` trains nothing and evaluates what is shipped. A run with what is shipped and one
-that trains everything need a folder each (`--run`): a stage is known by its name.
+that trains everything need a folder each (`--run`); so it says if they meet.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from page import command_line
 from quickstart import equal_depth
-from staging import ROOT, cores, forecast, module, run_in_lanes, run_stages
+from staging import ROOT, cores, finished, forecast, module, run_in_lanes, run_stages
 
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 
 RUN = Path("runs/pocket")
 """Where the recipes in `configs/pocket` write."""
+TUNED = tuple(f"{name}_tuned" for name in ("closed_book", *(f"naive_rag_{form}" for form in CONTEXT_FORMS)))
+"""mR²AG's baselines, tuned on the same questions."""
 MINUTES = {
     "parts": 1,
     "assemble": 1,
@@ -160,11 +163,14 @@ def evaluate_shipped(output: str, limit: int = 40) -> list[str]:
 
     Of the untuned baselines it has the one that reads least badly: pocket/llava can't read.
     """
-    models = "--model pocket/mr2ag --plain_model pocket/plain"
-    baselines = [f"{name}_tuned" for name in ("closed_book", *(f"naive_rag_{form}" for form in CONTEXT_FORMS))]
-    pipelines = " ".join(["--pipelines closed_book naive_rag_passages", *baselines, "mr2ag"])
-    settings = f"{models} {pipelines} --limit {limit} --output {RUN / output}"
-    return [*recipe("inference.evaluate", "evaluate"), *settings.split()]
+    pipelines = ["closed_book", "naive_rag_passages", *TUNED, "mr2ag"]
+    return evaluate_trained(output, "pocket/mr2ag", "pocket/plain", pipelines, limit)
+
+
+def evaluate_trained(output: str, model: str, plain_model: str, pipelines: Sequence[str], limit: int = 40) -> list[str]:
+    """The command that evaluates mR²AG beside its baselines, on so many questions of each split."""
+    settings = f"--model {model} --plain_model {plain_model} --pipelines {' '.join(pipelines)}"
+    return [*recipe("inference.evaluate", "evaluate"), *f"{settings} --limit {limit} --output {RUN / output}".split()]
 
 
 @dataclass(frozen=True)
@@ -361,7 +367,7 @@ def main() -> None:
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
     commands = quick_stages() if arguments.quick else shipped_stages() if arguments.shipped else stages()
-    minutes = written("stages.json")
+    minutes = finished(RUN, commands)
     if not arguments.collect:
         left = [name for name in commands if name not in minutes]
         estimates = {**MINUTES, **({"evaluate": MINUTES["quick"]} if arguments.shipped else {})}

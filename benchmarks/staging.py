@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,12 +14,16 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
+from reflectune.core.durable import write_atomically
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 CONFIGS: Final = ROOT / "configs"
+RECORD: Final = "stages.json"
+"""Of a run's folder: which of its stages are finished."""
 WAIT: Final = 0.2
 """Seconds between two looks at what runs."""
 
@@ -45,7 +50,7 @@ def run_stages(run: Path, commands: Mapping[str, list[str]], processes: int = 1)
         commands: By stage.
         processes: In how many a command is launched: the cores are shared out among them.
     """
-    minutes = finished(run)
+    minutes = finished(run, commands)
     for name, command in commands.items():
         if name in minutes:
             print(f"{name}: finished earlier")
@@ -55,7 +60,7 @@ def run_stages(run: Path, commands: Mapping[str, list[str]], processes: int = 1)
         status = subprocess.run(command, env=_environment(processes), check=False).returncode
         if status:
             sys.exit(status)
-        minutes[name] = _note(run, name, start)
+        minutes[name] = _note(run, name, command, start)
     return minutes
 
 
@@ -86,7 +91,8 @@ class _Lanes:
             if process.returncode:
                 failed[name] = process.returncode
             else:
-                print(f"== {name}: finished after {_note(self.run, name, start)} minutes", flush=True)
+                minutes = _note(self.run, name, self.commands[name], start)
+                print(f"== {name}: finished after {minutes} minutes", flush=True)
         for name, status in failed.items():
             self.stop()
             print(self.log(name).read_text(encoding="utf-8", errors="replace")[-2000:])
@@ -126,7 +132,7 @@ def run_in_lanes(
         lanes: Most stages at a time; the cores are shared out among them.
         estimates: About how many minutes a stage takes; 1 if it is left out.
     """
-    done = finished(run)
+    done = finished(run, commands)
     within = {name: _within(commands, needs, name) for name in commands}
     ways = _ways(within, estimates)
     sorter = TopologicalSorter(within)
@@ -148,7 +154,7 @@ def run_in_lanes(
             sorter.done(*earlier)
     finally:
         work.stop()
-    return finished(run)
+    return finished(run, commands)
 
 
 def forecast(
@@ -173,11 +179,20 @@ def _ways(needs: Mapping[str, Collection[str]], estimates: Mapping[str, float]) 
     return ways
 
 
-def finished(run: Path) -> dict[str, float]:
-    """The minutes of the stages that are finished in a folder."""
-    log = run / "stages.json"
-    minutes: dict[str, float] = json.loads(log.read_text()) if log.exists() else {}
-    return minutes
+def finished(run: Path, commands: Mapping[str, list[str]]) -> dict[str, float]:
+    """The minutes of the stages that are finished in a folder.
+
+    Ends the program if one of these stages was another command there: what it wrote is not what is wanted now.
+    """
+    stages = _record(run)
+    for name, command in commands.items():
+        was, wanted = stages.get(name, {}).get("command"), _said(command)
+        if was not in (None, wanted):
+            sys.exit(
+                f"{run / RECORD}: {name} is finished, but it was another command; choose another folder, or remove "
+                f"{name} from that file to run it again\n  then: {was}\n  now:  {wanted}"
+            )
+    return {name: stage["minutes"] for name, stage in stages.items()}
 
 
 def cores() -> int:
@@ -185,11 +200,24 @@ def cores() -> int:
     return psutil.cpu_count(logical=False) or 1
 
 
-def _note(run: Path, name: str, start: float) -> float:
+def _note(run: Path, name: str, command: list[str], start: float) -> float:
     """Keep a stage as finished; the minutes since its start."""
     minutes = round((time.monotonic() - start) / 60, 2)
-    (run / "stages.json").write_text(json.dumps({**finished(run), name: minutes}))
+    stage = {"minutes": minutes, "command": _said(command)}
+    write_atomically(run / RECORD, json.dumps({**_record(run), name: stage}, indent=1))
     return minutes
+
+
+def _record(run: Path) -> dict[str, dict[str, Any]]:
+    """Of each stage that is finished in a folder: its minutes, and its command."""
+    path = run / RECORD
+    stages: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return stages
+
+
+def _said(command: list[str]) -> str:
+    """A command as it is typed in the repository, wherever that lies."""
+    return shlex.join(command).replace(sys.executable, "python").replace(f"{ROOT}/", "")
 
 
 def _environment(processes: int) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -69,11 +69,26 @@ def test_the_longest_way_begins_first(staging: ModuleType, tmp_path: Path) -> No
 
 
 def test_what_is_finished_is_not_run_again(staging: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "stages.json").write_text(json.dumps({"a": 7.5, "c": 0.1}))
-    minutes = staging.run_in_lanes(tmp_path, {name: noting(tmp_path, name) for name in "abcd"}, NEEDS, 2)
+    commands = {name: noting(tmp_path, name) for name in "abcd"}
+    first = staging.run_in_lanes(tmp_path, {name: commands[name] for name in "ac"}, NEEDS, 2)
+    minutes = staging.run_in_lanes(tmp_path, commands, NEEDS, 2)
 
-    assert (tmp_path / "order").read_text().split()[::2] == ["b+", "d+"]
-    assert minutes["a"] == 7.5
+    assert (tmp_path / "order").read_text().split()[4::2] == ["b+", "d+"]
+    assert minutes["a"] == first["a"]
+
+
+@pytest.mark.parametrize("run", ["run_stages", "run_in_lanes"])
+def test_another_commands_stage_is_not_taken(staging: ModuleType, tmp_path: Path, run: str) -> None:
+    """A run with another model, say, in the same folder would mix the two."""
+
+    def run_all(commands: dict[str, list[str]]) -> None:
+        getattr(staging, run)(tmp_path, commands, *([{}, 1] if run == "run_in_lanes" else []))
+
+    run_all({"a": noting(tmp_path, "a"), "b": command("pass")})
+    wanted = "b is finished, but it was another command; .*then: python -c pass.*now:  python -c 'print\\(\\)'"
+    with pytest.raises(SystemExit, match=re.compile(wanted, re.DOTALL)):
+        run_all({"a": noting(tmp_path, "a"), "b": command("print()"), "c": noting(tmp_path, "c")})
+    assert (tmp_path / "order").read_text().split() == ["a+", "a-"]
 
 
 def test_a_stage_that_fails_ends_the_others_and_is_not_finished(
@@ -88,7 +103,7 @@ def test_a_stage_that_fails_ends_the_others_and_is_not_finished(
 
     assert ended.value.code == 1
     assert not psutil.pid_exists(int(pid.read_text()))
-    assert staging.finished(tmp_path) == {}
+    assert staging.finished(tmp_path, {}) == {}
     assert "this went wrong" in capsys.readouterr().out
 
 
@@ -100,7 +115,7 @@ def test_a_stage_that_succeeds_as_another_fails_is_finished(
         staging.run_in_lanes(tmp_path, {"a": command("import sys; sys.exit('no')"), "b": command("pass")}, {}, 2)
 
     assert ended.value.code == 1
-    assert set(staging.finished(tmp_path)) == {"b"}
+    assert set(staging.finished(tmp_path, {})) == {"b"}
     assert "a: ended with status 1" in capsys.readouterr().out
 
 
