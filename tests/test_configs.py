@@ -30,8 +30,9 @@ from reflectune.train.setup.parameters import add_adapters, tower_of
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 LAUNCHES = [path for path in CONFIGS if path.parent.name == "accelerate"]
-RUNS = [path for path in CONFIGS if path not in LAUNCHES and path.parent.name != "lmms_eval"]
-"""Configs of our commands; those of lmms-eval's runner are read in `tests/inference/lmms`."""
+RUNS = [path for path in CONFIGS if path not in LAUNCHES and path.parent.name not in ("lmms_eval", "changes")]
+"""Configs of our commands; those of lmms-eval's runner are read in `tests/inference/lmms`, changes of steps in
+`tests/inference/reproduction`."""
 BY_FOLDER = {"data": "data_builders/convert.py", "mr2ag": "data_builders/build_mr2ag.py"}
 """The entry scripts of configs whose header doesn't name one."""
 

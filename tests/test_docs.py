@@ -30,7 +30,7 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"", "python", "bash", "console", "sh", "yaml", "json", "{toctree}", "{eval-rst}"}
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 COMMAND = re.compile(r"(?:\$launch|accelerate launch|bash|pip install|(?:\.venv/bin/)?python)\s+\S")
-OTHERS = {"cd", "export", "lmms-eval", "vllm"}
+OTHERS = {"cd", "export", "lmms-eval", "source", "vllm"}
 """Programs that are not ours; any other word where a command stands is taken for a slip."""
 
 
@@ -239,6 +239,8 @@ def script_problems(path: str, words: list[str], files: Mapping[str, Path]) -> l
 
 def program_problems(words: list[str], files: Mapping[str, Path]) -> list[str]:
     """What is wrong with the words behind `python` or `$launch`: `-m` and a module, or a script."""
+    if words[:2] == ["-m", "venv"]:
+        return []
     return module_problems(words[1], words[2:], files) if words[0] == "-m" else script_problems(*split(words), files)
 
 
@@ -284,7 +286,7 @@ def command_problems(line: str, files: Mapping[str, Path] | None = None) -> list
     if program == "accelerate":
         return launch_problems(rest[1:], files)
     if program == "pip":
-        extras = re.findall(r"reflectune\[([\w,]+)\]", " ".join(rest))
+        extras = re.findall(r"(?:reflectune|\.)\[([\w,]+)\]", " ".join(rest))
         return [f"there is no extra {one}" for group in extras for one in group.split(",") if one not in EXTRAS]
     return [] if program in OTHERS else [f"{program} is not known"]
 

@@ -16,7 +16,8 @@ class Changes:
 
     Attributes:
         settings: By a step's name or its module's, settings of its command; those by name count more.
-        instead: Values of any setting, and what stands in their place: a folder for a model of the Hub, say.
+        instead: Values of any setting, and what stands in their place: a folder for a model of the Hub, say. What lies
+            in a folder moves with it.
         launch: Launch configs, and those in their place; "" for a plain process.
         without: Steps that are left out.
         room: The share of each step's gigabytes that these data take, e.g. 0.01 for a pilot of a hundredth.
@@ -71,9 +72,20 @@ def merged(several: Iterable[Changes]) -> Changes:
 
 
 def replaced(value: Any, instead: Mapping[str, Any]) -> Any:
-    """A setting's value with what stands in the place of others: of itself, of items of a list, of a mapping's."""
+    """A setting's value with what stands in the place of others: of itself, of items of a list, of a mapping's.
+
+    Example:
+        >>> replaced({"a/b": ["c", "a"]}, {"a": "x"})
+        {'x/b': ['c', 'x']}
+    """
     if isinstance(value, list):
         return [replaced(item, instead) for item in value]
     if isinstance(value, dict):
-        return {instead.get(key, key): replaced(item, instead) for key, item in value.items()}
-    return instead.get(value, value) if isinstance(value, str) else value
+        return {replaced(key, instead): replaced(item, instead) for key, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    named = [name for name in instead if value == name or value.startswith(f"{name}/")]
+    if not named:
+        return value
+    name = max(named, key=len)
+    return instead[name] if name == value else f"{instead[name]}{value.removeprefix(name)}"

@@ -55,7 +55,7 @@ class ReproduceConfig:
         names = [step.name for step in every]
         issues += self._unknown("extras", self.extras, [step.extra for step in every if step.extra])
         issues += self._unknown("only", self.only, names) + self._unknown("redo", self.redo, names)
-        return issues + table_problems(self.tables, {step.name: step.module for step in every})
+        return issues + table_problems(self.tables, {name: str(step["module"]) for name, step in self.steps.items()})
 
     def changed(self) -> Changes:
         """The settings of `choose` and `changes` together; of two for one key the later one counts.

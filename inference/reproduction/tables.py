@@ -57,13 +57,15 @@ def page(tables: Mapping[str, Any], steps: Sequence[Step], data: Path, *, pilot:
 
     Args:
         tables: By title, as the YAML file has them.
-        steps: All steps of the list.
+        steps: All steps of the list, but those that are left out: their rows are left out too.
         data: The folder that their paths start from.
         pilot: Whether it is a rehearsal, so that the paper's numbers are left out.
     """
     outputs = {step.name: _output(step, data) for step in steps if step.module in _PLACES}
     parts = [_PILOT] if pilot else []
     for title, table in tables.items():
+        if not any(row["step"] in outputs for row in table["rows"].values()):
+            continue
         source = None if pilot else paper_table(str(table.get("paper", "")))
         note = f"{table['note'].strip()}\n" if table.get("note") else ""
         parts.append("\n".join([f"# {title}\n", *([note] if note else []), *_rows(table, outputs, source), ""]))
@@ -75,7 +77,9 @@ def _rows(table: Mapping[str, Any], outputs: Mapping[str, Any], source: PaperTab
     papers = [f"the paper's: {head}" for head in source.columns] if source else []
     lines = [_line(["", *columns, *papers]), _line(["---", *["--:"] * (len(columns) + len(papers))])]
     for name, row in table["rows"].items():
-        measured = [number(outputs.get(row["step"]), row, column) for column in columns.values()]
+        if row["step"] not in outputs:
+            continue
+        measured = [number(outputs[row["step"]], row, column) for column in columns.values()]
         printed = (source.rows.get(name) or (None,) * len(papers)) if source else ()
         cells = [_NONE if value is None else f"{100 * value:.{digits}f}" for value in measured]
         cells += ["" if value is None else f"{value:.{digits}f}" for value in printed]

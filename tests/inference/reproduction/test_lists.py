@@ -9,6 +9,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.strict_yaml import read_yaml
 from reflectune.inference.reproduction.config import ReproduceConfig
 from reflectune.inference.reproduction.steps import FINISHED, Step, writer_of
-from reflectune.inference.reproduction.tables import paper_table
+from reflectune.inference.reproduction.tables import page, paper_table
 
 ROOT = Path(__file__).parents[3]
 PAPERS = ("mr2ag", "mmkb_rag")
@@ -30,12 +31,37 @@ NOT_THERE_YET = re.compile(
 """Problems that a step has because nothing before it was run, not because of what the list says."""
 
 
+ALONE = {"choose": ["infoseek_alone", "annotator_string"]}
+CHANGED: dict[str, tuple[str, dict[str, list[str]]]] = {
+    **{paper: (paper, {}) for paper in PAPERS},
+    "infoseek": ("mr2ag", ALONE),
+    "another_model": ("mr2ag", {**ALONE, "changes": ["qwen2_vl_7b.yaml"]}),
+    "own_questions": ("mr2ag", {**ALONE, "changes": ["own_questions.yaml"]}),
+    "both": ("mr2ag", {**ALONE, "changes": ["qwen2_vl_7b.yaml", "own_questions.yaml"]}),
+}
+"""The papers' lists, and those of docs/infoseek.md, by name: which list, and how it is changed."""
+
+
 @functools.cache
-def steps(paper: str) -> list[Step]:
-    return read_config(ReproduceConfig, ROOT / f"configs/reproduce/{paper}/steps.yaml").all_steps()
+def config(name: str) -> ReproduceConfig:
+    paper, changes = CHANGED[name]
+    files = [str(ROOT / "configs/reproduce/changes" / each) for each in changes.get("changes", [])]
+    listed = read_config(ReproduceConfig, ROOT / f"configs/reproduce/{paper}/steps.yaml")
+    return replace(listed, choose=changes.get("choose", []), changes=files)
 
 
-EVERY = [(paper, step) for paper in PAPERS for step in steps(paper)]
+@functools.cache
+def steps(name: str) -> list[Step]:
+    return config(name).all_steps()
+
+
+EVERY = [
+    (name, step)
+    for name, (paper, _) in CHANGED.items()
+    for step in steps(name)
+    if name == paper or step.command() not in [same.command() for same in steps(paper)]
+]
+"""Every step of the papers' lists, and those that are another command in a changed one."""
 
 
 def config_class(module: str) -> Any:
@@ -61,6 +87,11 @@ def test_a_steps_settings_are_its_commands(
     assert step.launch is None or step.launch.is_file()
 
 
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_list_and_its_changes_are_right(name: str) -> None:
+    assert config(name).problems() == []
+
+
 LAUNCHED = {"train.sft", "inference.evaluate", "retrieval.build_index", "data_builders.convert", "metrics.convert_bem"}
 """Commands that other tests start in a Python of their own; the walk of a whole list forks all."""
 
@@ -74,15 +105,41 @@ def test_a_steps_command_starts_in_a_python_of_its_own(module: str) -> None:
     assert done.stdout.startswith("usage: ")
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+OWN = ("runs/data/my_data", "runs/data/my_data/knowledge")
+"""What own_questions.yaml says to convert first."""
+
+
+@pytest.mark.parametrize("paper", CHANGED)
 def test_what_a_step_reads_is_downloaded_or_written_before_it(paper: str) -> None:
     listed, known = steps(paper), []
     for step in listed:
         for path in step.reads:
             writer = writer_of(path, listed)
             assert writer is None or writer in known, f"{step.name} reads {path}, which {writer} writes"
-            assert writer or path.startswith(("data/", "checkpoints/")), f"{step.name} reads {path}: nobody writes it"
+            outside = path.startswith(("data/", "checkpoints/")) or path in OWN
+            assert writer or outside, f"{step.name} reads {path}: nobody writes it"
         known.append(step)
+
+
+def test_infoseek_alone_needs_no_other_set_and_has_tables_of_what_it_measures(tmp_path: Path) -> None:
+    read = {path for step in steps("infoseek") for path in step.reads}
+    assert not [path for path in read if re.search("evqa|nq|bem", path)]
+    named = page(config("infoseek").tables, steps("infoseek"), tmp_path, pilot=False).splitlines()
+    assert "# Table 1: InfoSeek, validation" in named
+    assert not [line for line in named if line.startswith("# Table 2")]
+    assert not [line for line in named if line.startswith("| without NQ")]
+
+
+def test_another_model_and_own_questions_leave_nothing_of_the_old_ones() -> None:
+    for step in steps("both"):
+        if step.extra:
+            continue
+        said = " ".join(step.command())
+        assert "runs/data/infoseek" not in said.replace("runs/data/infoseek_6m", ""), step.name
+        if step.module in ("train.sft", "inference.evaluate", "inference.sweep"):
+            assert "llava15_7b/" not in " ".join(str(step.settings[key]) for key in step.settings if "model" in key)
+            assert step.settings["image_fit"] == "processor"
+            assert step.settings["max_pixels"]
 
 
 @pytest.mark.parametrize("paper", PAPERS)

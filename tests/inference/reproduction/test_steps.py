@@ -12,6 +12,7 @@ from reflectune.core.errors import UserError
 from reflectune.inference.reproduction.changes import Changes, merged, read_changes, replaced
 from reflectune.inference.reproduction.config import ReproduceConfig
 from reflectune.inference.reproduction.steps import read_steps, writer_of
+from reflectune.inference.reproduction.tables import page
 
 
 def test_a_step_is_a_command_with_what_differs_from_its_file(tmp_path: Path) -> None:
@@ -114,6 +115,24 @@ def test_a_name_that_is_not_in_the_list_is_refused(
     assert told in problem
 
 
+def test_rows_of_what_is_left_out_are_no_problem(config: Callable[..., ReproduceConfig], tmp_path: Path) -> None:
+    changes = tmp_path / "without.yaml"
+    changes.write_text("without: [b]")
+    steps = {name: {"module": "inference.evaluate", "set": {"output": f"runs/{name}"}} for name in "ab"}
+    rows = {name: {"step": name, "pipeline": "mr2ag"} for name in "ab"}
+    tables = {"One": {"columns": {}, "rows": rows}, "Other": {"columns": {}, "rows": {"b": rows["b"]}}}
+    made = config(steps=steps, tables=tables, changes=[str(changes)])
+
+    assert made.problems() == []
+    assert page(tables, made.all_steps(), tmp_path, pilot=False).splitlines() == [
+        "# One",
+        "",
+        "|  |",
+        "| --- |",
+        "| a |",
+    ]
+
+
 @pytest.mark.parametrize(
     "values",
     [[], {"setings": {}}, {"settings": {"a": 1}}, {"room": -1}, {"room": True}, {"pilot": 1}, {"without": "a"}],
@@ -134,3 +153,8 @@ def test_of_two_changes_for_one_key_the_later_one_counts() -> None:
 def test_values_are_replaced_in_lists_and_mixtures() -> None:
     assert replaced({"a": 1, "b": ["a", "c"]}, {"a": "x"}) == {"x": 1, "b": ["x", "c"]}
     assert replaced(True, {"True": "x"}) is True
+    assert replaced(["a/b/c", "a/bc", "ab"], {"a": "x", "a/b": "y"}) == [
+        "y/c",
+        "x/bc",
+        "ab",
+    ]  # folders, the inner first
