@@ -118,10 +118,7 @@ def search_tool(parts: Parts) -> SearchTool:
     return parts.pages if parts.pages is not None else KnowledgePages(needed(parts.texts), parts.article_source)
 
 
-SETTINGS = (
-    *("iterations", "text_passages", "pair_passages", "text_weight", "top_n"),
-    *("detailed_answer", "max_record_tokens"),
-)
+SETTINGS = ("iterations", "text_passages", "pair_passages", "text_weight", "detailed_answer", "max_record_tokens")
 _PICTURES = 64
 """Pictures whose reading is kept while their questions are under way."""
 
@@ -132,7 +129,7 @@ def iterative_recipe(
     settings: Sequence[str] = (),
     *,
     common: Sequence[str] = SETTINGS,
-    pair_text: PairText = "section",
+    pair_text: PairText = "passages",
     by_picture: bool = False,
     reranks: bool = False,
     has_records: bool = False,
