@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
@@ -119,6 +120,14 @@ def search_tool(parts: Parts) -> SearchTool:
 
 
 SETTINGS = ("iterations", "text_passages", "pair_passages", "text_weight", "detailed_answer", "max_record_tokens")
+PAPER_BUDGETS: Final[Mapping[str, float | None]] = {
+    "iterations": 4,
+    "text_passages": 20,
+    "pair_passages": 10,
+    "text_weight": 0.5,
+    "max_record_tokens": None,
+}
+"""How far MI-RAG (§3.4, §4.1) and PMSR go in their papers, and how much they read, by key; None: they don't say."""
 _PICTURES = 64
 """Pictures whose reading is kept while their questions are under way."""
 
