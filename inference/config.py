@@ -147,7 +147,9 @@ class TrajectoryConfig(WebConfig):
     iterations: int = setting(4, "MI-RAG, PMSR: searches after the first one, at most", low=0)
     text_passages: int = setting(20, "MI-RAG, PMSR: passages of an iteration from the text index", low=0)
     pair_passages: int = setting(
-        10, "MI-RAG, PMSR, WikiSeeker: image-text pairs of an iteration from the index of entries", low=0
+        10,
+        "MI-RAG, PMSR: image-text pairs of an iteration, one an entry; WikiSeeker: passages of the `top_n` entries",
+        low=0,
     )
     text_weight: float = setting(
         0.5,

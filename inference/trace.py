@@ -79,7 +79,7 @@ class Step:
         operator: `caption`, `rewrite`, `search`, `rerank`, `judge`, `reason`, `summarize`, `liken`, `answer`, `verify`
             or `extract`.
         iteration: From 0.
-        text: What the model wrote.
+        text: What the model wrote, without thoughts but for ReAG's with `think`.
         queries: What was searched with.
         found: What was found.
         missing: By the name of each knowledge base that failed, why; it found nothing.

@@ -77,7 +77,8 @@ def _scored(group: _Group, metrics: Mapping[str, Metrics]) -> Metrics:
     traces = {name: _traces(folder, name, questions) for name, folder in group.pipelines.items()}
     device = str(find_device(first.device))
     measure = Measure(first.scored_by(first.dataset), first.open_bem(device))
-    return evaluate(questions, traces, measure=measure, gamma=first.gamma, seed=first.seed)
+    budgets = {name: values for each in group.names for name, values in metrics[each].get("budgets", {}).items()}
+    return {**evaluate(questions, traces, measure=measure, gamma=first.gamma, seed=first.seed), "budgets": budgets}
 
 
 def _traces(folder: Path, name: str, questions: Sequence[Question]) -> dict[str, Trace]:

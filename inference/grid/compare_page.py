@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from reflectune.inference.grid.compare_plot import mean_score
+from reflectune.inference.pipelines.iterative import PAPER_BUDGETS
 from reflectune.inference.report.trajectories import COST_HEADS, endings, number, stop_sentence
 from reflectune.inference.scoring.trajectories import COSTS
 from reflectune.metrics.breakdown import OVERALL
@@ -33,6 +34,7 @@ def page(record: Mapping[str, Any]) -> str:
         "are of one question: tokens read are those of all prompts, each from its beginning; of tokens computed, what "
         "a question's prompts begin with is read once. Oracles, told the entry, stand last and are on no front.",
         "",
+        *_budgets(record.get("budgets", {})),
         f"| {' | '.join(['pipeline', 'score', 'lead', 'against the best baseline', *heads.values(), *named_costs])} |",
         f"|---|--:|--:|---|{'--:|' * (len(heads) + len(COSTS))}",
     ]
@@ -47,6 +49,20 @@ def page(record: Mapping[str, Any]) -> str:
     lines += _stops(record.get("stop_rules", ()))
     lines += _iterations(record["pipelines"])
     return "\n".join(lines) + "\n"
+
+
+def _budgets(budgets: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[str]:
+    """MI-RAG's and PMSR's budgets beside their papers', pipelines of equal budgets together; nothing without them."""
+    alike: dict[str, list[str]] = {}
+    for name, by_key in budgets.items():
+        parts = []
+        for key, values in by_key.items():
+            paper = PAPER_BUDGETS[key]
+            published = "not said" if paper is None else f"{paper:g}"
+            parts.append(f"`{key}` {' and '.join(f'{value:g}' for value in values)} ({published})")
+        alike.setdefault(", ".join(parts), []).append(name)
+    for told, names in alike.items():
+        yield from (f"Budgets of {', '.join(names)}, in brackets those of their papers: {told}.", "")
 
 
 def _counts(scores: Sequence[Mapping[str, Any] | None]) -> list[str]:

@@ -63,11 +63,12 @@ def compared(metrics: Mapping[str, Mapping[str, Any]]) -> Record:
         metrics: The content of metrics.json, by evaluation.
 
     Returns:
-        `metric`, `evaluations` (their names), `stop_rules` (what PMSR's stop saves, of each that measured it), and by
-        pipeline `score`, `columns` (the same of each column) and `lead`
-        over the best baseline at equal depth (one of each evaluation that ran it, None where it can't be said), `costs`
-        (means over evaluations), `trajectories` (of each evaluation), and `on_front`: by kind of cost, whether no other
-        pipeline is both at least as good and at least as cheap, and better in one.
+        `metric`, `evaluations` (their names), `stop_rules` (what PMSR's stop saves, of each that measured it),
+        `budgets` (of MI-RAG's and PMSR's pipelines, by name and key the different values), and by pipeline `score`,
+        `columns` (the same of each column) and `lead` over the best baseline at equal depth (one of each evaluation
+        that ran it, None where it can't be said), `costs` (means over evaluations), `trajectories` (of each
+        evaluation), and `on_front`: by kind of cost, whether no other pipeline is both at least as good and at least as
+        cheap, and better in one.
 
     Raises:
         UserError: The evaluations are scored by different metrics.
@@ -83,10 +84,19 @@ def compared(metrics: Mapping[str, Mapping[str, Any]]) -> Record:
     return {
         "metric": next(iter(metrics.values()))["metric"],
         "evaluations": list(metrics),
+        "budgets": _budgets(list(metrics.values())),
         "best_baselines": [content[BEST_BASELINE] for content in metrics.values()],
         "pipelines": pipelines,
         "stop_rules": [content["stop_rule"] for content in metrics.values() if content.get("stop_rule")],
     }
+
+
+def _budgets(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Each pipeline's budgets: by key the values of all evaluations, lowest first."""
+    told = [content.get("budgets", {}) for content in evaluations]
+    names = dict.fromkeys(name for each in told for name in each)
+    rows = {name: [each[name] for each in told if name in each] for name in names}
+    return {name: {key: sorted({row[key] for row in rows[name]}) for key in rows[name][0]} for name in rows}
 
 
 def _with_noise_named(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -99,7 +99,8 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
     def what_decides(self) -> dict[str, Any]:
         """The settings that decide what is written; data set, indexes and model are hashed apart.
 
-        ReAG's keys stand there if it is taught, and `renamed` if it is set, so that older lessons stay valid.
+        ReAG's keys stand there if it is taught, `top_n` among them, which no other taught pipeline reads, and `renamed`
+        if it is set.
         """
         unread = _ELSEWHERE | (frozenset() if REAG in self.pipelines else _OF_REAG)
         if not self.renamed:
@@ -129,4 +130,4 @@ _ELSEWHERE: Final = frozenset(
     )
 )
 """Where things are, and what changes no lesson."""
-_OF_REAG: Final = frozenset(field.name for field in dataclasses.fields(ReagLessonKeys))
+_OF_REAG: Final = frozenset((*(field.name for field in dataclasses.fields(ReagLessonKeys)), "top_n"))

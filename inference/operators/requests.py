@@ -57,6 +57,7 @@ class Write:
         prompt: What it is asked.
         max_tokens: Its longest reply.
         model: Which model.
+        keeps_thoughts: Whether what a reasoning model thinks first is part of its reply.
     """
 
     operator: Writing
@@ -64,6 +65,7 @@ class Write:
     prompt: Prompt
     max_tokens: int
     model: ModelName = "reader"
+    keeps_thoughts: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Written:
     """What a model wrote.
 
     Attributes:
-        text: It, without reflection tokens; "" if a server refused.
+        text: It, without reflection tokens; "" if a server refused. A pipeline gets it without thoughts, unless it
+            asked for them.
         shown: How many of the prompt's documents it has seen.
         read: Tokens of the prompt.
         tokens: Tokens of the reply.

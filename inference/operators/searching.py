@@ -23,14 +23,15 @@ from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, Quer
 from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts
 from reflectune.retrieval.retrievers.queries import Query, Weights, equation_7
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever
-from reflectune.retrieval.retrievers.two_stage import PassagesInside, Summaries, article_of
+from reflectune.retrieval.retrievers.two_stage import BestPassages, PassagesInside, Summaries, article_of
 from reflectune.retrieval.web.pages import Pages, SearchTool
 
 ENTRIES: Final = "entries"
 """The base of entries that are a document each."""
 
-PairText = Literal["section", "summary"]
-"""What stands beside the image of a pair: the passage of the entry that fits the query best, or the entry's summary."""
+PairText = Literal["section", "summary", "passages"]
+"""What stands beside the image of a pair: the passage of the entry that fits the query best (MI-RAG), the entry's
+summary (PMSR), or all passages of the first `top_n` entries, the best by words first."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,15 @@ def knowledge_bases(
 def _pairs(
     entries: EntryRetriever, knowledge: KnowledgeBase, config: ReadingConfig, text: PairText, weights: Weights | None
 ) -> Searcher:
-    """The base `pairs`: entries with a passage or their summary."""
+    """The base `pairs`: entries with a passage, their summary, or all of their passages."""
     if text == "summary":
         return Summaries("pairs", entries, knowledge, weights=weights)
 
     def passages_of(entry_id: str) -> list[Passage]:
         return split_passages(knowledge.get(entry_id), lead=config.lead)
 
+    if text == "section":
+        return BestPassages("pairs", entries, passages_of, weights=weights)
     return PassagesInside("pairs", entries, passages_of, entries=config.top_n, weights=weights)
 
 

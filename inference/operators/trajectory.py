@@ -15,6 +15,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import Budget, BudgetSpent, Limit, Spent
 from reflectune.inference.operators.journal import Journal
+from reflectune.inference.operators.parsing import without_thoughts
 from reflectune.inference.operators.requests import (
     Judge,
     Judged,
@@ -211,7 +212,8 @@ class TrajectoryPipeline:
             chosen = _largest_group(waiting)
             requests = [course.waiting for course in chosen if course.waiting is not None]
             replies, seconds = self._replies(key, chosen, requests, spent)
-            for course, request, reply in zip(chosen, requests, replies, strict=True):
+            for course, request, raw in zip(chosen, requests, replies, strict=True):
+                reply = _spoken(request, raw)
                 _note(course, request, reply, seconds / len(chosen))
                 self._count_computed(course, request, reply)
                 course.go_on(reply)
@@ -276,6 +278,13 @@ class TrajectoryPipeline:
             raise ValueError(f"{self.name} compares texts, but was given nothing to compare them with")
         compared = [request for request in requests if isinstance(request, Liken)]
         return likenesses(compared, self._tools.embed)
+
+
+def _spoken(request: Request, reply: Reply) -> Reply:
+    """A reply as trajectories and traces have it: without a reasoning model's thoughts, unless they are asked for."""
+    if not isinstance(reply, Written) or (isinstance(request, Write) and request.keeps_thoughts):
+        return reply
+    return dataclasses.replace(reply, text=without_thoughts(reply.text))
 
 
 def _told(question: Question, image: Picture) -> Question:

@@ -45,6 +45,7 @@ def write(
     model: ModelName = "reader",
     system: str = "",
     picture: bool = True,
+    keeps_thoughts: bool = False,
 ) -> Steps[Written]:
     """Have a model write: caption, rewrite, rerank, reason, summarize, answer, verify or extract.
 
@@ -58,9 +59,10 @@ def write(
         model: Which model.
         system: What a system's turn says before.
         picture: Whether the model sees the question's picture.
+        keeps_thoughts: Whether the reply holds what a reasoning model thinks first; else it is cut off.
     """
     prompt = Prompt(template, texts, tuple(documents), system, picture)
-    reply = yield Write(operator, iteration, prompt, max_tokens, model)
+    reply = yield Write(operator, iteration, prompt, max_tokens, model, keeps_thoughts)
     return _as(Written, reply)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
@@ -118,10 +119,15 @@ def search_tool(parts: Parts) -> SearchTool:
     return parts.pages if parts.pages is not None else KnowledgePages(needed(parts.texts), parts.article_source)
 
 
-SETTINGS = (
-    *("iterations", "text_passages", "pair_passages", "text_weight", "top_n"),
-    *("detailed_answer", "max_record_tokens"),
-)
+SETTINGS = ("iterations", "text_passages", "pair_passages", "text_weight", "detailed_answer", "max_record_tokens")
+PAPER_BUDGETS: Final[Mapping[str, float | None]] = {
+    "iterations": 4,
+    "text_passages": 20,
+    "pair_passages": 10,
+    "text_weight": 0.5,
+    "max_record_tokens": None,
+}
+"""How far MI-RAG (§3.4, §4.1) and PMSR go in their papers, and how much they read, by key; None: they don't say."""
 _PICTURES = 64
 """Pictures whose reading is kept while their questions are under way."""
 
@@ -132,7 +138,7 @@ def iterative_recipe(
     settings: Sequence[str] = (),
     *,
     common: Sequence[str] = SETTINGS,
-    pair_text: PairText = "section",
+    pair_text: PairText = "passages",
     by_picture: bool = False,
     reranks: bool = False,
     has_records: bool = False,

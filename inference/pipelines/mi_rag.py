@@ -145,6 +145,7 @@ RECIPES = iterative_recipe(
     lambda config, budgets: MiRag(
         config.iterations, budgets, config.max_new_tokens, config.max_record_tokens, config.detailed_answer
     ),
+    pair_text="section",
     has_records=True,
     takes_texts=True,
 )

@@ -125,6 +125,7 @@ class ReAG:
             max_tokens=self.max_answer + (self.max_record if self.think else 0),
             model="answerer",
             system=THINK_SYSTEM if self.think else "",
+            keeps_thoughts=self.think,
         )
         text = parsing.answer(answer.text) if self.think else answer.text
         return Outcome(text, f"{len(kept)} of {len(passages)} passages kept", answer.score, tuple(kept[: answer.shown]))

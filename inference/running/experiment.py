@@ -25,6 +25,7 @@ from reflectune.inference.config import SERVER, ModelRole
 from reflectune.inference.operators.budget import Budget, outgrown
 from reflectune.inference.operators.journal import Journal, remove_journal
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
+from reflectune.inference.pipelines.iterative import PAPER_BUDGETS
 from reflectune.inference.pipelines.recipe import Parts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, stages_for
 from reflectune.inference.reading.collaborators import (
@@ -83,6 +84,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         return {}
     metrics = {
         **evaluate(questions, traces, measure=measure, gamma=config.gamma, seed=config.seed),
+        "budgets": _budgets(config, planned),
         "minutes": minutes(traces),
         "peak_gib": _peak_gib(Path(config.output)),
     }
@@ -226,6 +228,16 @@ def _journal(
     launch.wait()
     if launch.index == 0 and not any(trace.limit for trace in traces[name].values()):
         remove_journal(folder, name)
+
+
+def _budgets(config: EvaluateConfig, planned: Iterable[str]) -> dict[str, dict[str, float]]:
+    """How far MI-RAG and PMSR may go, and how much they may read, by pipeline and key; 0 of a base that isn't there."""
+    values = {key: getattr(config, key) for key in PAPER_BUDGETS}
+    absent = {"text_passages": not config.text_index, "pair_passages": not config.finds_entries}
+    values |= {key: 0 for key, is_absent in absent.items() if is_absent}
+    recipes = {name: find_recipe(name) for name in planned}
+    bounded = (name for name, each in recipes.items() if "iterations" in each.settings and not each.searches_web)
+    return {name: dict(values) for name in bounded}
 
 
 def _reads_texts(name: str, config: EvaluateConfig) -> bool:

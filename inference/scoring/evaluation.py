@@ -49,8 +49,8 @@ def evaluate(
         seed: Seed of the bootstrap.
 
     Returns:
-        The content of metrics.json but for `minutes` and `peak_gib`. A score is `{"value", "low", "high", "n"}`, with
-        its 95 % interval, a fraction of 1; it is None where the data cannot say.
+        The content of metrics.json but for `budgets`, `minutes` and `peak_gib`. A score is `{"value", "low", "high",
+        "n"}`, with its 95 % interval, a fraction of 1; it is None where the data cannot say.
     """
     official = measure.official(questions)
     measure.read(questions, traces.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -137,6 +138,51 @@ class PassagesInside:
         """For each query the `top` best passages of its entries, best first."""
         hits = self._retriever.search_queries(queries, self._entries, weights=self._weights)
         return passages_inside(queries, hits, self._passages_of, self._ranker, top)
+
+
+class BestPassages:
+    """A multimodal knowledge base of pairs of an image and a section (MI-RAG, §3.4): of each entry found one passage.
+
+    Pairs are ranked by their entries; the ranker only chooses inside an entry, so that none crowds out another. A hit's
+    score is its entry's; its parts are `passage` (the ranker's score), `entry` and those of the entry's score.
+
+    Args:
+        name: What it is called in results and errors.
+        retriever: Finds entries.
+        passages_of: The passages of an entry, by its id.
+        ranker: Chooses the passage; by BM25 with the query's text if nothing is said.
+        weights: Of the parts of an entry's score; None for the usual ones.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        retriever: QueryRetriever,
+        passages_of: PassagesOf,
+        *,
+        ranker: PassageRanker | None = None,
+        weights: Weights | None = None,
+    ) -> None:
+        self.name = name
+        self._retriever, self._passages_of, self._ranker = retriever, passages_of, ranker or TextRanker()
+        self._weights = weights
+
+    def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
+        """For each query a passage of each of the `top` best entries, best entry first; one without text has none."""
+        hits_by_query = self._retriever.search_queries(queries, top, weights=self._weights)
+        opened = {hit.entry_id: self._passages_of(hit.entry_id) for hits in hits_by_query for hit in hits}
+        ranked = iter(
+            self._ranker.rank(
+                [query for query, hits in zip(queries, hits_by_query, strict=True) for _ in hits],
+                [opened[hit.entry_id] for hits in hits_by_query for hit in hits],
+                1,
+            )
+        )
+        return [[self._pair(hit, best) for hit in hits for best in next(ranked)] for hits in hits_by_query]
+
+    @staticmethod
+    def _pair(hit: Hit, best: ScoredPassage) -> PassageHit:
+        return dataclasses.replace(_inside(hit, best, hit.rank), score=hit.score)
 
 
 class Summaries:

@@ -217,6 +217,8 @@ def test_hotpotqa_from_its_file_to_scores(hotpotqa: dict[str, Any], checkpoints:
     assert made.problems() == []
     metrics = experiment.run(made)
     assert metrics["metric"]["name"] == "exact_match"
+    allowed = {"iterations": 1, "text_passages": 2, "pair_passages": 0, "text_weight": 0.5, "max_record_tokens": 6}
+    assert metrics["budgets"] == {"mi_rag": allowed, "pmsr": allowed}  # without an index of entries there are no pairs
     for name in ("mi_rag", "pmsr"):
         traces = by_question(read_traces(trace_files(Path(made.output, "traces"))[name]))
         assert sorted(traces) == [row["_id"] for row in ROWS]

@@ -135,6 +135,21 @@ def test_what_iterations_gain_is_told_paired_by_question() -> None:
     assert "In points" not in written(one=FIRST)  # of metrics that an earlier version wrote
 
 
+def test_budgets_stand_beside_the_papers() -> None:
+    few = {"iterations": 2, "text_passages": 6, "pair_passages": 4, "text_weight": 0.25, "max_record_tokens": 48}
+    text = written(
+        one={**FIRST, "budgets": {"mi_rag": few, "pmsr": few, "pmsr_fixed": {**few, "iterations": 4}}},
+        two={**SECOND, "budgets": {"pmsr_fixed": few}},
+    )
+    rest = (
+        "`text_passages` 6 (20), `pair_passages` 4 (10), `text_weight` 0.25 (0.5), `max_record_tokens` 48 (not said).\n"
+    )
+    told = "in brackets those of their papers: `iterations`"
+    assert f"\n\nBudgets of mi_rag, pmsr, {told} 2 (4), {rest}\n" in text
+    assert f"\n\nBudgets of pmsr_fixed, {told} 2 and 4 (4), {rest}\n| pipeline" in text
+    assert "Budgets" not in written(one=FIRST, two=SECOND)
+
+
 def test_oracles_stand_behind_all_others() -> None:
     scores = {"naive": 0.5, "pmsr": 0.6, "oracle_passage": 0.9}
     text = written(one=metrics(scores, dict.fromkeys(scores, 1.0)))

@@ -68,6 +68,15 @@ def test_pipelines_that_were_run_apart_are_paired_with_one_best_baseline(finishe
     assert compared(told)["pipelines"]["pmsr"]["standing"] == "behind in 1 of 1"
 
 
+def test_budgets_of_pipelines_that_were_run_apart_stand_together(finished: Any) -> None:
+    runs = {name: finished(name, {name: right}) for name in ("closed_book", "mi_rag", "pmsr")}
+    metrics = {name: content for name, (_, content) in runs.items()}
+    metrics["mi_rag"]["budgets"] = {"mi_rag": {"iterations": 2}}
+    metrics["pmsr"]["budgets"] = {"pmsr": {"iterations": 4}}
+    told = compared(merged({name: config for name, (config, _) in runs.items()}, metrics))
+    assert told["budgets"] == {"mi_rag": {"iterations": [2]}, "pmsr": {"iterations": [4]}}
+
+
 def test_seeds_variants_and_finished_folders_stay_apart(finished: Any) -> None:
     runs = {
         "seed 0": finished("a", {"closed_book": right}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
+from reflectune.inference.operators.journal import Journal
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, KnowledgeBases
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
@@ -89,6 +91,46 @@ def test_whatever_a_model_writes_the_trajectory_ends_and_says_why(
     if name.split(",")[0] in ("mi_rag", "pmsr", "wikiseeker"):  # the others search with the picture alone, too
         assert all(query.strip() for step in trace.steps for query in step.queries)
     assert trace.hits  # what was found is there, whatever was written
+
+
+THOUGHTS = {
+    "closed": "<think>thought: is it\n\nRome?</think>",
+    "opened by the prompt": "thought: is it Rome?\n</think>\n\n",
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("thought", THOUGHTS.values(), ids=THOUGHTS)
+def test_what_a_model_thinks_is_neither_searched_with_nor_recorded_nor_scored(
+    name: str, thought: str, scripting: type[Any]
+) -> None:
+    def said(prompt: str) -> str:
+        if "##Best Answer:" in prompt:
+            return "##Best Answer: Paris"
+        return "## Output\nQuestion 1: Whose?" if "## Analysis" in prompt else "Paris"
+
+    def trace_of(say: Callable[[str], str]) -> tuple[Trace, list[tuple[object, ...]]]:
+        script = scripting(say=say, find=lambda query, base: ["oak", "elm"], probability=lambda prompt: 0.9)
+        return run(name, script.tools), script.asked
+
+    trace, asked = trace_of(lambda prompt: thought + said(prompt))
+    plain, plainly_asked = trace_of(said)
+    assert trace.answer == plain.answer == "Paris"
+    assert asked == plainly_asked
+    assert [(step.text, step.queries) for step in trace.steps] == [(step.text, step.queries) for step in plain.steps]
+
+
+def test_thoughts_alone_are_an_empty_reply_and_a_kept_reply_is_read_alike(scripting: type[Any], tmp_path: Path) -> None:
+    script = scripting(say=lambda prompt: "<think>It is", find=lambda query, base: ["oak"])
+    assert run("mi_rag", script.tools).answer == ""
+    thinking = scripting(say=lambda prompt: "<think>thought</think>Paris", find=lambda query, base: ["oak"])
+    questions, images = [Question("q", "image.png", "Who built it?")], [Image.new("RGB", (8, 8))]
+    with Journal(tmp_path, "mi_rag", "f") as journal:
+        (first,) = TrajectoryPipeline("mi_rag", PIPELINES["mi_rag"], thinking.tools, journal).run(questions, images)
+    with Journal(tmp_path, "mi_rag", "f") as journal:
+        (again,) = TrajectoryPipeline("mi_rag", PIPELINES["mi_rag"], scripting().tools, journal).run(questions, images)
+    assert first.answer == "Paris"
+    assert again == first
 
 
 def test_queries_that_repeat_end_pmsr_before_anything_is_looked_up_again(scripting: type[Any]) -> None:

@@ -88,7 +88,9 @@ def test_reag_answers_without_passages_if_none_is_kept(scripting: type[Any]) -> 
 def test_reag_thinks_and_its_answer_is_cut_out(scripting: type[Any]) -> None:
     script = birds(scripting, say=lambda prompt: "<think>A hobby, not a fly.</think>\n<answer> mice </answer>")
     thinking = ReAG(3, 9, 0.5, 8, 32, think=True)
-    assert run(thinking, script).answer == "mice"
+    trace = run(thinking, script)
+    assert trace.answer == "mice"
+    assert trace.steps[-1].text.startswith("<think>A hobby")  # its thoughts are asked for, and stay in the trace
     assert script.asked[-1][1] == (
         f"[system] {THINK_SYSTEM} [user] {QUESTION}\n\nThe following paragraphs may contain useful information to help "
         "answer the question correctly:\n<paragraph>hobby: hobby</paragraph>\n\n.\n"

@@ -17,6 +17,7 @@ from reflectune.inference.operators.parsing import (
     queries,
     shares,
     verdict,
+    without_thoughts,
 )
 
 REPLIES = {
@@ -31,6 +32,7 @@ REPLIES = {
     "fenced JSON": ('```json\n{"queries": ["Who?", {"query": "When?"}]}\n```', ("Who?", "When?")),
     "thoughts first": ("<think>Question 1: no?</think>\nQuestion 1: Who?", ("Who?",)),
     "thoughts without an end": ("<think>Question 1: no?", ()),
+    "thoughts that the prompt has begun": ("Question 1: no?\n</think>\nQuestion 1: Who?", ("Who?",)),
     "twice the same": ("Question 1: Who?\nQuestion 2: Who?", ("Who?",)),
     "the prompt's form": ("Question 1: question 1.\nQuestion 2: question 2.\nQuestion 3: question", ()),
     "PMSR's form": ("## Output\nQuestion: the question.", ()),
@@ -171,6 +173,21 @@ def test_shares_are_found(reply: str, expected: tuple[float, ...] | None) -> Non
 )
 def test_an_answer_behind_thoughts_is_found(reply: str, expected: str) -> None:
     assert answer(reply) == expected
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        pytest.param("<think>a</think> oak\n", "oak", id="first"),
+        pytest.param("a</think>oak", "oak", id="opened by the prompt"),
+        pytest.param("<THINK>a<think>b</think>oak", "oak", id="in any case"),
+        pytest.param("<think>a</think>oak<think>b", "oak", id="twice"),
+        pytest.param("<think>a", "", id="cut off"),
+        pytest.param(" oak ```x``` \n", " oak ```x``` \n", id="none"),
+    ],
+)
+def test_thoughts_are_cut_off_and_nothing_else(reply: str, expected: str) -> None:
+    assert without_thoughts(reply) == expected
 
 
 @settings(deadline=None)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reflectune.core.types import Passage
+from reflectune.core.types import Entry, Passage, Section
+from reflectune.inference.config import ReadingConfig
 from reflectune.inference.operators.requests import Box, Rerank, Search
-from reflectune.inference.operators.searching import KnowledgeBases, cropped, reranked
-from reflectune.retrieval.hits import PassageHit
+from reflectune.inference.operators.searching import KnowledgeBases, PairText, cropped, knowledge_bases, reranked
+from reflectune.inference.pipelines.registry import find_recipe, iterative
+from reflectune.retrieval.hits import Hit, PassageHit
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.joint import JointSearch
 from reflectune.retrieval.retrievers.queries import Query
@@ -61,6 +63,53 @@ def test_a_part_of_a_picture_is_searched_with_and_a_picture_alone_finds_by_the_e
     (found,) = bases.search([(Image.new("RGB", (40, 20)), asked)])
     assert base.asked == [((40, 20), ""), ((20, 10), ""), ((40, 20), "oak")]
     assert [hits["pairs"][0].score for hits in found.hits] == [0.75, 0.75, 3.0]
+
+
+SECTIONS = (Section("Age", "Old. Old."), Section("Owl", "An owl."))
+ARTICLES = {name: Entry(name, name, sections=SECTIONS) for name in "abc"}
+
+
+class Nearest:
+    """Finds the entries a, b and c for every query, in this order, and takes note of how many it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def check(self, weights: object) -> None:
+        """Any weights will do."""
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        return np.eye(len(texts), dtype=np.float32)
+
+    def search_queries(self, queries: Sequence[Query], top_n: int, *, weights: object = None) -> list[list[Hit]]:
+        self.asked.append(top_n)
+        return [[Hit(name, 1 / rank, rank) for rank, name in enumerate("abc"[:top_n], start=1)] for _ in queries]
+
+
+@pytest.mark.parametrize(
+    ("pair_text", "top_n", "asked", "found"),
+    [
+        pytest.param("section", 1, [3, 2], ["a#1.0 b#1.0 c#1.0", "a#1.0 b#1.0"], id="one an entry"),
+        pytest.param("section", 5, [3, 2], ["a#1.0 b#1.0 c#1.0", "a#1.0 b#1.0"], id="one an entry, whatever top_n"),
+        pytest.param("summary", 1, [3, 2], ["a#0.0 b#0.0 c#0.0", "a#0.0 b#0.0"], id="summaries"),
+        pytest.param("passages", 1, [1, 1], ["a#1.0 a#0.0", "a#1.0 a#0.0"], id="all of an entry"),
+        pytest.param("passages", 2, [2, 2], ["a#1.0 b#1.0 a#0.0", "a#1.0 b#1.0"], id="all of two"),
+    ],
+)
+def test_a_query_opens_as_many_entries_as_it_may_read_pairs(
+    pair_text: PairText, top_n: int, asked: list[int], found: list[str]
+) -> None:
+    entries, config = Nearest(), ReadingConfig(top_n=top_n, lead="none")
+    bases = knowledge_bases(entries, None, ARTICLES, config, pair_text)  # type: ignore[arg-type]
+    (retrieved,) = bases.search([(Image.new("RGB", (8, 8)), Search(0, ("owl", "an owl"), {"pairs": (3, 2)}))])
+    assert entries.asked == asked
+    assert [" ".join(hit.passage.id for hit in hits["pairs"]) for hits in retrieved.hits] == found
+
+
+@pytest.mark.parametrize("name", iterative())
+def test_traces_depend_on_top_n_exactly_where_it_says_how_many_entries_are_opened(name: str) -> None:
+    by_budget = name == "mi_rag" or name.startswith("pmsr")
+    assert ("top_n" in find_recipe(name).settings) is not by_budget
 
 
 def test_reranked_passages_keep_their_order(make: SimpleNamespace) -> None:

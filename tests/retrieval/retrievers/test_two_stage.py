@@ -20,6 +20,7 @@ from reflectune.retrieval.rerankers.words import WordReranker, bm25_scores
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.retrievers.two_stage import (
+    BestPassages,
     PassagesInside,
     SimilarityRanker,
     Summaries,
@@ -148,6 +149,29 @@ def test_a_multimodal_knowledge_base_is_searched_in_two_stages(kb, encoder, tmp_
         for hit in found:
             assert hit.parts["entry"] == by_id[hit.passage.entry_id].score
             assert by_id[hit.passage.entry_id].parts.items() <= hit.parts.items()
+
+
+class Ranked:
+    """Finds the entries a, b, c and d for every query, in this order."""
+
+    def search_queries(self, queries, top_n, *, weights=None):
+        return [hits_of("abcd")[:top_n] for _ in queries]
+
+
+def test_pairs_of_image_and_section_are_ranked_by_their_entries_and_none_crowds_out_another() -> None:
+    queries = [Query(IMAGE, "night mouse"), Query(IMAGE, "the tower"), Query(IMAGE)]
+    stage = BestPassages("pairs", Ranked(), ARTICLES.__getitem__)
+    nearest = [["a#0.1", "b#0.1", "d#0.0"], ["a#0.0", "b#0.0", "d#0.0"], ["a#0.0", "b#0.0", "d#0.0"]]
+    for top in range(1, 5):
+        found = stage.search(queries, top)
+        entries = "abcd"[:top].replace("c", "")  # it has no text
+        assert [[hit.passage.id for hit in hits] for hits in found] == [ids[: len(entries)] for ids in nearest]
+        for query, hits in zip(queries, found, strict=True):
+            assert [(hit.score, hit.rank) for hit in hits] == [(1 / rank, rank) for rank in (1, 2, 4)[: len(hits)]]
+            assert stage.search([query], top) == [hits]
+    (by_words,) = PassagesInside("pairs", Ranked(), ARTICLES.__getitem__).search(queries[1:2], 2)
+    assert "a" not in {hit.passage.entry_id for hit in by_words}  # the nearest entry has no say there
+    assert found[0][1].parts == {"passage": bm25_scores("night mouse", ARTICLES["b"])[1], "entry": 0.5, "image": 0.5}
 
 
 def test_pairs_of_image_and_summary_are_ranked_by_their_entries(kb, encoder, tmp_path: Path) -> None:
