@@ -2,7 +2,8 @@
 
 `string`: a passage is evidence if an accepted answer occurs in its text (mR²AG, section 3.3). It is also the paper's
 strict filter: "ensuring answers appear only in evidence paragraphs". Answer and text are compared token by token after
-numbers and dates have been normalised.
+numbers and dates have been normalised. InfoSeek accepts country codes too (`in`, `IN`, `us`, `USA`): an alias as short
+as that is compared as it is written, and only if it has a capital.
 
 `gold`: a passage is evidence if it stands in a section that the data set names as evidence. Encyclopedic-VQA names
 evidence sections, Natural Questions has long answers; InfoSeek has neither.
@@ -18,9 +19,12 @@ from collections.abc import Sequence
 
 from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators.protocol import IRRELEVANT, Case, Judgement
+from reflectune.metrics.vqa import DIGITS
 
 NO_EVIDENCE_NAMED = Judgement("unclear", note="the data set names no evidence for the question")
 
+_LETTERS = re.compile(r"[^\W\d_]+")
+_LONGEST_CODE = 3
 _TOKEN = re.compile(r"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d)")
@@ -54,12 +58,15 @@ def annotate_by_string(question: Question, passage: Passage) -> Judgement:
 
 
 def stated_answer(question: Question, passage: Passage) -> str:
-    """The accepted answer that occurs in the passage's text, "" if none does; see `annotate_by_string`."""
+    """The accepted answer that occurs in the passage's text, "" if none does; see `annotate_by_string`.
+
+    Where only a code occurs (`US`), it is the first accepted answer.
+    """
     tokens = tokenize(passage.text)
     for answer in question.answers:
         parts = _parts(question, answer)
-        if parts and all(_occurs(tokenize(part), tokens) for part in parts):
-            return " && ".join(parts)
+        if parts and all(_states(question, part, passage.text) for part in parts):
+            return canonical_answer(question) if _code(question, answer) else " && ".join(parts)
     if question.answer_type == "numerical" and question.range is not None:
         return _number_in_range(tokens, question.range, _unit(question.answers))
     return ""
@@ -67,8 +74,8 @@ def stated_answer(question: Question, passage: Passage) -> str:
 
 def states_a_part(question: Question, passage: Passage) -> bool:
     """Whether a part of a list of answers, or any other answer, occurs in the passage's text."""
-    tokens = tokenize(passage.text)
-    return any(_occurs(tokenize(part), tokens) for answer in question.answers for part in _parts(question, answer))
+    parts = itertools.chain.from_iterable(_parts(question, answer) for answer in question.answers)
+    return any(_states(question, part, passage.text) for part in parts)
 
 
 def canonical_answer(question: Question) -> str:
@@ -113,6 +120,28 @@ def _parts(question: Question, answer: str) -> list[str]:
     if question.answer_type != "multi_answer":
         return [answer.strip()]
     return [part.strip() for part in answer.split("&&") if part.strip()]
+
+
+def _states(question: Question, part: str, text: str) -> bool:
+    """Whether an answer, or a part of a list, occurs in a text."""
+    if code := _code(question, part):
+        return not code.islower() and code in _LETTERS.findall(text)
+    return _occurs(tokenize(part), tokenize(text))
+
+
+def _code(question: Question, answer: str) -> str:
+    """The letters of an alias of at most three ASCII letters, an article left out; "" if the answer is none.
+
+    The first answer is no alias, and a number word (`two`) is no code. Only a `string` has codes among its aliases.
+    """
+    words = _LETTERS.findall(answer)
+    if len(words) > 1 and words[0].casefold() in _ARTICLES:
+        words = words[1:]
+    if question.answer_type != "string" or len(words) != 1 or any(map(str.isdigit, answer)):
+        return ""
+    (word,) = words
+    is_short = len(word) <= _LONGEST_CODE and word.isascii() and word.casefold() not in DIGITS
+    return word if is_short and answer.strip() != canonical_answer(question) else ""
 
 
 def _occurs(answer: Sequence[str], text: Sequence[str]) -> bool:

@@ -67,6 +67,61 @@ def test_the_answer_is_the_alias_that_occurs() -> None:
     assert judgement.answer == "United States"
 
 
+INDIA = question("India", "in", "IN", "Republic of India", "the IND")
+ITALY = question("Italy", "it", "IT")
+NORWAY = question("Norway", "no", "Kingdom of Norway")
+STATES = question("United States of America", "us", "US", "the US", "USA", "America")
+BRITAIN = question("United Kingdom", "gb", "UK")
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (INDIA, "It is most active in the morning. In winter it rests."),
+        (ITALY, "It is small. No one keeps it."),
+        (NORWAY, "There is no record of it. No. 4 is lost. NO SMOKING"),
+        (STATES, "It came to us from afar. Us and them. A USB port."),
+        (BRITAIN, "It weighs 4 gb. The Ukraine"),
+        (INDIA, "It came by ship, INDeed."),
+    ],
+)
+def test_a_word_that_reads_as_a_country_code_is_no_evidence(asked: Question, text: str) -> None:
+    assert not annotate_by_string(asked, passage(text)).relevant
+    assert not states_a_part(asked, passage(text))
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (INDIA, "It is endemic to IN-KA, a state."),
+        (INDIA, "Team: IND."),
+        (STATES, "It is found in the US."),
+        (STATES, "It cost US$5."),
+        (STATES, "It lives in Ohio, USA, alone."),
+        (BRITAIN, "It is sold in the UK, too."),
+    ],
+)
+def test_a_code_in_capitals_is_evidence_of_the_first_answer(asked: Question, text: str) -> None:
+    assert annotate_by_string(asked, passage(text)).answer == asked.answers[0]
+    assert states_a_part(asked, passage(text))
+
+
+def test_a_short_name_is_found_as_it_is_written() -> None:
+    mao = question("Mao Zedong", "Mao")
+
+    assert annotate_by_string(mao, passage("Mao spoke first.")).answer == "Mao Zedong"
+    assert not annotate_by_string(mao, passage("The mao is a shrub.")).relevant
+
+
+def test_what_is_short_and_no_code_is_found_as_ever() -> None:
+    assert annotate_by_string(question("US"), passage("sold by us")).answer == "US"  # the first answer is no alias
+    assert annotate_by_string(question("India", "IN", "republic of india"), passage("The Republic of India")).relevant
+    assert annotate_by_string(question("oak wood", "4x4"), passage("a 4x4 car")).relevant
+    assert annotate_by_string(question("2", "two"), passage("It has two legs.")).answer == "two"
+    assert annotate_by_string(question("x&&y", "red&&tan", kind="multi_answer"), passage("Red and tan.")).relevant
+    assert annotate_by_string(question("Seoul", "\N{HANGUL SYLLABLE SEO}"), passage("\N{HANGUL SYLLABLE SEO}")).relevant
+
+
 def test_a_multi_answer_needs_every_part() -> None:
     films = question("Silent Road && Paper Moon", "Paper Moon && Red Sea", kind="multi_answer")
 
