@@ -15,10 +15,12 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
 
 from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators.protocol import IRRELEVANT, Case, Judgement
+from reflectune.metrics import infoseek
 from reflectune.metrics.vqa import DIGITS
 
 NO_EVIDENCE_NAMED = Judgement("unclear", note="the data set names no evidence for the question")
@@ -39,7 +41,7 @@ _DATES = (
     re.compile(rf"\b(?P<m>{_MONTH}),? (?:of )?(?P<y>\d{{4}})\b"),
 )
 _ARTICLES = frozenset({"a", "an", "the"})
-_MAGNITUDES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
+_MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 
 def by_string(cases: Sequence[Case]) -> list[Judgement]:
@@ -60,16 +62,13 @@ def annotate_by_string(question: Question, passage: Passage) -> Judgement:
 def stated_answer(question: Question, passage: Passage) -> str:
     """The accepted answer that occurs in the passage's text, "" if none does; see `annotate_by_string`.
 
-    Where only a code occurs (`US`), it is the first accepted answer.
+    Where only a code occurs (`US`), it is the first accepted answer. Of a number with a range it is one that the
+    official score accepts, if the text states one: `1900000`, not `1.9 million`, of which that score reads 1.9.
     """
-    tokens = tokenize(passage.text)
-    for answer in question.answers:
-        parts = _parts(question, answer)
-        if parts and all(_states(question, part, passage.text) for part in parts):
-            return canonical_answer(question) if _code(question, answer) else " && ".join(parts)
+    stated = _stated(question, passage.text)
     if question.answer_type == "numerical" and question.range is not None:
-        return _number_in_range(tokens, question.range, _unit(question.answers))
-    return ""
+        return _stated_number(list(stated), question, question.range, passage.text)
+    return next(stated, "")
 
 
 def states_a_part(question: Question, passage: Passage) -> bool:
@@ -122,6 +121,21 @@ def _parts(question: Question, answer: str) -> list[str]:
     return [part.strip() for part in answer.split("&&") if part.strip()]
 
 
+def _stated(question: Question, text: str) -> Iterator[str]:
+    """The accepted answers that occur in a text, in their order."""
+    for answer in question.answers:
+        parts = _parts(question, answer)
+        if parts and all(_states(question, part, text) for part in parts):
+            yield canonical_answer(question) if _code(question, answer) else " && ".join(parts)
+
+
+def _stated_number(stated: Sequence[str], question: Question, limits: tuple[float, float], text: str) -> str:
+    """Of the answers that occur in a text the first that scores; else the first number that does; else what occurs."""
+    if scoring := [answer for answer in stated if infoseek.numerical(answer, limits)]:
+        return scoring[0]
+    return _number_in_range(tokenize(text), limits, _unit(question.answers)) or next(iter(stated), "")
+
+
 def _states(question: Question, part: str, text: str) -> bool:
     """Whether an answer, or a part of a list, occurs in a text."""
     if code := _code(question, part):
@@ -152,29 +166,45 @@ def _occurs(answer: Sequence[str], text: Sequence[str]) -> bool:
 
 
 def _unit(answers: Sequence[str]) -> str:
-    """The word after the number in the first reference that has one, e.g. `metres` in `45 metres`."""
+    """The word after the number and its magnitude in the first reference that has one: `metres` in `45 metres`."""
     for answer in answers:
         tokens = tokenize(answer)
-        for number, word in itertools.pairwise(tokens):
-            if _NUMBER.fullmatch(number) and not _NUMBER.fullmatch(word):
+        for position, token in enumerate(tokens):
+            first, second = _after(tokens, position + 1)
+            word = second if first in _MAGNITUDES else first
+            if _NUMBER.fullmatch(token) and word.isalpha():
                 return word
     return ""
 
 
 def _number_in_range(tokens: Sequence[str], limits: tuple[float, float], unit: str) -> str:
-    """The first number within the limits (and with the unit) as words, or "". `2 million` is also read as 2000000."""
+    """The first number within the limits (and with the unit) in digits, or "". `2 million` is also read as 2000000.
+
+    The official score knows no magnitudes, so `1.9 million` comes back as 1900000.
+    """
     low, high = limits
     for position, token in enumerate(tokens):
         if not _NUMBER.fullmatch(token):
             continue
-        following = tokens[position + 1] if position + 1 < len(tokens) else ""
-        if low <= float(token) <= high and (not unit or following == unit):
-            return f"{token} {unit}".strip()
-        scaled_unit = tokens[position + 2] if position + 2 < len(tokens) else ""
-        scaled = float(token) * _MAGNITUDES.get(following, float("nan"))
-        if low <= scaled <= high and (unit in ("", following) or scaled_unit == unit):
-            return f"{token} {following} {scaled_unit if unit == scaled_unit else ''}".strip()
+        first, second = _after(tokens, position + 1)
+        readings = [(token, first)]
+        if first in _MAGNITUDES:
+            readings.append((_scaled(token, _MAGNITUDES[first]), second))
+        for digits, word in readings:
+            if low <= float(digits) <= high and unit in ("", word):
+                return f"{digits} {unit}".strip()
     return ""
+
+
+def _after(tokens: Sequence[str], position: int) -> tuple[str, str]:
+    """Two tokens from a position on, "" beyond the end."""
+    first, second, *_ = (*tokens[position : position + 2], "", "")
+    return first, second
+
+
+def _scaled(number: str, magnitude: int) -> str:
+    """A number times a magnitude, in digits and without a float's error: `1900000` for `1.9` million."""
+    return _canonical_number(f"{Decimal(number) * magnitude:f}")
 
 
 def by_gold(cases: Sequence[Case]) -> list[Judgement]:

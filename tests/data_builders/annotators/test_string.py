@@ -1,9 +1,12 @@
+from decimal import Decimal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.types import AnswerType, Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string, canonical_answer, states_a_part, tokenize
+from reflectune.metrics import infoseek
 
 SENTENCE = "It was founded in 1872."
 
@@ -149,8 +152,47 @@ def test_a_number_answers_within_its_range_and_with_its_unit(text: str, answer: 
 def test_magnitude_words_scale_a_number() -> None:
     two_million = question("2000000", kind="numerical", limits=(1.9e6, 2.1e6))
 
-    assert annotate_by_string(two_million, passage("It has 2.05 million users.")).answer == "2.05 million"
+    assert annotate_by_string(two_million, passage("It has 2.05 million users.")).answer == "2050000"
     assert not annotate_by_string(two_million, passage("It has 2.05 thousand users.")).relevant
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "answer"),
+    [
+        (question("2000000", kind="numerical", limits=(1.8e6, 2.2e6)), "about 1.9 million inhabitants", "1900000"),
+        (question("1.9 million", kind="numerical", limits=(1.8e6, 2.2e6)), "It has 1.9 million users.", "1900000"),
+        (question("2 million users", kind="numerical", limits=(1e6, 3e6)), "1.1 million users", "1100000 users"),
+        (question("1.9 million", kind="numerical", limits=(1.8, 2.0)), "It has 1.9 million users.", "1.9 million"),
+        (question("1,950 m", "1.95 thousand m", kind="numerical", limits=(1900, 2000)), "1.95 thousand m", "1950 m"),
+        (question("20–30 kg", kind="numerical", limits=(20, 30)), "It weighs 25.50 kg", "25.5 kg"),
+        (question("-5 degrees", kind="numerical", limits=(-6, -4)), "It fell to -4.5 degrees.", "-4.5 degrees"),
+    ],
+)
+def test_a_number_is_trained_as_the_official_score_reads_it(asked: Question, text: str, answer: str) -> None:
+    assert annotate_by_string(asked, passage(text)).answer == answer
+    assert infoseek.score_one(answer, asked) == 1.0
+
+
+@given(
+    number=st.decimals(min_value=-9999, max_value=9999, places=3),
+    magnitude=st.sampled_from(["", "thousand", "million", "trillion"]),
+    unit=st.sampled_from(["", "km", "people"]),
+    width=st.floats(0, 2),
+)
+def test_whatever_number_is_found_in_a_range_scores(number: Decimal, magnitude: str, unit: str, width: float) -> None:
+    value = float(number) * {"": 1, "thousand": 1e3, "million": 1e6, "trillion": 1e12}[magnitude]
+    ends = value - abs(value) * width, value + abs(value) * width + 1e-6
+    asked = question(f"{value:f} {unit}", kind="numerical", limits=ends)
+    answer = annotate_by_string(asked, passage(f"It is {number} {magnitude} {unit}")).answer
+
+    assert answer
+    assert infoseek.score_one(answer, asked) == 1.0
+
+
+def test_no_number_lies_in_a_range_that_descends() -> None:
+    low = question("430 m below the sea", kind="numerical", limits=(-387, -473))
+
+    assert not annotate_by_string(low, passage("It lies at -430 m, -387 m or -473 m.")).relevant
 
 
 words = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=5), min_size=1, max_size=4)
