@@ -11,15 +11,14 @@ evidence sections, Natural Questions has long answers; InfoSeek has neither.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 
 from reflectune.core.types import Evidence, Passage, Question
+from reflectune.data_builders.annotators.numbers import number_in_range, wanted_unit
 from reflectune.data_builders.annotators.protocol import IRRELEVANT, Case, Judgement
+from reflectune.data_builders.annotators.tokens import NUMBER, tokenize
 from reflectune.metrics import infoseek
 from reflectune.metrics.vqa import DIGITS
 
@@ -27,21 +26,7 @@ NO_EVIDENCE_NAMED = Judgement("unclear", note="the data set names no evidence fo
 
 _LETTERS = re.compile(r"[^\W\d_]+")
 _LONGEST_CODE = 3
-_TOKEN = re.compile(r"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d)")
-_MONTHS = tuple("january february march april may june july august september october november december".split())
-_MONTH = "|".join(_MONTHS)
-_DATES = (
-    # Each pattern names year, month and day; a date is rewritten in that order, so that "1999" and "March 1999" occur
-    # in "12 March 1999" as runs of tokens, however it was written.
-    re.compile(r"\b(?P<y>\d{4})-(?P<m>0[1-9]|1[0-2])-(?P<d>0[1-9]|[12]\d|3[01])\b"),
-    re.compile(rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<m>{_MONTH}),? (?P<y>\d{{4}})\b"),
-    re.compile(rf"\b(?P<m>{_MONTH}) (?P<d>\d{{1,2}})(?:st|nd|rd|th)?,? (?P<y>\d{{4}})\b"),
-    re.compile(rf"\b(?P<m>{_MONTH}),? (?:of )?(?P<y>\d{{4}})\b"),
-)
 _ARTICLES = frozenset({"a", "an", "the"})
-_MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 
 def by_string(cases: Sequence[Case]) -> list[Judgement]:
@@ -53,7 +38,8 @@ def annotate_by_string(question: Question, passage: Passage) -> Judgement:
     """Judge a passage by whether an accepted answer occurs in its text; title, lead and heading don't count.
 
     A `multi_answer` needs every part of one of its lists. A `numerical` answer occurs also where a number within the
-    question's range stands in the text with the reference's unit after it, if the reference has one.
+    question's range stands in the text; if the reference has a unit or the question names one (`in metre`), with that
+    behind it.
     """
     answer = stated_answer(question, passage)
     return Judgement("relevant", answer) if answer else IRRELEVANT
@@ -82,38 +68,6 @@ def canonical_answer(question: Question) -> str:
     return next((" && ".join(parts) for a in question.answers if any(parts := _parts(question, a))), "")
 
 
-@functools.lru_cache(maxsize=65536)
-def tokenize(text: str) -> tuple[str, ...]:
-    """Lower-case words and numbers, without accents and punctuation; every date in the order year, month, day.
-
-    Example:
-        >>> tokenize("On 12 March 1999, 1,234 guests came.")
-        ('on', '1999', 'march', '12', '1234', 'guests', 'came')
-    """
-    decomposed = unicodedata.normalize("NFKD", text.casefold())
-    plain = "".join(character for character in decomposed if not unicodedata.combining(character))
-    plain = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), plain.replace("\N{MINUS SIGN}", "-"))
-    for pattern in _DATES:
-        plain = pattern.sub(_year_first, plain)
-    return tuple(_canonical_number(token) if _NUMBER.fullmatch(token) else token for token in _TOKEN.findall(plain))
-
-
-def _year_first(match: re.Match[str]) -> str:
-    parts = match.groupdict()
-    month = parts["m"] if parts["m"].isalpha() else _MONTHS[int(parts["m"]) - 1]
-    # Underscores keep a later pattern from reading a rewritten date again; they separate tokens.
-    return "_".join(part for part in (parts["y"], month, str(int(parts["d"])) if parts.get("d") else "") if part)
-
-
-def _canonical_number(token: str) -> str:
-    """`45.0` and `045` as `45`, `2.50` as `2.5`."""
-    sign = "-" if token.startswith("-") else ""
-    whole, _, fraction = token.removeprefix("-").partition(".")
-    fraction = fraction.rstrip("0")
-    whole = whole.lstrip("0") or "0"
-    return sign + (f"{whole}.{fraction}" if fraction else whole)
-
-
 def _parts(question: Question, answer: str) -> list[str]:
     """The parts of a list joined by `&&`, without empty ones; any other answer is one part."""
     if question.answer_type != "multi_answer":
@@ -130,10 +84,21 @@ def _stated(question: Question, text: str) -> Iterator[str]:
 
 
 def _stated_number(stated: Sequence[str], question: Question, limits: tuple[float, float], text: str) -> str:
-    """Of the answers that occur in a text the first that scores; else the first number that does; else what occurs."""
+    """Of the answers that occur in a text the first that scores; else the first number that does; else what occurs.
+
+    Where the question names a unit, a bare number (`1`) that occurs says nothing: it needs the unit, too.
+    """
+    unit = wanted_unit(question)
+    if unit.key and limits[0] <= limits[1]:
+        stated = [answer for answer in stated if not _is_bare_number(answer)]
     if scoring := [answer for answer in stated if infoseek.numerical(answer, limits)]:
         return scoring[0]
-    return _number_in_range(tokenize(text), limits, _unit(question.answers)) or next(iter(stated), "")
+    return number_in_range(text, limits, unit) or next(iter(stated), "")
+
+
+def _is_bare_number(answer: str) -> bool:
+    tokens = tokenize(answer)
+    return len(tokens) == 1 and NUMBER.fullmatch(tokens[0]) is not None
 
 
 def _states(question: Question, part: str, text: str) -> bool:
@@ -163,48 +128,6 @@ def _occurs(answer: Sequence[str], text: Sequence[str]) -> bool:
     needle = tuple(answer[1:] if len(answer) > 1 and answer[0] in _ARTICLES else answer)
     length = len(needle)
     return length > 0 and any(tuple(text[i : i + length]) == needle for i in range(len(text) - length + 1))
-
-
-def _unit(answers: Sequence[str]) -> str:
-    """The word after the number and its magnitude in the first reference that has one: `metres` in `45 metres`."""
-    for answer in answers:
-        tokens = tokenize(answer)
-        for position, token in enumerate(tokens):
-            first, second = _after(tokens, position + 1)
-            word = second if first in _MAGNITUDES else first
-            if _NUMBER.fullmatch(token) and word.isalpha():
-                return word
-    return ""
-
-
-def _number_in_range(tokens: Sequence[str], limits: tuple[float, float], unit: str) -> str:
-    """The first number within the limits (and with the unit) in digits, or "". `2 million` is also read as 2000000.
-
-    The official score knows no magnitudes, so `1.9 million` comes back as 1900000.
-    """
-    low, high = limits
-    for position, token in enumerate(tokens):
-        if not _NUMBER.fullmatch(token):
-            continue
-        first, second = _after(tokens, position + 1)
-        readings = [(token, first)]
-        if first in _MAGNITUDES:
-            readings.append((_scaled(token, _MAGNITUDES[first]), second))
-        for digits, word in readings:
-            if low <= float(digits) <= high and unit in ("", word):
-                return f"{digits} {unit}".strip()
-    return ""
-
-
-def _after(tokens: Sequence[str], position: int) -> tuple[str, str]:
-    """Two tokens from a position on, "" beyond the end."""
-    first, second, *_ = (*tokens[position : position + 2], "", "")
-    return first, second
-
-
-def _scaled(number: str, magnitude: int) -> str:
-    """A number times a magnitude, in digits and without a float's error: `1900000` for `1.9` million."""
-    return _canonical_number(f"{Decimal(number) * magnitude:f}")
 
 
 def by_gold(cases: Sequence[Case]) -> list[Judgement]:
