@@ -11,6 +11,7 @@ from decimal import Decimal
 
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.tokens import MONTHS, NUMBER, THOUSANDS, canonical_number, tokenize
+from reflectune.metrics.cover import UNSPACED
 
 _MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _BETWEEN = frozenset({"to", "and", "or", "by", "x"})
@@ -93,6 +94,8 @@ def wanted_unit(question: Question) -> Unit:
             if _token(tokens, place).isalpha():
                 words = tokens[place : place + _length_at(tokens, place)]
                 key = unit_at(tokens, place)
+                if re.match(f"[{UNSPACED}]", key):  # the first letter of a unit, which says enough to find it
+                    return Unit(key)
                 return Unit(key, " ".join(words) if all(map(str.isalpha, words)) else key)
     for match in _ASKED.finditer(question.text.casefold()):
         tokens = tokenize(match["words"] or match["bracketed"])

@@ -20,11 +20,12 @@ from reflectune.data_builders.annotators.numbers import number_in_range, wanted_
 from reflectune.data_builders.annotators.protocol import IRRELEVANT, Case, Judgement
 from reflectune.data_builders.annotators.tokens import NUMBER, tokenize
 from reflectune.metrics import infoseek
+from reflectune.metrics.cover import UNSPACED
 from reflectune.metrics.vqa import DIGITS
 
 NO_EVIDENCE_NAMED = Judgement("unclear", note="the data set names no evidence for the question")
 
-_LETTERS = re.compile(r"[^\W\d_]+")
+_LETTERS = re.compile(rf"[^\W\d_{UNSPACED}]+")
 _LONGEST_CODE = 3
 _ARTICLES = frozenset({"a", "an", "the"})
 
@@ -119,7 +120,7 @@ def _code(question: Question, answer: str) -> str:
     if question.answer_type != "string" or len(words) != 1 or any(map(str.isdigit, answer)):
         return ""
     (word,) = words
-    is_short = len(word) <= _LONGEST_CODE and word.isascii() and word.casefold() not in DIGITS
+    is_short = len(word) <= _LONGEST_CODE and answer.isascii() and word.casefold() not in DIGITS
     return word if is_short and answer.strip() != canonical_answer(question) else ""
 
 

@@ -6,7 +6,11 @@ import functools
 import re
 import unicodedata
 
-_TOKEN = re.compile(r"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+")
+from reflectune.metrics.cover import UNSPACED
+
+_TOKEN = re.compile(rf"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[{UNSPACED}]|[^\W\d_{UNSPACED}]+")
+_VOICED = "\u3099\u309a"
+"""Marks that make another letter of a kana (ga of ka): they are no accents."""
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d)")
 MONTHS = tuple("january february march april may june july august september october november december".split())
@@ -25,12 +29,15 @@ _DATES = (
 def tokenize(text: str) -> tuple[str, ...]:
     """Lower-case words and numbers, without accents and punctuation; every date in the order year, month, day.
 
+    Chinese, Japanese and Thai put no spaces between words: each of their letters is a token.
+
     Example:
         >>> tokenize("On 12 March 1999, 1,234 guests came.")
         ('on', '1999', 'march', '12', '1234', 'guests', 'came')
     """
     decomposed = unicodedata.normalize("NFKD", text.casefold())
-    plain = "".join(character for character in decomposed if not unicodedata.combining(character))
+    bare = (mark for mark in decomposed if mark in _VOICED or not unicodedata.combining(mark))
+    plain = unicodedata.normalize("NFC", "".join(bare))
     plain = THOUSANDS.sub(lambda match: match[0].replace(",", ""), plain.replace("\N{MINUS SIGN}", "-"))
     for pattern in _DATES:
         plain = pattern.sub(_year_first, plain)

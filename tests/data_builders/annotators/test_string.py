@@ -100,6 +100,7 @@ def test_a_word_that_reads_as_a_country_code_is_no_evidence(asked: Question, tex
         (INDIA, "It is endemic to IN-KA, a state."),
         (INDIA, "Team: IND."),
         (STATES, "It is found in the US."),
+        (STATES, "\u5728US\u7684"),
         (STATES, "It cost US$5."),
         (STATES, "It lives in Ohio, USA, alone."),
         (BRITAIN, "It is sold in the UK, too."),
@@ -121,9 +122,42 @@ def test_what_is_short_and_no_code_is_found_as_ever() -> None:
     assert annotate_by_string(question("US"), passage("sold by us")).answer == "US"  # the first answer is no alias
     assert annotate_by_string(question("India", "IN", "republic of india"), passage("The Republic of India")).relevant
     assert annotate_by_string(question("oak wood", "4x4"), passage("a 4x4 car")).relevant
+    assert annotate_by_string(question("x", "in\u6771"), passage("IN\u6771")).relevant
     assert annotate_by_string(question("2", "two"), passage("It has two legs.")).answer == "two"
     assert annotate_by_string(question("x&&y", "red&&tan", kind="multi_answer"), passage("Red and tan.")).relevant
     assert annotate_by_string(question("Seoul", "\N{HANGUL SYLLABLE SEO}"), passage("\N{HANGUL SYLLABLE SEO}")).relevant
+
+
+TOKYO, JAPAN, THAILAND = "\u6771\u4eac", "\u65e5\u672c", "\u0e44\u0e17\u0e22"
+CAPITAL_IS_TOKYO = f"{JAPAN}\u306e\u9996\u90fd\u306f{TOKYO}\u3067\u3042\u308b\u3002"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (TOKYO, CAPITAL_IS_TOKYO),
+        (TOKYO, f"NHK{TOKYO}1872"),
+        ("NHK", f"NHK{TOKYO}"),
+        ("1872", "1872\u5e74"),
+        (THAILAND, f"\u0e1b\u0e23\u0e30\u0e40\u0e17\u0e28{THAILAND}\u0e21\u0e35"),
+        ("\u30ac\u30b9", "\u90fd\u5e02\u30ac\u30b9\u306e"),
+        ("\uff76\uff9e\uff7d", "\u90fd\u5e02\u30ac\u30b9\u306e"),  # half-width
+    ],
+)
+def test_an_answer_occurs_in_a_script_without_spaces(answer: str, text: str) -> None:
+    assert annotate_by_string(question(answer), passage(text)).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("\u4eac\u6771", CAPITAL_IS_TOKYO),  # in another order
+        ("\u30ab\u30b9", "\u90fd\u5e02\u30ac\u30b9\u306e"),  # kasu is not gasu
+        ("\uc11c\uc6b8", "\uc11c\uc6b8\uc740"),  # Korean has spaces: words stay whole
+    ],
+)
+def test_letters_of_such_a_script_are_compared_in_order(answer: str, text: str) -> None:
+    assert not annotate_by_string(question(answer), passage(text)).relevant
 
 
 def test_a_multi_answer_needs_every_part() -> None:
