@@ -22,7 +22,8 @@ def malformed(question: Question) -> Problem | None:
     """What makes a question unreadable; None if nothing does.
 
     An empty text and a missing image don't: whoever asks the question stops there, or leaves it out and lists it. Nor
-    do missing answers: test sets have none (`reflectune.metrics.registry.has_truth`).
+    do missing answers: test sets have none (`reflectune.metrics.registry.has_truth`). Nor does a range whose ends
+    descend: InfoSeek has such ranges for numbers below zero, and its official score accepts no number for them.
     """
     for field, value, fix in (
         ("id", question.id, "give the row an id"),
@@ -37,8 +38,7 @@ def malformed(question: Question) -> Problem | None:
         return "answers", "holds what is no text", "give texts"
     if question.range is not None:
         low, high = question.range
-        ends = all(isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high))
-        if not ends or low > high:
+        if not all(isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high)):
             return "range", f"is {low!r} to {high!r}", "it should be the lowest and the highest accepted number"
     return None
 

@@ -40,7 +40,8 @@ class Question:
             that the data set's manifest names, else it is refused when it is opened.
         text: The question as asked.
         answers: Every accepted answer; for `multi_answer` each is a list joined by `&&`.
-        range: For `numerical`: lowest and highest accepted value.
+        range: For `numerical`: lowest and highest accepted value. InfoSeek's files have them the other way round for
+            numbers below zero; no number lies in such a range, as the official score has it.
         answer_type: Decides the official metric, and how the answer is asked for (`answer_style`). `free_form` is an
             answer in sentences, as LLaVA-Instruct has them: of the metrics only `rouge_l` compares it.
         split: E.g. `train`, `val_unseen_question`, `val_unseen_entity`.

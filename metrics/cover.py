@@ -18,7 +18,14 @@ from reflectune.metrics import infoseek, pmsr
 
 Mode = Literal["official", "strict"]
 
-_TOKEN = re.compile(r"\w+")
+UNSPACED = (
+    r"\u0e01-\u0e3a\u0e40-\u0e4e"  # Thai
+    r"\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"  # kana and iteration marks
+    r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
+)
+"""Letters of scripts that put no spaces between words, as ranges of a regular expression's set: each is a token."""
+
+_TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 _NUMBER = re.compile(r"[-+]?\d*\.\d+|[-+]?\d+")
 _ARTICLES = frozenset({"a", "an", "the"})
 
@@ -30,7 +37,8 @@ def cover_match(prediction: str, answers: Iterable[str], mode: Mode = "strict") 
         prediction: The reply, of any length.
         answers: Accepted answers.
         mode: `strict` looks for the answer's tokens (letters and digits, caseless, without articles) side by side among
-            the prediction's; an answer without a token is never covered. `official` looks for the lower-cased answer
+            the prediction's; Chinese, Japanese and Thai put no spaces between words, so there each letter is a token.
+            An answer without a token is never covered. `official` looks for the lower-cased answer
             anywhere in the lower-cased prediction, as PMSR's program does.
     """
     if mode == "official":

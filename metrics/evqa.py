@@ -59,10 +59,7 @@ def multi_exact_match(reference: str, candidate: str, iou_threshold: float = 0.5
 
     The reference is parted at `&&`; the candidate at commas, " and " and " & " (before lower-casing).
     """
-    wanted = _preprocessed(reference.split("&&"))
-    if not wanted:
-        raise ValueError("Reference list is empty after preprocessing.")
-    return list_iou(wanted, _preprocessed(list_items(candidate))) >= iou_threshold
+    return _overlaps(reference, list_items(candidate), iou_threshold)
 
 
 def list_items(candidate: str) -> list[str]:
@@ -83,14 +80,26 @@ def comma_list(answer: str) -> str:
     return answer.replace("&&", ",")
 
 
+def answer_items(answer: str) -> list[str]:
+    """The items of an answer to our instruction: parted at `&&` alone if it has one, else as the official code does.
+
+    Not the official reading: that parts names such as "Trinidad and Tobago", too.
+
+    Example:
+        >>> answer_items("Trinidad and Tobago&&Washington, D.C.")
+        ['Trinidad and Tobago', 'Washington, D.C.']
+    """
+    return answer.split("&&") if "&&" in answer else list_items(answer)
+
+
 def list_match(answer: str, references: Sequence[str]) -> bool:
-    """Whether a list, its items connected by `&&` or as the official code reads them, overlaps enough with a reference.
+    """Whether a list, its items as `answer_items` parts them, overlaps enough with a reference.
 
     Raises:
         ValueError: A reference is empty.
     """
-    listed = comma_list(answer)
-    return any(multi_exact_match(reference, listed) for reference in references)
+    items = answer_items(answer)
+    return any(_overlaps(reference, items) for reference in references)
 
 
 def list_iou(target: Collection[str], prediction: Collection[str]) -> float:
@@ -127,6 +136,14 @@ def _score(question: str, reference: str, candidate: str, question_type: str, be
         return 1.0
     logits = bem_logits(*bem_segments(question, reference, candidate, question_type))
     return float(_softmax(logits)[1] >= 0.5)
+
+
+def _overlaps(reference: str, items: Sequence[str], iou_threshold: float = 0.5) -> bool:
+    """Whether a reference, parted at `&&`, and a list's items overlap enough; ValueError if the reference is empty."""
+    wanted = _preprocessed(reference.split("&&"))
+    if not wanted:
+        raise ValueError("Reference list is empty after preprocessing.")
+    return list_iou(wanted, _preprocessed(items)) >= iou_threshold
 
 
 def _softmax(logits: Sequence[float]) -> np.ndarray:

@@ -39,8 +39,8 @@ def score_one(prediction: str, question: Question) -> float:
     """1.0 if the prediction is right, else 0.0.
 
     `string` and `time` need an exact match with an accepted answer, `numerical` a value in the range or a range that
-    overlaps it. `multi_answer`, which InfoSeek does not have, is compared as E-VQA compares lists, after the `&&` that
-    mR²AG's prompt asks for (arXiv 2411.15041, §7.3) has been read as a comma.
+    overlaps it. `multi_answer`, which InfoSeek does not have, is compared as E-VQA compares lists; an answer with the
+    `&&` that mR²AG's prompt asks for (arXiv 2411.15041, §7.3) is parted there alone (`evqa.answer_items`).
 
     Raises:
         UserError: The question has no range (`numerical`) or no answers (all others), or is `free_form`.

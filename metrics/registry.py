@@ -131,7 +131,8 @@ NEEDS_BEM = (
 def exact_match(answer: str, question: Question) -> float:
     """1.0 if an answer is an accepted one after InfoSeek's normalisation, else 0.0.
 
-    A number must lie in the question's range, where it has one; a list (`multi_answer`) must have the same items.
+    A number must lie in the question's range, where it has one; a list (`multi_answer`) must have the same items,
+    parted at `&&` if it has one, else as E-VQA's code parts lists.
 
     Raises:
         UserError: The question has no answers, and no range.
@@ -139,7 +140,7 @@ def exact_match(answer: str, question: Question) -> float:
     if question.answer_type == "numerical" and question.range is not None:
         return float(infoseek.numerical(answer, question.range))
     if question.answer_type == "multi_answer":
-        items = {infoseek.normalize_answer(item) for item in evqa.list_items(evqa.comma_list(answer))} - {""}
+        items = {infoseek.normalize_answer(item) for item in evqa.answer_items(answer)} - {""}
         return float(any(items == _items(reference) for reference in references(question)))
     return float(infoseek.exact_match(answer, references(question)))
 

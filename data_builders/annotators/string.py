@@ -2,7 +2,8 @@
 
 `string`: a passage is evidence if an accepted answer occurs in its text (mR²AG, section 3.3). It is also the paper's
 strict filter: "ensuring answers appear only in evidence paragraphs". Answer and text are compared token by token after
-numbers and dates have been normalised.
+numbers and dates have been normalised. InfoSeek accepts country codes too (`in`, `IN`, `us`, `USA`): an alias as short
+as that is compared as it is written, and only if it has a capital.
 
 `gold`: a passage is evidence if it stands in a section that the data set names as evidence. Encyclopedic-VQA names
 evidence sections, Natural Questions has long answers; InfoSeek has neither.
@@ -10,32 +11,23 @@ evidence sections, Natural Questions has long answers; InfoSeek has neither.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from reflectune.core.types import Evidence, Passage, Question
+from reflectune.data_builders.annotators.numbers import number_in_range, wanted_unit
 from reflectune.data_builders.annotators.protocol import IRRELEVANT, Case, Judgement
+from reflectune.data_builders.annotators.tokens import NUMBER, tokenize
+from reflectune.metrics import infoseek
+from reflectune.metrics.cover import UNSPACED
+from reflectune.metrics.vqa import DIGITS
 
 NO_EVIDENCE_NAMED = Judgement("unclear", note="the data set names no evidence for the question")
 
-_TOKEN = re.compile(r"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d)")
-_MONTHS = tuple("january february march april may june july august september october november december".split())
-_MONTH = "|".join(_MONTHS)
-_DATES = (
-    # Each pattern names year, month and day; a date is rewritten in that order, so that "1999" and "March 1999" occur
-    # in "12 March 1999" as runs of tokens, however it was written.
-    re.compile(r"\b(?P<y>\d{4})-(?P<m>0[1-9]|1[0-2])-(?P<d>0[1-9]|[12]\d|3[01])\b"),
-    re.compile(rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<m>{_MONTH}),? (?P<y>\d{{4}})\b"),
-    re.compile(rf"\b(?P<m>{_MONTH}) (?P<d>\d{{1,2}})(?:st|nd|rd|th)?,? (?P<y>\d{{4}})\b"),
-    re.compile(rf"\b(?P<m>{_MONTH}),? (?:of )?(?P<y>\d{{4}})\b"),
-)
+_LETTERS = re.compile(rf"[^\W\d_{UNSPACED}]+")
+_LONGEST_CODE = 3
 _ARTICLES = frozenset({"a", "an", "the"})
-_MAGNITUDES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
 
 
 def by_string(cases: Sequence[Case]) -> list[Judgement]:
@@ -47,65 +39,34 @@ def annotate_by_string(question: Question, passage: Passage) -> Judgement:
     """Judge a passage by whether an accepted answer occurs in its text; title, lead and heading don't count.
 
     A `multi_answer` needs every part of one of its lists. A `numerical` answer occurs also where a number within the
-    question's range stands in the text with the reference's unit after it, if the reference has one.
+    question's range stands in the text; if the reference has a unit or the question names one (`in metre`), with that
+    behind it.
     """
     answer = stated_answer(question, passage)
     return Judgement("relevant", answer) if answer else IRRELEVANT
 
 
 def stated_answer(question: Question, passage: Passage) -> str:
-    """The accepted answer that occurs in the passage's text, "" if none does; see `annotate_by_string`."""
-    tokens = tokenize(passage.text)
-    for answer in question.answers:
-        parts = _parts(question, answer)
-        if parts and all(_occurs(tokenize(part), tokens) for part in parts):
-            return " && ".join(parts)
+    """The accepted answer that occurs in the passage's text, "" if none does; see `annotate_by_string`.
+
+    Where only a code occurs (`US`), it is the first accepted answer. Of a number with a range it is one that the
+    official score accepts, if the text states one: `1900000`, not `1.9 million`, of which that score reads 1.9.
+    """
+    stated = _stated(question, passage.text)
     if question.answer_type == "numerical" and question.range is not None:
-        return _number_in_range(tokens, question.range, _unit(question.answers))
-    return ""
+        return _stated_number(list(stated), question, question.range, passage.text)
+    return next(stated, "")
 
 
 def states_a_part(question: Question, passage: Passage) -> bool:
     """Whether a part of a list of answers, or any other answer, occurs in the passage's text."""
-    tokens = tokenize(passage.text)
-    return any(_occurs(tokenize(part), tokens) for answer in question.answers for part in _parts(question, answer))
+    parts = itertools.chain.from_iterable(_parts(question, answer) for answer in question.answers)
+    return any(_states(question, part, passage.text) for part in parts)
 
 
 def canonical_answer(question: Question) -> str:
     """The first accepted answer that isn't empty, the parts of a list joined by ` && `."""
     return next((" && ".join(parts) for a in question.answers if any(parts := _parts(question, a))), "")
-
-
-@functools.lru_cache(maxsize=65536)
-def tokenize(text: str) -> tuple[str, ...]:
-    """Lower-case words and numbers, without accents and punctuation; every date in the order year, month, day.
-
-    Example:
-        >>> tokenize("On 12 March 1999, 1,234 guests came.")
-        ('on', '1999', 'march', '12', '1234', 'guests', 'came')
-    """
-    decomposed = unicodedata.normalize("NFKD", text.casefold())
-    plain = "".join(character for character in decomposed if not unicodedata.combining(character))
-    plain = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), plain.replace("\N{MINUS SIGN}", "-"))
-    for pattern in _DATES:
-        plain = pattern.sub(_year_first, plain)
-    return tuple(_canonical_number(token) if _NUMBER.fullmatch(token) else token for token in _TOKEN.findall(plain))
-
-
-def _year_first(match: re.Match[str]) -> str:
-    parts = match.groupdict()
-    month = parts["m"] if parts["m"].isalpha() else _MONTHS[int(parts["m"]) - 1]
-    # Underscores keep a later pattern from reading a rewritten date again; they separate tokens.
-    return "_".join(part for part in (parts["y"], month, str(int(parts["d"])) if parts.get("d") else "") if part)
-
-
-def _canonical_number(token: str) -> str:
-    """`45.0` and `045` as `45`, `2.50` as `2.5`."""
-    sign = "-" if token.startswith("-") else ""
-    whole, _, fraction = token.removeprefix("-").partition(".")
-    fraction = fraction.rstrip("0")
-    whole = whole.lstrip("0") or "0"
-    return sign + (f"{whole}.{fraction}" if fraction else whole)
 
 
 def _parts(question: Question, answer: str) -> list[str]:
@@ -115,37 +76,59 @@ def _parts(question: Question, answer: str) -> list[str]:
     return [part.strip() for part in answer.split("&&") if part.strip()]
 
 
+def _stated(question: Question, text: str) -> Iterator[str]:
+    """The accepted answers that occur in a text, in their order."""
+    for answer in question.answers:
+        parts = _parts(question, answer)
+        if parts and all(_states(question, part, text) for part in parts):
+            yield canonical_answer(question) if _code(question, answer) else " && ".join(parts)
+
+
+def _stated_number(stated: Sequence[str], question: Question, limits: tuple[float, float], text: str) -> str:
+    """Of the answers that occur in a text the first that scores; else the first number that does; else what occurs.
+
+    Where the question names a unit, a bare number (`1`) that occurs says nothing: it needs the unit, too.
+    """
+    unit = wanted_unit(question)
+    if unit.key and limits[0] <= limits[1]:
+        stated = [answer for answer in stated if not _is_bare_number(answer)]
+    if scoring := [answer for answer in stated if infoseek.numerical(answer, limits)]:
+        return scoring[0]
+    return number_in_range(text, limits, unit) or next(iter(stated), "")
+
+
+def _is_bare_number(answer: str) -> bool:
+    tokens = tokenize(answer)
+    return len(tokens) == 1 and NUMBER.fullmatch(tokens[0]) is not None
+
+
+def _states(question: Question, part: str, text: str) -> bool:
+    """Whether an answer, or a part of a list, occurs in a text."""
+    if code := _code(question, part):
+        return not code.islower() and code in _LETTERS.findall(text)
+    return _occurs(tokenize(part), tokenize(text))
+
+
+def _code(question: Question, answer: str) -> str:
+    """The letters of an alias of at most three ASCII letters, an article left out; "" if the answer is none.
+
+    The first answer is no alias, and a number word (`two`) is no code. Only a `string` has codes among its aliases.
+    """
+    words = _LETTERS.findall(answer)
+    if len(words) > 1 and words[0].casefold() in _ARTICLES:
+        words = words[1:]
+    if question.answer_type != "string" or len(words) != 1 or any(map(str.isdigit, answer)):
+        return ""
+    (word,) = words
+    is_short = len(word) <= _LONGEST_CODE and answer.isascii() and word.casefold() not in DIGITS
+    return word if is_short and answer.strip() != canonical_answer(question) else ""
+
+
 def _occurs(answer: Sequence[str], text: Sequence[str]) -> bool:
     """Whether the answer's tokens, without a leading article, are a run of the text's tokens."""
     needle = tuple(answer[1:] if len(answer) > 1 and answer[0] in _ARTICLES else answer)
     length = len(needle)
     return length > 0 and any(tuple(text[i : i + length]) == needle for i in range(len(text) - length + 1))
-
-
-def _unit(answers: Sequence[str]) -> str:
-    """The word after the number in the first reference that has one, e.g. `metres` in `45 metres`."""
-    for answer in answers:
-        tokens = tokenize(answer)
-        for number, word in itertools.pairwise(tokens):
-            if _NUMBER.fullmatch(number) and not _NUMBER.fullmatch(word):
-                return word
-    return ""
-
-
-def _number_in_range(tokens: Sequence[str], limits: tuple[float, float], unit: str) -> str:
-    """The first number within the limits (and with the unit) as words, or "". `2 million` is also read as 2000000."""
-    low, high = limits
-    for position, token in enumerate(tokens):
-        if not _NUMBER.fullmatch(token):
-            continue
-        following = tokens[position + 1] if position + 1 < len(tokens) else ""
-        if low <= float(token) <= high and (not unit or following == unit):
-            return f"{token} {unit}".strip()
-        scaled_unit = tokens[position + 2] if position + 2 < len(tokens) else ""
-        scaled = float(token) * _MAGNITUDES.get(following, float("nan"))
-        if low <= scaled <= high and (unit in ("", following) or scaled_unit == unit):
-            return f"{token} {following} {scaled_unit if unit == scaled_unit else ''}".strip()
-    return ""
 
 
 def by_gold(cases: Sequence[Case]) -> list[Judgement]:

@@ -11,21 +11,28 @@ _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000
 
 
 def card(
-    scheme: str, split: str, probed: Mapping[str, Any], decided: Mapping[str, Any], numbers: Mapping[str, Any]
+    scheme: str,
+    split: str,
+    probed: Mapping[str, Any],
+    decided: Mapping[str, Any],
+    statistics: Mapping[str, Mapping[str, Any]],
 ) -> str:
     """The text of README.md, with its YAML front matter.
 
     Args:
         scheme: Whose training data it is.
-        split: Name of the Parquet file.
-        probed: Settings of the probes, and what is remembered `about` them.
-        decided: Settings of the derivation.
-        numbers: The statistics.
+        split: The one that was derived last, whose settings and numbers are shown.
+        probed: Settings of its probes, and what is remembered `about` them.
+        decided: Settings of its derivation.
+        statistics: Of each split, each a Parquet file.
     """
-    about, examples = probed["about"], int(numbers["examples"])
+    about, numbers = probed["about"], statistics[split]
+    examples = sum(int(each["examples"]) for each in statistics.values())
+    files = [{"split": name, "path": f"{name}.parquet"} for name in statistics]
     size = next((name for most, name in _SIZES if examples < most), "n>1M")
     made = {
         "scheme": scheme,
+        "split": split,
         "target_model": about.get("model", ""),
         "target_model_fingerprint": probed["model"],
         "prompts_fingerprint": probed["prompts"],
@@ -44,7 +51,7 @@ def card(
         "task_categories": ["visual-question-answering"],
         "tags": ["reflection-tokens", "retrieval-augmented-generation", "reflectune"],
         "size_categories": [size],
-        "configs": [{"config_name": "default", "data_files": [{"split": split, "path": f"{split}.parquet"}]}],
+        "configs": [{"config_name": "default", "data_files": files}],
         "reflectune": made,
     }
     rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in made.items() if value != ""]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reflectune.core.durable import read_record, write_atomically, write_json
+from reflectune.core.durable import read_json, read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Question
@@ -27,7 +28,7 @@ from reflectune.data_builders.probing.statistics import probe_statistics, probe_
 from reflectune.data_builders.probing.store import probes_fingerprint, read_settings, stream_probes
 from reflectune.data_builders.reflection_data import (
     MANIFEST,
-    Manifest,
+    earlier_manifest,
     read_manifest,
     write_examples,
     write_manifest,
@@ -44,7 +45,7 @@ def run(config: DeriveConfig) -> str:
     """Derive as the config says, and say in a few lines what came of it.
 
     Writes `{split}.parquet` (its name is the probed split's, usually `train`), `reflection.json`, `statistics.json`,
-    `README.md` and `proofread_{split}.html`.
+    `README.md` and `proofread_{split}.html`. Other splits of the folder stay in the manifest and in the statistics.
 
     Raises:
         UserError: The probes are not of this data set, the folder holds other data, or there is no label.
@@ -86,13 +87,15 @@ def run(config: DeriveConfig) -> str:
     )
     target = output / f"{split}.parquet"
     write_examples(target, examples, PromptedExample)
-    write_json(output / STATISTICS, {split: numbers})
-    write_atomically(output / "README.md", card(SCHEME, split, settings, config.what_decides(), numbers))
+    before = earlier_manifest(output, SCHEME, dataset.root)
+    by_split = dict(sorted({**_other_statistics(output, before.fingerprints), split: numbers}.items()))
+    write_json(output / STATISTICS, by_split)
+    write_atomically(output / "README.md", card(SCHEME, split, settings, config.what_decides(), by_split))
     if config.proofread:
         page = output / f"proofread_{split}.html"
         title = f"{split} of {dataset.root.name}"
         write_label_page(page, probes, derived, questions, dataset.image_roots, title, config.proofread, config.seed)
-    write_manifest(output, Manifest(SCHEME, dataset.root, {split: key}))
+    write_manifest(output, dataclasses.replace(before, fingerprints={**before.fingerprints, split: key}))
     return summary(target, numbers)
 
 
@@ -123,6 +126,12 @@ def read_rel_scores(path: str | Path) -> RelScores:
         raise UserError(
             f"`rel_scores`: {path} can't be read: {error!r}; it needs the columns question_id, passage_id and score"
         ) from error
+
+
+def _other_statistics(output: Path, splits: Collection[str]) -> dict[str, Any]:
+    """The statistics of the splits that the folder has already."""
+    known = read_json(output / STATISTICS, "statistics") if (output / STATISTICS).is_file() else {}
+    return {split: numbers for split, numbers in known.items() if split in splits}
 
 
 def _questions(dataset: Dataset, split: str, wanted: set[str]) -> dict[str, Question]:

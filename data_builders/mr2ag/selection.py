@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from reflectune.core.errors import UserError
@@ -25,6 +25,9 @@ def select_questions(dataset: Dataset, config: BuildConfig) -> tuple[list[Questi
     Those of which it is unknown (`Question.is_knowledge_based`) come with the former, so that they are named as bad
     rows. No more visual-dependent questions come back than the ratio can ask for, and some to spare.
 
+    Ids are unique within one data set only: where a visual-dependent question of another one has the id of a
+    knowledge-based one, its data set's name is put before it, as in `llava: q1`.
+
     Raises:
         UserError: `visual_dataset` or `visual_split` names questions of which none is visual-dependent.
     """
@@ -36,7 +39,7 @@ def select_questions(dataset: Dataset, config: BuildConfig) -> tuple[list[Questi
     if config.limit is not None and config.limit < total:
         kept = set(rng.sample(range(total), config.limit))
     knowledge = list(_take(dataset, config.split, _is_knowledge, kept).values())
-    return knowledge, _visual(dataset, config, len(knowledge), rng)
+    return knowledge, _renamed(_visual(dataset, config, len(knowledge), rng), knowledge, config)
 
 
 def image_roots(dataset: Dataset, config: BuildConfig) -> tuple[Path, ...]:
@@ -66,6 +69,24 @@ def _visual(dataset: Dataset, config: BuildConfig, beside: int | None, rng: rand
     order = order[: config.limit if beside is None else visual_beside(beside, config) + SPARE]
     taken = _take(other, split, _is_visual, set(order))
     return [_seen_from(dataset, other, taken[position]) for position in order]
+
+
+def _renamed(visual: Sequence[Question], knowledge: Sequence[Question], config: BuildConfig) -> list[Question]:
+    """The visual-dependent questions; those of another data set under ids that no knowledge-based one has."""
+    if not config.visual_dataset:
+        return list(visual)
+    other = Dataset(Path(config.visual_dataset))
+    name = other.manifest.get("name") or other.root.resolve().name
+    knowledge_ids = {question.id for question in knowledge}
+    taken = knowledge_ids | {question.id for question in visual}
+    renamed = []
+    for question in visual:
+        new_id = question.id
+        while new_id in (knowledge_ids if new_id == question.id else taken):
+            new_id = f"{name}: {new_id}"
+        taken.add(new_id)
+        renamed.append(dataclasses.replace(question, id=new_id))
+    return renamed
 
 
 def visual_beside(knowledge: int, config: BuildConfig) -> int:

@@ -265,6 +265,34 @@ def test_other_data_is_refused(config: Callable[..., DeriveConfig], tmp_path: Pa
         run(wanted)
 
 
+def test_another_split_is_added_to_the_folder(config: Callable[..., DeriveConfig], tmp_path: Path) -> None:
+    first = config()
+    run(first)
+    train = {name: Path(first.output, name).read_bytes() for name in ("train.parquet", "reflection.json")}
+    statistics = json.loads(Path(first.output, "statistics.json").read_text())
+    questions = read_questions(first.dataset, "train")
+    write_questions(first.dataset, "val", [dataclasses.replace(question, split="val") for question in questions])
+    with begin(tmp_path / "val_probes", {**SETTINGS, "split": "val"}).open() as log:
+        for probe in PROBES:
+            log.append(probe.question_id, to_row(probe))
+    seal(tmp_path / "val_probes", {"model": "some/model", "dataset": "w"})
+
+    run(dataclasses.replace(first, probes=str(tmp_path / "val_probes")))
+
+    fingerprints = read_manifest(first.output).fingerprints
+    assert list(fingerprints) == ["train", "val"]
+    assert fingerprints["train"] == json.loads(train["reflection.json"])["fingerprints"]["train"]
+    assert Path(first.output, "train.parquet").read_bytes() == train["train.parquet"]
+    both = json.loads(Path(first.output, "statistics.json").read_text())
+    assert both["train"] == statistics["train"]
+    assert both["val"]["examples"] == statistics["train"]["examples"]
+    front = yaml.safe_load(Path(first.output, "README.md").read_text().split("---\n", 2)[1])
+    assert [file["split"] for file in front["configs"][0]["data_files"]] == ["train", "val"]
+    assert front["reflectune"]["split"] == "val"
+    run(first)  # once more: nothing is lost or doubled
+    assert read_manifest(first.output).fingerprints == fingerprints
+
+
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     argv = ["--probes", str(tmp_path), "--tau", "100", "--right_from", "0", "--srt_balance", "0.5", "--rel_scores", "x"]
     with pytest.raises(UserError) as caught:

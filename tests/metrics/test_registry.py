@@ -51,3 +51,17 @@ def test_a_question_has_a_truth_if_the_metric_has_something_to_compare_with(metr
     assert has_truth(TALL, metric) is (metric not in ("infoseek", "cover_match"))
     assert has_truth(ranged, metric) is (metric in ("infoseek", "cover_match", "exact_match"))
     assert has_truth(dataclasses.replace(OAK, answer_type="free_form"), metric) is (metric == "rouge_l")
+
+
+@pytest.mark.parametrize("metric", ["exact_match", "infoseek"])
+def test_a_perfect_list_is_right_whatever_its_items_hold(metric: registry.Metric) -> None:
+    places = "Trinidad and Tobago && R & D && Washington, D.C."
+    listed = dataclasses.replace(OAK, answers=(places,), answer_type="multi_answer")
+    assert metric_of_one(metric)(places, listed) == 1.0
+    assert metric_of_one(metric)("red and blue", dataclasses.replace(listed, answers=("blue && red",))) == 1.0
+    assert metric_of_one(metric)("Trinidad && Tobago && R & D", listed) == 0.0
+
+
+def test_evqa_reads_a_list_as_its_official_code_does() -> None:
+    listed = dataclasses.replace(OAK, answers=("Trinidad and Tobago&&oak",), answer_type="multi_answer")
+    assert metric_of_one("evqa_exact")("Trinidad and Tobago&&oak", listed) == 0.0

@@ -1,9 +1,13 @@
+from decimal import Decimal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.types import AnswerType, Passage, Question
-from reflectune.data_builders.annotators.string import annotate_by_string, canonical_answer, states_a_part, tokenize
+from reflectune.data_builders.annotators.string import annotate_by_string, canonical_answer, states_a_part
+from reflectune.data_builders.annotators.tokens import tokenize
+from reflectune.metrics import infoseek
 
 SENTENCE = "It was founded in 1872."
 
@@ -67,6 +71,95 @@ def test_the_answer_is_the_alias_that_occurs() -> None:
     assert judgement.answer == "United States"
 
 
+INDIA = question("India", "in", "IN", "Republic of India", "the IND")
+ITALY = question("Italy", "it", "IT")
+NORWAY = question("Norway", "no", "Kingdom of Norway")
+STATES = question("United States of America", "us", "US", "the US", "USA", "America")
+BRITAIN = question("United Kingdom", "gb", "UK")
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (INDIA, "It is most active in the morning. In winter it rests."),
+        (ITALY, "It is small. No one keeps it."),
+        (NORWAY, "There is no record of it. No. 4 is lost. NO SMOKING"),
+        (STATES, "It came to us from afar. Us and them. A USB port."),
+        (BRITAIN, "It weighs 4 gb. The Ukraine"),
+        (INDIA, "It came by ship, INDeed."),
+    ],
+)
+def test_a_word_that_reads_as_a_country_code_is_no_evidence(asked: Question, text: str) -> None:
+    assert not annotate_by_string(asked, passage(text)).relevant
+    assert not states_a_part(asked, passage(text))
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (INDIA, "It is endemic to IN-KA, a state."),
+        (INDIA, "Team: IND."),
+        (STATES, "It is found in the US."),
+        (STATES, "\u5728US\u7684"),
+        (STATES, "It cost US$5."),
+        (STATES, "It lives in Ohio, USA, alone."),
+        (BRITAIN, "It is sold in the UK, too."),
+    ],
+)
+def test_a_code_in_capitals_is_evidence_of_the_first_answer(asked: Question, text: str) -> None:
+    assert annotate_by_string(asked, passage(text)).answer == asked.answers[0]
+    assert states_a_part(asked, passage(text))
+
+
+def test_a_short_name_is_found_as_it_is_written() -> None:
+    mao = question("Mao Zedong", "Mao")
+
+    assert annotate_by_string(mao, passage("Mao spoke first.")).answer == "Mao Zedong"
+    assert not annotate_by_string(mao, passage("The mao is a shrub.")).relevant
+
+
+def test_what_is_short_and_no_code_is_found_as_ever() -> None:
+    assert annotate_by_string(question("US"), passage("sold by us")).answer == "US"  # the first answer is no alias
+    assert annotate_by_string(question("India", "IN", "republic of india"), passage("The Republic of India")).relevant
+    assert annotate_by_string(question("oak wood", "4x4"), passage("a 4x4 car")).relevant
+    assert annotate_by_string(question("x", "in\u6771"), passage("IN\u6771")).relevant
+    assert annotate_by_string(question("2", "two"), passage("It has two legs.")).answer == "two"
+    assert annotate_by_string(question("x&&y", "red&&tan", kind="multi_answer"), passage("Red and tan.")).relevant
+    assert annotate_by_string(question("Seoul", "\N{HANGUL SYLLABLE SEO}"), passage("\N{HANGUL SYLLABLE SEO}")).relevant
+
+
+TOKYO, JAPAN, THAILAND = "\u6771\u4eac", "\u65e5\u672c", "\u0e44\u0e17\u0e22"
+CAPITAL_IS_TOKYO = f"{JAPAN}\u306e\u9996\u90fd\u306f{TOKYO}\u3067\u3042\u308b\u3002"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (TOKYO, CAPITAL_IS_TOKYO),
+        (TOKYO, f"NHK{TOKYO}1872"),
+        ("NHK", f"NHK{TOKYO}"),
+        ("1872", "1872\u5e74"),
+        (THAILAND, f"\u0e1b\u0e23\u0e30\u0e40\u0e17\u0e28{THAILAND}\u0e21\u0e35"),
+        ("\u30ac\u30b9", "\u90fd\u5e02\u30ac\u30b9\u306e"),
+        ("\uff76\uff9e\uff7d", "\u90fd\u5e02\u30ac\u30b9\u306e"),  # half-width
+    ],
+)
+def test_an_answer_occurs_in_a_script_without_spaces(answer: str, text: str) -> None:
+    assert annotate_by_string(question(answer), passage(text)).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("\u4eac\u6771", CAPITAL_IS_TOKYO),  # in another order
+        ("\u30ab\u30b9", "\u90fd\u5e02\u30ac\u30b9\u306e"),  # kasu is not gasu
+        ("\uc11c\uc6b8", "\uc11c\uc6b8\uc740"),  # Korean has spaces: words stay whole
+    ],
+)
+def test_letters_of_such_a_script_are_compared_in_order(answer: str, text: str) -> None:
+    assert not annotate_by_string(question(answer), passage(text)).relevant
+
+
 def test_a_multi_answer_needs_every_part() -> None:
     films = question("Silent Road && Paper Moon", "Paper Moon && Red Sea", kind="multi_answer")
 
@@ -94,8 +187,47 @@ def test_a_number_answers_within_its_range_and_with_its_unit(text: str, answer: 
 def test_magnitude_words_scale_a_number() -> None:
     two_million = question("2000000", kind="numerical", limits=(1.9e6, 2.1e6))
 
-    assert annotate_by_string(two_million, passage("It has 2.05 million users.")).answer == "2.05 million"
+    assert annotate_by_string(two_million, passage("It has 2.05 million users.")).answer == "2050000"
     assert not annotate_by_string(two_million, passage("It has 2.05 thousand users.")).relevant
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "answer"),
+    [
+        (question("2000000", kind="numerical", limits=(1.8e6, 2.2e6)), "about 1.9 million inhabitants", "1900000"),
+        (question("1.9 million", kind="numerical", limits=(1.8e6, 2.2e6)), "It has 1.9 million users.", "1900000"),
+        (question("2 million users", kind="numerical", limits=(1e6, 3e6)), "1.1 million users", "1100000 users"),
+        (question("1.9 million", kind="numerical", limits=(1.8, 2.0)), "It has 1.9 million users.", "1.9 million"),
+        (question("1,950 m", "1.95 thousand m", kind="numerical", limits=(1900, 2000)), "1.95 thousand m", "1950 m"),
+        (question("20–30 kg", kind="numerical", limits=(20, 30)), "It weighs 25.50 kg", "25.5 kg"),
+        (question("-5 degrees", kind="numerical", limits=(-6, -4)), "It fell to -4.5 degrees.", "-4.5 degrees"),
+    ],
+)
+def test_a_number_is_trained_as_the_official_score_reads_it(asked: Question, text: str, answer: str) -> None:
+    assert annotate_by_string(asked, passage(text)).answer == answer
+    assert infoseek.score_one(answer, asked) == 1.0
+
+
+@given(
+    number=st.decimals(min_value=-9999, max_value=9999, places=3),
+    magnitude=st.sampled_from(["", "thousand", "million", "trillion"]),
+    unit=st.sampled_from(["", "km", "people"]),
+    width=st.floats(0, 2),
+)
+def test_whatever_number_is_found_in_a_range_scores(number: Decimal, magnitude: str, unit: str, width: float) -> None:
+    value = float(number) * {"": 1, "thousand": 1e3, "million": 1e6, "trillion": 1e12}[magnitude]
+    ends = value - abs(value) * width, value + abs(value) * width + 1e-6
+    asked = question(f"{value:f} {unit}", kind="numerical", limits=ends)
+    answer = annotate_by_string(asked, passage(f"It is {number} {magnitude} {unit}")).answer
+
+    assert answer
+    assert infoseek.score_one(answer, asked) == 1.0
+
+
+def test_no_number_lies_in_a_range_that_descends() -> None:
+    low = question("430 m below the sea", kind="numerical", limits=(-387, -473))
+
+    assert not annotate_by_string(low, passage("It lies at -430 m, -387 m or -473 m.")).relevant
 
 
 words = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=5), min_size=1, max_size=4)

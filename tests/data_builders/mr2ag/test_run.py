@@ -306,6 +306,28 @@ def test_visual_questions_come_from_another_data_set(config: Callable[..., Build
     assert not any(Path(example.image).is_absolute() for example in examples)
 
 
+def test_ids_that_both_data_sets_have_are_told_apart_also_when_a_build_goes_on(
+    config: Callable[..., BuildConfig], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Dataset(pictures).questions("instruct")[:40]
+    write_questions(pictures, "instruct", [dataclasses.replace(q, id=f"k{i}") for i, q in enumerate(seen)])
+    run = config(visual_dataset=str(pictures), visual_split="instruct", visual_ratio=0.5)
+    again = dataclasses.replace(run, output=str(tmp_path / "again"))
+    monkeypatch.setattr(reflection_run, "CHUNK", 7)
+    build(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(reflection_run, "write_examples", None)  # cut off after its log is whole
+        with pytest.raises(TypeError):
+            build(again)
+    build(again)
+
+    examples = read_examples(Path(run.output, "train.parquet"), ReflectionExample)
+    assert {one.id for one in examples if one.retrieve} == {f"k{i}" for i in range(30)}
+    expected = {f"llava: k{i}" for i in range(30)} | {f"k{i}" for i in range(30, 40)}
+    assert {one.id for one in examples if not one.retrieve} < expected
+    assert Path(run.output, "train.parquet").read_bytes() == Path(again.output, "train.parquet").read_bytes()
+
+
 @pytest.mark.parametrize(("limit", "expected"), [(None, 40), (25, 25)])
 def test_visual_questions_alone_each_once_need_no_knowledge_base(
     config: Callable[..., BuildConfig], pictures: Path, limit: int | None, expected: int

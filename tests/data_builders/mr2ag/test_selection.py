@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,27 @@ def test_another_split_of_the_same_data_set_can_be_named(tmp_path: Path) -> None
     knowledge, visual = select_questions(dataset, BuildConfig(visual_split="seen"))
 
     assert (ids(knowledge), ids(visual)) == (["k0", "k1"], ["s"])
+
+
+def test_an_id_that_both_data_sets_have_is_put_behind_the_others_name(tmp_path: Path) -> None:
+    here, there = write(tmp_path / "here", "kk"), write(tmp_path / "there", "v")
+    seen = Question("", "i.png", "Which?", ("x",), requires_retrieval=False)
+    names = ("k0", "k1", "d: k1", "v0")
+    write_questions(there.root, "train", [replace(seen, id=name) for name in names])
+    config = BuildConfig(visual_dataset=str(there.root), visual_ratio=0.5)
+
+    knowledge, visual = select_questions(here, config)
+
+    assert ids(knowledge) == ["k0", "k1"]
+    assert sorted(ids(visual)) == ["d: d: k1", "d: k0", "d: k1", "v0"]
+    assert select_questions(here, config)[1] == visual
+
+
+def test_a_data_set_without_a_name_is_called_by_its_folder(tmp_path: Path) -> None:
+    here, there = write(tmp_path / "here", "k"), write(tmp_path / "there", "v")
+    write_questions(there.root, "train", [Question("k0", "i.png", "Which?", ("x",), requires_retrieval=False)])
+    write_json(there.root / "dataset.json", {"fingerprint": "f"})
+
+    _, visual = select_questions(here, BuildConfig(visual_dataset=str(there.root)))
+
+    assert ids(visual) == ["there: k0"]

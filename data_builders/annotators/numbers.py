@@ -1,0 +1,183 @@
+"""Numbers in a text that answer a question: within its range, and in the unit that is asked for."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from reflectune.core.types import Question
+from reflectune.data_builders.annotators.tokens import MONTHS, NUMBER, THOUSANDS, canonical_number, tokenize
+from reflectune.metrics.cover import UNSPACED
+
+_MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_BETWEEN = frozenset({"to", "and", "or", "by", "x"})
+"""What may stand between the ends of a range in words, whose unit stands behind the second one."""
+
+_LENGTHS = (
+    "millimetre millimetres millimeter millimeters mm",
+    "centimetre centimetres centimeter centimeters cm",
+    "metre metres meter meters m",
+    "kilometre kilometres kilometer kilometers km",
+    "inch inches",
+    "foot feet ft",
+    "yard yards yd",
+    "mile miles mi",
+)
+_OTHERS = (
+    "hectare, hectares, ha",
+    "acre, acres",
+    "litre, litres, liter, liters, l",
+    "milligram, milligrams, mg",
+    "gram, grams, gramme, grammes, g",
+    "kilogram, kilograms, kilogramme, kilogrammes, kg",
+    "tonne, tonnes, metric ton, metric tons, t",
+    "ounce, ounces, oz",
+    "pound, pounds, lb, lbs",
+    "second, seconds, s",
+    "minute, minutes, min",
+    "hour, hours, h",
+    "day, days",
+    "week, weeks",
+    "month, months",
+    "year, years",
+    "degree celsius, degrees celsius, celsius, c",
+    "degree fahrenheit, degrees fahrenheit, fahrenheit, f",
+    "kelvin, k",
+    "metre per second, metres per second, meter per second, meters per second, m s",
+    "kilometre per hour, kilometres per hour, kilometer per hour, kilometers per hour, km h, kmh, kph",
+    "mile per hour, miles per hour, mph",
+    "watt, watts, w",
+    "kilowatt, kilowatts, kw",
+    "megawatt, megawatts, mw",
+)
+_LONGEST_UNIT = 3
+"""Tokens of the longest unit."""
+
+_ASKED = re.compile(r"\b(?:in|how many) (?P<words>\w\w+(?: \w+){0,2})|\((?:in )?(?P<bracketed>[^()]+)\)")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit that a number must have.
+
+    Attributes:
+        key: What `unit_at` says of it; "": any unit will do.
+        written: How the reference writes it, "" if it doesn't: the question names it.
+    """
+
+    key: str = ""
+    written: str = ""
+
+
+def wanted_unit(question: Question) -> Unit:
+    """The unit of the first reference that has one, else the one that the question names; none if neither does.
+
+    The reference's may be any word (`people`), the question's is one of measure, after `in`, `how many` or in brackets.
+    A magnitude is the unit where the range counts in it: `61 thousand`, with a range of 55 to 67.
+
+    Example:
+        >>> wanted_unit(Question("", "", "What is the length of this bird in centimetre?", ("120-170",))).key
+        'centimetre'
+    """
+    low, high = question.range or (math.inf, math.inf)
+    for answer in question.answers:
+        tokens = tokenize(answer)
+        for position, token in enumerate(tokens):
+            if not NUMBER.fullmatch(token):
+                continue
+            is_scaled = _token(tokens, position + 1) in _MAGNITUDES and not low <= float(token) <= high
+            place = position + (2 if is_scaled else 1)
+            if _token(tokens, place).isalpha():
+                words = tokens[place : place + _length_at(tokens, place)]
+                key = unit_at(tokens, place)
+                if re.match(f"[{UNSPACED}]", key):  # the first letter of a unit, which says enough to find it
+                    return Unit(key)
+                return Unit(key, " ".join(words) if all(map(str.isalpha, words)) else key)
+    for match in _ASKED.finditer(question.text.casefold()):
+        tokens = tokenize(match["words"] or match["bracketed"])
+        if tokens and (key := unit_at(tokens, 0)) in _units().values():
+            return Unit(key)
+    return Unit()
+
+
+def unit_at(tokens: Sequence[str], position: int) -> str:
+    """The unit at a position by the first of its spellings; a word that is no unit as it is, "" at the end."""
+    words = tuple(tokens[position : position + _length_at(tokens, position)])
+    return _units().get(words, " ".join(words))
+
+
+def number_in_range(text: str, limits: tuple[float, float], unit: Unit) -> str:
+    """The first number of a text that lies within the limits and has the unit, in digits, or "".
+
+    `2 million` is also read as 2000000, and comes back so: the official score knows no magnitudes. Without a unit, what
+    is part of a date or looks like a year (`1000` to `2100`, no comma in it) is no number.
+
+    Args:
+        text: Any text.
+        limits: The lowest and the highest accepted number. None lies within them if they descend.
+        unit: Which one must follow the number, or the range that the number begins.
+    """
+    low, high = limits
+    tokens = tokenize(text)
+    with_comma = {number.replace(",", "") for number in THOUSANDS.findall(text)}
+    for position, token in enumerate(tokens):
+        if not NUMBER.fullmatch(token):
+            continue
+        for digits, following in _readings(tokens, position):
+            if unit.key:
+                counts = unit.key in _units_behind(tokens, following)
+            else:
+                counts = token in with_comma or not _is_date(tokens, position)
+            if counts and low <= float(digits) <= high:
+                return f"{digits} {unit.written}".strip()
+    return ""
+
+
+@functools.cache
+def _units() -> Mapping[tuple[str, ...], str]:
+    """The first spelling of each unit by the tokens of each spelling."""
+    groups = [group.split(", ") for group in _OTHERS]
+    for names in map(str.split, _LENGTHS):
+        groups.append(names)
+        for word, short, power in (("square", "sq", 2), ("cubic", "cu", 3)):
+            forms = (f"{word} {{}}", f"{short} {{}}", f"{{}} {power}")
+            groups.append([form.format(name) for form in forms for name in names])
+    return {tuple(spelling.split()): group[0] for group in groups for spelling in group}
+
+
+def _token(tokens: Sequence[str], position: int) -> str:
+    """The token at a position, "" beyond the end."""
+    return tokens[position] if position < len(tokens) else ""
+
+
+def _length_at(tokens: Sequence[str], position: int) -> int:
+    """How many tokens the longest unit at a position has; 1 if none stands there."""
+    lengths = range(_LONGEST_UNIT, 1, -1)
+    return next((length for length in lengths if tuple(tokens[position : position + length]) in _units()), 1)
+
+
+def _readings(tokens: Sequence[str], position: int) -> Iterator[tuple[str, int]]:
+    """A number in digits, and where its unit would stand: as it is, and with the magnitude that follows it."""
+    yield tokens[position], position + 1
+    if magnitude := _MAGNITUDES.get(_token(tokens, position + 1)):
+        yield canonical_number(f"{Decimal(tokens[position]) * magnitude:f}"), position + 2
+
+
+def _units_behind(tokens: Sequence[str], position: int) -> set[str]:
+    """The unit at a position, and the one behind the second number of a range: of `5 to 6 m`, behind 5, `m`."""
+    units = {unit_at(tokens, position)}
+    position += _token(tokens, position) in _BETWEEN
+    if NUMBER.fullmatch(_token(tokens, position)):
+        units |= {unit_at(tokens, following) for _, following in _readings(tokens, position)}
+    return units
+
+
+def _is_date(tokens: Sequence[str], position: int) -> bool:
+    """Whether a number stands beside a month, or looks like a year."""
+    number = tokens[position]
+    is_year = len(number) == 4 and number.isdecimal() and 1000 <= int(number) <= 2100
+    return is_year or not set(MONTHS).isdisjoint(tokens[max(0, position - 1) : position + 2])

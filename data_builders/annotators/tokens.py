@@ -1,0 +1,60 @@
+"""Texts as tokens that can be compared: numbers and dates in one form, words without case and accents."""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+
+from reflectune.metrics.cover import UNSPACED
+
+_TOKEN = re.compile(rf"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[{UNSPACED}]|[^\W\d_{UNSPACED}]+")
+_VOICED = "\u3099\u309a"
+"""Marks that make another letter of a kana (ga of ka): they are no accents."""
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d)")
+MONTHS = tuple("january february march april may june july august september october november december".split())
+_MONTH = "|".join(MONTHS)
+_DATES = (
+    # Each pattern names year, month and day; a date is rewritten in that order, so that "1999" and "March 1999" occur
+    # in "12 March 1999" as runs of tokens, however it was written.
+    re.compile(r"\b(?P<y>\d{4})-(?P<m>0[1-9]|1[0-2])-(?P<d>0[1-9]|[12]\d|3[01])\b"),
+    re.compile(rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<m>{_MONTH}),? (?P<y>\d{{4}})\b"),
+    re.compile(rf"\b(?P<m>{_MONTH}) (?P<d>\d{{1,2}})(?:st|nd|rd|th)?,? (?P<y>\d{{4}})\b"),
+    re.compile(rf"\b(?P<m>{_MONTH}),? (?:of )?(?P<y>\d{{4}})\b"),
+)
+
+
+@functools.lru_cache(maxsize=65536)
+def tokenize(text: str) -> tuple[str, ...]:
+    """Lower-case words and numbers, without accents and punctuation; every date in the order year, month, day.
+
+    Chinese, Japanese and Thai put no spaces between words: each of their letters is a token.
+
+    Example:
+        >>> tokenize("On 12 March 1999, 1,234 guests came.")
+        ('on', '1999', 'march', '12', '1234', 'guests', 'came')
+    """
+    decomposed = unicodedata.normalize("NFKD", text.casefold())
+    bare = (mark for mark in decomposed if mark in _VOICED or not unicodedata.combining(mark))
+    plain = unicodedata.normalize("NFC", "".join(bare))
+    plain = THOUSANDS.sub(lambda match: match[0].replace(",", ""), plain.replace("\N{MINUS SIGN}", "-"))
+    for pattern in _DATES:
+        plain = pattern.sub(_year_first, plain)
+    return tuple(canonical_number(token) if NUMBER.fullmatch(token) else token for token in _TOKEN.findall(plain))
+
+
+def _year_first(match: re.Match[str]) -> str:
+    parts = match.groupdict()
+    month = parts["m"] if parts["m"].isalpha() else MONTHS[int(parts["m"]) - 1]
+    # Underscores keep a later pattern from reading a rewritten date again; they separate tokens.
+    return "_".join(part for part in (parts["y"], month, str(int(parts["d"])) if parts.get("d") else "") if part)
+
+
+def canonical_number(token: str) -> str:
+    """`45.0` and `045` as `45`, `2.50` as `2.5`."""
+    sign = "-" if token.startswith("-") else ""
+    whole, _, fraction = token.removeprefix("-").partition(".")
+    fraction = fraction.rstrip("0")
+    whole = whole.lstrip("0") or "0"
+    return sign + (f"{whole}.{fraction}" if fraction else whole)
