@@ -42,7 +42,7 @@ from reflectune.train.fine_tuning.fine_tune import (
 from reflectune.train.fine_tuning.starting import load_start
 from reflectune.train.forecasting.preview import parameter_table
 from reflectune.train.publishing.model_card import publish, write_card
-from reflectune.train.setup.launch import refuse_bad_launch, sharding
+from reflectune.train.setup.launch import idle_gpus, keep_to_one_gpu, refuse_bad_launch, sharding
 
 _WHY_FIXED = "replies are sampled, and each process draws random numbers of its own"
 
@@ -73,6 +73,8 @@ def reinforce(
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = grpo_arguments(config)
+    if idle := idle_gpus(args):
+        say(args, idle)
     loaded, adapted = load_start(config, args)
     batch = global_batch(args)
     settings = {
@@ -133,13 +135,13 @@ def load_prompts(
 
 
 def grpo_arguments(config: AnswerGrpoConfig) -> GRPOConfig:
-    """TRL's arguments; this also joins the processes of a distributed launch.
+    """TRL's arguments; this also joins the processes of a distributed launch. One process has one GPU.
 
     Raises:
         UserError: The replies of an optimiser step are no whole groups.
     """
     try:
-        return GRPOConfig(
+        args = GRPOConfig(
             **argument_values(config),
             beta=0.0,  # no KL term, as published
             disable_dropout=True,  # what is scored is what sampled
@@ -154,6 +156,8 @@ def grpo_arguments(config: AnswerGrpoConfig) -> GRPOConfig:
             f"TRL refuses the batch: {error}. The replies of a step, `per_device_train_batch_size` x "
             f"`gradient_accumulation_steps` x processes, are a multiple of `generations`, {config.generations}"
         ) from error
+    keep_to_one_gpu(args)
+    return args
 
 
 def prompt_processor(

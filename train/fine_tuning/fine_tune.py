@@ -48,7 +48,14 @@ from reflectune.train.settings.validation import ValidationConfig, greater_is_be
 from reflectune.train.setup.compute import settle_compute
 from reflectune.train.setup.dividing import divide, divides_from_file
 from reflectune.train.setup.features import cache_features
-from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding
+from reflectune.train.setup.launch import (
+    check_engaged,
+    idle_gpus,
+    keep_to_one_gpu,
+    placement,
+    refuse_bad_launch,
+    sharding,
+)
 from reflectune.train.setup.parameters import (
     add_adapters,
     freeze_all_but,
@@ -69,6 +76,8 @@ def fine_tune(config: SftConfig) -> None:
     settled, compute_choice = settle_compute(config, args)
     if settled is not config:
         config, args = settled, training_arguments(settled)
+    if idle := idle_gpus(args):
+        say(args, idle)
     loaded = load_base(config, args)
     batch = global_batch(args)
     fixed = why_fixed(loaded.model, config.adapters_dropout, sharding(os.environ))
@@ -108,8 +117,10 @@ def fine_tune(config: SftConfig) -> None:
 
 
 def training_arguments(config: TrainingConfig) -> TrainingArguments:
-    """The stock trainer's arguments; this also joins the processes of a distributed launch."""
-    return TrainingArguments(**argument_values(config))
+    """The stock trainer's arguments; this also joins the processes of a distributed launch. One process has one GPU."""
+    args = TrainingArguments(**argument_values(config))
+    keep_to_one_gpu(args)
+    return args
 
 
 def argument_values(config: TrainingConfig) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import DistributedType, PartialState
+from transformers import TrainingArguments
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
@@ -99,6 +100,27 @@ def placement(config: TrainingConfig, environment: Mapping[str, str]) -> dict[st
         if kind == "fsdp":
             state.distributed_type = DistributedType.MULTI_GPU
     return {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+
+
+def keep_to_one_gpu(args: TrainingArguments) -> None:
+    """Have a process use the GPU that it computes on alone, whatever others it sees. Changes the arguments in place.
+
+    The stock trainer takes all GPUs that a lone process sees: it multiplies the batch by their number, and wraps the
+    model in `nn.DataParallel`, whose scatter would cut a packed row of trees into pieces.
+    """
+    if args.n_gpu > 1:
+        args._n_gpu = 1
+
+
+def idle_gpus(args: TrainingArguments) -> str:
+    """Which GPU a lone process uses where it sees several, and how to use all, in one line; "" if none is left idle."""
+    visible = torch.cuda.device_count()
+    if args.world_size > 1 or args.device.type == "cpu" or visible < 2:
+        return ""
+    return (
+        f"one process uses one GPU: {args.device} of {visible}; to use all, launch with "
+        "configs/accelerate/multi_gpu.yaml"
+    )
 
 
 def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:

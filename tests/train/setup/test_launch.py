@@ -2,15 +2,22 @@ import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from transformers import TrainingArguments
+from transformers.training_args import ParallelMode
 
 from reflectune.core.errors import UserError
+from reflectune.train.answering.config import AnswerGrpoConfig
+from reflectune.train.answering.run import grpo_arguments
 from reflectune.train.config import SftConfig
-from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding
+from reflectune.train.data.global_batch import GlobalBatch
+from reflectune.train.fine_tuning.fine_tune import global_batch, training_arguments
+from reflectune.train.setup.launch import check_engaged, idle_gpus, placement, refuse_bad_launch, sharding
 
 ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 ZERO_2 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}
@@ -141,3 +148,39 @@ def test_a_machine_without_an_accelerator_trains_on_the_cpu(
     """Said to transformers too, which refuses bfloat16 otherwise."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
     assert placement(SftConfig(device=device), {}) == {"use_cpu": on_cpu}
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that sees four GPUs, as far as transformers asks."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_process_that_sees_several_gpus_reads_the_batch_that_was_asked_for(tmp_path: Path) -> None:
+    """The stock trainer would multiply it, and wrap the model in `nn.DataParallel`."""
+    batch: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "output_dir": str(tmp_path),
+    }
+    assert TrainingArguments(**batch).n_gpu == 4
+
+    for args in (training_arguments(SftConfig(**batch)), grpo_arguments(AnswerGrpoConfig(**batch))):
+        assert args.n_gpu == 1
+        assert args.parallel_mode == ParallelMode.NOT_PARALLEL
+        assert global_batch(args) == GlobalBatch(8, 2, 1)
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("device", "processes", "told"), [("cuda:0", 1, True), ("cuda:0", 4, False), ("cpu", 1, False)]
+)
+def test_it_says_which_gpu_it_uses_and_how_to_use_all(device: str, processes: int, told: bool) -> None:
+    args: Any = SimpleNamespace(device=torch.device(device), world_size=processes)
+
+    line = idle_gpus(args)
+
+    assert line.startswith("one process uses one GPU: cuda:0 of 4") == told
+    assert ("configs/accelerate/multi_gpu.yaml" in line) == told
