@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerCallback
+from trl.trainer.utils import RepeatSampler
 
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
@@ -35,7 +36,7 @@ from reflectune.train.answering.config import AnswerGrpoConfig
 from reflectune.train.answering.prompts import PromptProcessor, PromptRenderer, rows_of
 from reflectune.train.answering.rewards import keeps_format, reward_functions
 from reflectune.train.answering.run import prompt_processor, reinforce
-from reflectune.train.answering.trainer import AnswerRun, AnswerTrainer
+from reflectune.train.answering.trainer import AnswerRun, AnswerTrainer, PromptOrder
 from reflectune.train.reag_grpo import run
 from reflectune.train.setup.parameters import add_adapters, tower_of
 
@@ -268,15 +269,18 @@ def test_the_picture_of_each_prompt_reaches_the_model_that_trains(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 3, 4], ids=["in the first epoch", "between epochs", "in the second epoch"])
 def test_a_run_that_was_killed_ends_as_the_straight_one(
-    config: Callable[..., AnswerGrpoConfig], monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., AnswerGrpoConfig], monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
+    """An epoch is three steps, of two prompts each."""
+    config = functools.partial(config, max_steps=step + 1)
     learn(config("straight"))
     started = AnswerTrainer.__init__
 
     def cut(self: AnswerTrainer, run: AnswerRun) -> None:
         started(self, run)
-        self.add_callback(KilledAfter(2))
+        self.add_callback(KilledAfter(step))
 
     with monkeypatch.context() as patched:
         patched.setattr(AnswerTrainer, "__init__", cut)
@@ -289,11 +293,26 @@ def test_a_run_that_was_killed_ends_as_the_straight_one(
     logs = [
         [
             {key: value for key, value in json.loads(line).items() if "time" not in key}
-            for line in Path(config(name).output_dir, "log.jsonl").read_text().splitlines()[:3]
+            for line in Path(config(name).output_dir, "log.jsonl").read_text().splitlines()[: step + 1]
         ]
         for name in ("straight", "cut")
     ]
     assert logs[0] == logs[1]
+
+
+def test_each_epoch_has_trls_order_whichever_epoch_a_run_begins_with() -> None:
+    def trl() -> RepeatSampler:
+        return RepeatSampler(range(7), mini_repeat_count=2, batch_size=3, repeat_count=2, seed=5)
+
+    uninterrupted = trl()
+    epochs = [list(uninterrupted) for _ in range(3)]
+    assert epochs[0] != epochs[1]
+
+    for epoch in (2, 0, 1):
+        order = PromptOrder(trl())
+        order.start_epoch(epoch)
+        assert list(order) == list(order) == epochs[epoch]
+        assert len(order) == len(epochs[epoch])
 
 
 class KilledAfter(TrainerCallback):

@@ -16,9 +16,6 @@ from torch.utils.data import Dataset, Sampler
 from transformers import (
     PreTrainedModel,
     ProgressCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
 
@@ -26,7 +23,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.partials import partial_path
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.tree import IGNORE
-from reflectune.train.data.order import TrainingOrder
+from reflectune.train.data.order import FollowEpochs, TrainingOrder
 from reflectune.train.fine_tuning.answers import AnswerReader
 from reflectune.train.fine_tuning.checkpointed import CheckpointedTrainer, Save, checkpoint_bytes
 from reflectune.train.fine_tuning.failures import Reading, naming, plain_worker_errors
@@ -90,7 +87,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         patience: int | None = None,
         answers: AnswerReader | None = None,
     ) -> None:
-        validated, callbacks = reader.dataset if reader else None, [_FollowEpochs(run.order), LogFile()]
+        validated, callbacks = reader.dataset if reader else None, [FollowEpochs(run.order), LogFile()]
         super().__init__(run.model, run.args, run.collator, run.dataset, validated, callbacks=callbacks)
         self.keep_checkpoints(run.model, run.save, run.settings)
         if self.pop_callback(ProgressCallback):  # there is none if tqdm is off
@@ -230,16 +227,3 @@ class ReflectionTrainer(CheckpointedTrainer):
 def supervised_weight(batch: Mapping[str, Tensor]) -> Tensor:
     """The summed weight of a batch's supervised tokens; the first token of a row is never predicted. Shape ()."""
     return batch["weights"][:, 1:][batch["labels"][:, 1:] != IGNORE].sum()
-
-
-class _FollowEpochs(TrainerCallback):
-    """Tells the order which epoch begins, in a resumed run too."""
-
-    def __init__(self, order: TrainingOrder) -> None:
-        super().__init__()
-        self._order = order
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._order.start_epoch(int(state.epoch or 0))
