@@ -35,7 +35,7 @@ from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.train.answering.config import AnswerGrpoConfig
 from reflectune.train.answering.prompts import PromptProcessor, PromptRenderer, rows_of
 from reflectune.train.answering.rewards import keeps_format, reward_functions
-from reflectune.train.answering.run import prompt_processor, reinforce
+from reflectune.train.answering.run import grpo_arguments, prompt_processor, refuse_too_few, reinforce, steps_of
 from reflectune.train.answering.trainer import AnswerRun, AnswerTrainer, PromptOrder
 from reflectune.train.reag_grpo import run
 from reflectune.train.setup.parameters import add_adapters, tower_of
@@ -386,6 +386,26 @@ def test_replies_that_are_no_whole_groups_and_long_prompts_are_refused(
     processor = prompt_processor(config(max_tokens=60), PROMPTS, (world,), loaded)
     with pytest.raises(UserError, match=r"prompt q0 has \d+ tokens, and 54 leave room"):
         processor(text=["q0"])
+
+
+def test_fewer_prompts_than_a_step_reads_are_refused_before_the_model_is_loaded(
+    config: Callable[..., AnswerGrpoConfig],
+) -> None:
+    """TRL would drop them, take no step, and call the checkpoint trained."""
+    few = config(limit=3, gradient_accumulation_steps=2, model="nowhere")
+    with pytest.raises(UserError, match=r"3 prompts, and a step reads 4: .* 8 x .* 2 x 1 process\(es\) / .* 4\."):
+        learn(few)
+    refuse_too_few(4, grpo_arguments(few))
+
+
+def test_the_steps_that_are_foretold_leave_out_what_fills_no_step(config: Callable[..., AnswerGrpoConfig]) -> None:
+    """As TRL's sampler does: an epoch of seven prompts is three steps, of two prompts each."""
+    once, thrice = config(max_steps=None), config(max_steps=None, epochs=2.5)
+    args = grpo_arguments(once)
+
+    assert [steps_of(once, prompts, args) for prompts in (2, 6, 7, 8)] == [1, 3, 3, 4]
+    assert steps_of(thrice, 7, args) == 8
+    assert steps_of(config(max_steps=5), 7, args) == 5
 
 
 def test_rows_of_trl_hold_no_text_of_the_questions() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,6 @@ from reflectune.train.fine_tuning.fine_tune import (
     prepare_model,
     save_model,
     say,
-    total_steps,
     train,
 )
 from reflectune.train.fine_tuning.starting import load_start
@@ -75,6 +75,7 @@ def reinforce(
     args = grpo_arguments(config)
     if idle := idle_gpus(args):
         say(args, idle)
+    refuse_too_few(len(examples), args)
     loaded, adapted = load_start(config, args)
     batch = global_batch(args)
     settings = {
@@ -160,6 +161,35 @@ def grpo_arguments(config: AnswerGrpoConfig) -> GRPOConfig:
     return args
 
 
+def prompts_of_a_step(args: GRPOConfig) -> int:
+    """Prompts that an optimiser step reads over all processes, each with all its replies."""
+    # TRL fills the first in, and refuses what is no whole groups
+    assert args.generation_batch_size is not None
+    assert args.num_generations is not None
+    return args.generation_batch_size // args.num_generations
+
+
+def refuse_too_few(prompts: int, args: GRPOConfig) -> None:
+    """Raise a `UserError` if there are fewer prompts than one optimiser step reads.
+
+    TRL's sampler drops what fills no step at the end of an epoch: a run would take none, and be called trained.
+    """
+    if prompts < (needed := prompts_of_a_step(args)):
+        raise UserError(
+            f"{prompts} prompts, and a step reads {needed}: `per_device_train_batch_size` "
+            f"{args.per_device_train_batch_size} x `gradient_accumulation_steps` {args.gradient_accumulation_steps} x "
+            f"{args.world_size} process(es) / `generations` {args.num_generations}. Lower the batch, or give more "
+            "prompts"
+        )
+
+
+def steps_of(config: AnswerGrpoConfig, prompts: int, args: GRPOConfig) -> int:
+    """Optimiser steps of the whole run; an epoch leaves out the prompts at its end that fill no step."""
+    if config.max_steps is not None:
+        return config.max_steps
+    return math.ceil(config.epochs * (prompts // prompts_of_a_step(args)))
+
+
 def prompt_processor(
     config: AnswerGrpoConfig, examples: Sequence[PromptedExample], roots: Roots, loaded: Loaded
 ) -> PromptProcessor:
@@ -177,7 +207,7 @@ def describe(
     args: GRPOConfig,
 ) -> str:
     """What a run would do."""
-    steps = total_steps(config, len(examples) * config.generations, args.world_size)
+    steps = steps_of(config, len(examples), args)
     return "\n".join(
         [
             f"{len(examples):,} prompts of {config.split}, {config.generations} replies each, of at most "
