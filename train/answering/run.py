@@ -42,7 +42,7 @@ from reflectune.train.fine_tuning.fine_tune import (
 from reflectune.train.fine_tuning.starting import load_start
 from reflectune.train.forecasting.preview import parameter_table
 from reflectune.train.publishing.model_card import publish, write_card
-from reflectune.train.setup.launch import idle_gpus, keep_to_one_gpu, refuse_bad_launch, sharding
+from reflectune.train.setup.launch import idle_gpus, keep_to_one_gpu, refuse_bad_launch, refuse_unshared, sharding
 
 _WHY_FIXED = "replies are sampled, and each process draws random numbers of its own"
 
@@ -73,6 +73,7 @@ def reinforce(
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = grpo_arguments(config)
+    refuse_unshared(config.output_dir, args)
     if idle := idle_gpus(args):
         say(args, idle)
     refuse_too_few(len(examples), args)

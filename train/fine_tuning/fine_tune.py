@@ -54,6 +54,7 @@ from reflectune.train.setup.launch import (
     keep_to_one_gpu,
     placement,
     refuse_bad_launch,
+    refuse_unshared,
     sharding,
 )
 from reflectune.train.setup.parameters import (
@@ -73,6 +74,7 @@ def fine_tune(config: SftConfig) -> None:
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
+    refuse_unshared(config.output_dir, args)
     settled, compute_choice = settle_compute(config, args)
     if settled is not config:
         config, args = settled, training_arguments(settled)

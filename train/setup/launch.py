@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from accelerate import DistributedType, PartialState
+from accelerate.utils import gather_object
 from transformers import TrainingArguments
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.launching import MPI_SIZES
+from reflectune.train.saving.checkpoints import records_of
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
 
@@ -102,6 +104,27 @@ def placement(config: TrainingConfig, environment: Mapping[str, str]) -> dict[st
     return {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
 
 
+def refuse_unshared(output_dir: str, args: TrainingArguments) -> None:
+    """Raise a `UserError` in every process if they don't all find the same checkpoints in `output_dir`.
+
+    Each decides by what it finds whether the run is finished and where it goes on. Two that decide otherwise would wait
+    for each other without end.
+
+    Args:
+        output_dir: The run's.
+        args: The trainer's, which have joined the processes.
+    """
+    if args.world_size == 1:
+        return
+    views: list[dict[str, str]] = gather_object([records_of(output_dir)])
+    other = next((place for place, view in enumerate(views) if view != views[0]), None)
+    if other is not None:
+        raise UserError(
+            f"process 0 finds {_in_words(views[0])} in {output_dir}, and process {other} {_in_words(views[other])}; "
+            "`output_dir` must lie on a file system that all machines of the launch share"
+        )
+
+
 def keep_to_one_gpu(args: TrainingArguments) -> None:
     """Have a process use the GPU that it computes on alone, whatever others it sees. Changes the arguments in place.
 
@@ -134,6 +157,11 @@ def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
     engaged = {"zero": trainer.is_deepspeed_enabled, "fsdp": trainer.is_fsdp_enabled}.get(kind[:4], True)
     if not engaged:
         raise UserError(f"the launch asks for {kind}, but accelerate did not turn it on; see configs/accelerate")
+
+
+def _in_words(records: Mapping[str, str]) -> str:
+    names = ["the final checkpoint" if folder == "." else folder for folder in records]
+    return ", ".join(names) or "no checkpoint"
 
 
 def _refuse_lonely(environment: Mapping[str, str]) -> None:

@@ -1,5 +1,7 @@
 import importlib.util
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,15 @@ from reflectune.train.answering.run import grpo_arguments
 from reflectune.train.config import SftConfig
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.fine_tuning.fine_tune import global_batch, training_arguments
-from reflectune.train.setup.launch import check_engaged, idle_gpus, placement, refuse_bad_launch, sharding
+from reflectune.train.saving.checkpoints import mark_whole, records_of
+from reflectune.train.setup.launch import (
+    check_engaged,
+    idle_gpus,
+    placement,
+    refuse_bad_launch,
+    refuse_unshared,
+    sharding,
+)
 
 ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 ZERO_2 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}
@@ -123,6 +133,58 @@ def test_a_launch_that_would_do_less_than_it_was_asked_for_is_refused(
         return
     with pytest.raises(UserError, match=says):
         check_engaged(trainer, environment)
+
+
+@pytest.mark.parametrize(
+    ("there", "elsewhere", "told"),
+    [
+        ({"checkpoint-3": 3}, {"checkpoint-3": 3}, ""),
+        ({}, {}, ""),
+        ({"checkpoint-3": 3, "checkpoint-6": 6}, {}, "process 0 finds checkpoint-3, checkpoint-6 .*1 no checkpoint"),
+        ({"checkpoint-3": 3}, {"checkpoint-3": 4}, "process 0 finds checkpoint-3 .*process 1 checkpoint-3"),
+        ({"checkpoint-3": 3, ".": 3}, {"checkpoint-3": 3}, "process 0 finds checkpoint-3, the final checkpoint "),
+    ],
+    ids=["same", "new", "none elsewhere", "another run's", "finished here alone"],
+)
+def test_processes_that_find_different_checkpoints_are_told_to_share_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, int], elsewhere: dict[str, int], told: str
+) -> None:
+    for disk, steps in (("there", there), ("elsewhere", elsewhere)):
+        for folder, step in steps.items():
+            (tmp_path / disk / folder).mkdir(parents=True, exist_ok=True)
+            mark_whole(tmp_path / disk / folder, {"seed": 0}, step)
+    view = records_of(tmp_path / "elsewhere")
+    monkeypatch.setattr("reflectune.train.setup.launch.gather_object", lambda own: [*own, view])
+    args: Any = SimpleNamespace(world_size=2)
+
+    if not told:
+        refuse_unshared(str(tmp_path / "there"), args)
+        return
+    with pytest.raises(UserError, match=f"{told}.*`output_dir` must lie on a file system that all machines"):
+        refuse_unshared(str(tmp_path / "there"), args)
+    args.world_size = 1
+    refuse_unshared(str(tmp_path / "there"), args)
+
+
+@pytest.mark.slow
+def test_two_machines_with_a_disk_each_are_refused_and_do_not_hang(
+    tmp_path: Path, config: Callable[..., SftConfig], typed: Callable[..., list[str]], start_launch: Callable[..., Any]
+) -> None:
+    """Two processes over gloo, in folders of their own: only the first one's holds a checkpoint."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "import os\nfrom reflectune.train import sft\n"
+        f"os.chdir(f'{tmp_path}/disk{{os.environ[\"RANK\"]}}')\nsft.main()\n"
+    )
+    for disk in (tmp_path / "disk0/out/checkpoint-3", tmp_path / "disk1"):
+        disk.mkdir(parents=True)
+    mark_whole(tmp_path / "disk0/out/checkpoint-3", {"seed": 0}, 3)
+    settings = replace(config(per_device_train_batch_size=2), output_dir="out")
+
+    program = start_launch(worker, typed(settings))
+
+    assert program.wait() != 0
+    assert "process 0 finds checkpoint-3 in out, and process 1 no checkpoint" in program.stderr
 
 
 @pytest.mark.parametrize("path", LAUNCH_CONFIGS, ids=lambda path: path.stem)
