@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers import TrainingArguments
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.launching import MPI_SIZES
+from reflectune.models.loading import ADAPTER_FILE
 from reflectune.train.saving.checkpoints import records_of
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
@@ -59,6 +61,11 @@ def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) ->
             f"`method: {config.method}` under {kind} is not supported: new tokens' rows may not be saved "
             "(https://github.com/huggingface/peft/issues/2946). Launch with configs/accelerate/zero2.yaml or "
             "multi_gpu.yaml: adapters have so few optimiser states that there is little to divide"
+        )
+    if kind == "zero3" and Path(config.model, ADAPTER_FILE).is_file():
+        raise UserError(
+            f"`model`: {config.model} is an adapter, and zero3 divides its base before it could be merged; merge it "
+            "with train.merge first, and start from the result"
         )
     if kind in ("zero3", "fsdp") and isinstance(config, ValidationConfig) and config.eval_answers:
         raise UserError(

@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 from transformers.training_args import ParallelMode
 
 from reflectune.core.errors import UserError
+from reflectune.models.loading import ADAPTER_FILE
 from reflectune.train.answering.config import AnswerGrpoConfig
 from reflectune.train.answering.run import grpo_arguments
 from reflectune.train.config import SftConfig
@@ -75,6 +76,17 @@ def test_adapters_are_refused_where_their_rows_would_not_be_saved(method: str) -
 
     refuse_bad_launch(config, ZERO_2)
     with pytest.raises(UserError, match=r"under zero3 is not supported: .* Launch with .*zero2\.yaml"):
+        refuse_bad_launch(config, ZERO_3)
+
+
+def test_an_adapter_is_not_merged_into_weights_that_are_divided(tmp_path: Path) -> None:
+    config = SftConfig(method="full", model=str(tmp_path))
+    refuse_bad_launch(config, ZERO_3)
+    (tmp_path / ADAPTER_FILE).touch()
+
+    for environment in (ZERO_2, FSDP, {}):
+        refuse_bad_launch(config, environment)
+    with pytest.raises(UserError, match=r"is an adapter, and zero3 divides .*; merge it with train\.merge first"):
         refuse_bad_launch(config, ZERO_3)
 
 
