@@ -126,6 +126,16 @@ class ReflectionTrainer(CheckpointedTrainer):
         with naming(Reading(self.state.global_step + 1, dict(inputs))), casting:
             return super().training_step(model, inputs, num_items_in_batch)
 
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The batch on the device. Weights stay in float32: under DeepSpeed the stock trainer casts what is no integer.
+
+        That is meant for a model's inputs, and weights are none: in bfloat16 a third would be off by 0.2 %.
+        """
+        prepared: dict[str, Any] = super()._prepare_inputs(inputs)
+        if "weights" in inputs:
+            prepared["weights"] = inputs["weights"].to(self.args.device)
+        return prepared
+
     def compute_loss(
         self,
         model: nn.Module,
