@@ -106,7 +106,7 @@ def reinforce(
     )
     data = f"{len(examples):,} prompts of {config.split}, {config.generations} replies each, by TRL's GRPO"
     card = functools.partial(write_card, config=config, loaded=loaded, data=data, settings=settings)
-    with advising(config, model, args):
+    with advising(config, model, args, _WHY_FIXED):
         train(AnswerTrainer(run), card)
     publish(config, args)
 

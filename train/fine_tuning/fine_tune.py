@@ -113,7 +113,7 @@ def fine_tune(config: SftConfig) -> None:
     card = functools.partial(
         write_card, config=config, loaded=loaded, data=data_in_words(data.examples, data.scheme), settings=settings
     )
-    with advising(config, model, args):
+    with advising(config, model, args, fixed):
         train(ReflectionTrainer(run, reader, patience, answers), card)
     publish(config, args)
 

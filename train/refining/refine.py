@@ -113,7 +113,7 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
     data = f"{len(questions):,} questions ({_kinds(questions)}), each answered without and with retrieval"
     save = functools.partial(save_model, loaded=loaded, settings=settings)
     card = functools.partial(write_card, config=config, loaded=loaded, data=data, settings=settings)
-    with advising(config, model, args):
+    with advising(config, model, args, fixed):
         trainer = GateTrainer(
             TrainingRun(
                 model,
