@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerCallback
+from trl.trainer.utils import RepeatSampler
 
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
@@ -34,8 +35,8 @@ from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.train.answering.config import AnswerGrpoConfig
 from reflectune.train.answering.prompts import PromptProcessor, PromptRenderer, rows_of
 from reflectune.train.answering.rewards import keeps_format, reward_functions
-from reflectune.train.answering.run import prompt_processor, reinforce
-from reflectune.train.answering.trainer import AnswerRun, AnswerTrainer
+from reflectune.train.answering.run import grpo_arguments, prompt_processor, refuse_too_few, reinforce, steps_of
+from reflectune.train.answering.trainer import AnswerRun, AnswerTrainer, PromptOrder
 from reflectune.train.reag_grpo import run
 from reflectune.train.setup.parameters import add_adapters, tower_of
 
@@ -268,15 +269,18 @@ def test_the_picture_of_each_prompt_reaches_the_model_that_trains(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 3, 4], ids=["in the first epoch", "between epochs", "in the second epoch"])
 def test_a_run_that_was_killed_ends_as_the_straight_one(
-    config: Callable[..., AnswerGrpoConfig], monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., AnswerGrpoConfig], monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
+    """An epoch is three steps, of two prompts each."""
+    config = functools.partial(config, max_steps=step + 1)
     learn(config("straight"))
     started = AnswerTrainer.__init__
 
     def cut(self: AnswerTrainer, run: AnswerRun) -> None:
         started(self, run)
-        self.add_callback(KilledAfter(2))
+        self.add_callback(KilledAfter(step))
 
     with monkeypatch.context() as patched:
         patched.setattr(AnswerTrainer, "__init__", cut)
@@ -289,11 +293,26 @@ def test_a_run_that_was_killed_ends_as_the_straight_one(
     logs = [
         [
             {key: value for key, value in json.loads(line).items() if "time" not in key}
-            for line in Path(config(name).output_dir, "log.jsonl").read_text().splitlines()[:3]
+            for line in Path(config(name).output_dir, "log.jsonl").read_text().splitlines()[: step + 1]
         ]
         for name in ("straight", "cut")
     ]
     assert logs[0] == logs[1]
+
+
+def test_each_epoch_has_trls_order_whichever_epoch_a_run_begins_with() -> None:
+    def trl() -> RepeatSampler:
+        return RepeatSampler(range(7), mini_repeat_count=2, batch_size=3, repeat_count=2, seed=5)
+
+    uninterrupted = trl()
+    epochs = [list(uninterrupted) for _ in range(3)]
+    assert epochs[0] != epochs[1]
+
+    for epoch in (2, 0, 1):
+        order = PromptOrder(trl())
+        order.start_epoch(epoch)
+        assert list(order) == list(order) == epochs[epoch]
+        assert len(order) == len(epochs[epoch])
 
 
 class KilledAfter(TrainerCallback):
@@ -367,6 +386,26 @@ def test_replies_that_are_no_whole_groups_and_long_prompts_are_refused(
     processor = prompt_processor(config(max_tokens=60), PROMPTS, (world,), loaded)
     with pytest.raises(UserError, match=r"prompt q0 has \d+ tokens, and 54 leave room"):
         processor(text=["q0"])
+
+
+def test_fewer_prompts_than_a_step_reads_are_refused_before_the_model_is_loaded(
+    config: Callable[..., AnswerGrpoConfig],
+) -> None:
+    """TRL would drop them, take no step, and call the checkpoint trained."""
+    few = config(limit=3, gradient_accumulation_steps=2, model="nowhere")
+    with pytest.raises(UserError, match=r"3 prompts, and a step reads 4: .* 8 x .* 2 x 1 process\(es\) / .* 4\."):
+        learn(few)
+    refuse_too_few(4, grpo_arguments(few))
+
+
+def test_the_steps_that_are_foretold_leave_out_what_fills_no_step(config: Callable[..., AnswerGrpoConfig]) -> None:
+    """As TRL's sampler does: an epoch of seven prompts is three steps, of two prompts each."""
+    once, thrice = config(max_steps=None), config(max_steps=None, epochs=2.5)
+    args = grpo_arguments(once)
+
+    assert [steps_of(once, prompts, args) for prompts in (2, 6, 7, 8)] == [1, 3, 3, 4]
+    assert steps_of(thrice, 7, args) == 8
+    assert steps_of(config(max_steps=5), 7, args) == 5
 
 
 def test_rows_of_trl_hold_no_text_of_the_questions() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -36,13 +37,12 @@ from reflectune.train.fine_tuning.fine_tune import (
     prepare_model,
     save_model,
     say,
-    total_steps,
     train,
 )
 from reflectune.train.fine_tuning.starting import load_start
 from reflectune.train.forecasting.preview import parameter_table
 from reflectune.train.publishing.model_card import publish, write_card
-from reflectune.train.setup.launch import refuse_bad_launch, sharding
+from reflectune.train.setup.launch import idle_gpus, keep_to_one_gpu, refuse_bad_launch, refuse_unshared, sharding
 
 _WHY_FIXED = "replies are sampled, and each process draws random numbers of its own"
 
@@ -73,6 +73,10 @@ def reinforce(
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = grpo_arguments(config)
+    refuse_unshared(config.output_dir, args)
+    if idle := idle_gpus(args):
+        say(args, idle)
+    refuse_too_few(len(examples), args)
     loaded, adapted = load_start(config, args)
     batch = global_batch(args)
     settings = {
@@ -102,7 +106,7 @@ def reinforce(
     )
     data = f"{len(examples):,} prompts of {config.split}, {config.generations} replies each, by TRL's GRPO"
     card = functools.partial(write_card, config=config, loaded=loaded, data=data, settings=settings)
-    with advising(config, model, args):
+    with advising(config, model, args, _WHY_FIXED):
         train(AnswerTrainer(run), card)
     publish(config, args)
 
@@ -133,13 +137,13 @@ def load_prompts(
 
 
 def grpo_arguments(config: AnswerGrpoConfig) -> GRPOConfig:
-    """TRL's arguments; this also joins the processes of a distributed launch.
+    """TRL's arguments; this also joins the processes of a distributed launch. One process has one GPU.
 
     Raises:
         UserError: The replies of an optimiser step are no whole groups.
     """
     try:
-        return GRPOConfig(
+        args = GRPOConfig(
             **argument_values(config),
             beta=0.0,  # no KL term, as published
             disable_dropout=True,  # what is scored is what sampled
@@ -154,6 +158,37 @@ def grpo_arguments(config: AnswerGrpoConfig) -> GRPOConfig:
             f"TRL refuses the batch: {error}. The replies of a step, `per_device_train_batch_size` x "
             f"`gradient_accumulation_steps` x processes, are a multiple of `generations`, {config.generations}"
         ) from error
+    keep_to_one_gpu(args)
+    return args
+
+
+def prompts_of_a_step(args: GRPOConfig) -> int:
+    """Prompts that an optimiser step reads over all processes, each with all its replies."""
+    # TRL fills the first in, and refuses what is no whole groups
+    assert args.generation_batch_size is not None
+    assert args.num_generations is not None
+    return args.generation_batch_size // args.num_generations
+
+
+def refuse_too_few(prompts: int, args: GRPOConfig) -> None:
+    """Raise a `UserError` if there are fewer prompts than one optimiser step reads.
+
+    TRL's sampler drops what fills no step at the end of an epoch: a run would take none, and be called trained.
+    """
+    if prompts < (needed := prompts_of_a_step(args)):
+        raise UserError(
+            f"{prompts} prompts, and a step reads {needed}: `per_device_train_batch_size` "
+            f"{args.per_device_train_batch_size} x `gradient_accumulation_steps` {args.gradient_accumulation_steps} x "
+            f"{args.world_size} process(es) / `generations` {args.num_generations}. Lower the batch, or give more "
+            "prompts"
+        )
+
+
+def steps_of(config: AnswerGrpoConfig, prompts: int, args: GRPOConfig) -> int:
+    """Optimiser steps of the whole run; an epoch leaves out the prompts at its end that fill no step."""
+    if config.max_steps is not None:
+        return config.max_steps
+    return math.ceil(config.epochs * (prompts // prompts_of_a_step(args)))
 
 
 def prompt_processor(
@@ -173,7 +208,7 @@ def describe(
     args: GRPOConfig,
 ) -> str:
     """What a run would do."""
-    steps = total_steps(config, len(examples) * config.generations, args.world_size)
+    steps = steps_of(config, len(examples), args)
     return "\n".join(
         [
             f"{len(examples):,} prompts of {config.split}, {config.generations} replies each, of at most "

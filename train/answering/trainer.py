@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,14 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor, nn
+from torch.utils.data import Sampler
 from transformers import PreTrainedModel, ProgressCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from reflectune.core.errors import UserError
 from reflectune.train.answering.prompts import PromptProcessor
 from reflectune.train.answering.rewards import Reward
+from reflectune.train.data.order import FollowEpochs
 from reflectune.train.fine_tuning.checkpointed import CheckpointedTrainer, Save
 from reflectune.train.fine_tuning.logs import LogFile, Progress
 
@@ -43,8 +45,37 @@ class AnswerRun:
     settings: Mapping[str, Any]
 
 
+class PromptOrder(Sampler[int]):
+    """TRL's order of the prompts, each as often as it has replies, as a pure function of its seed and the epoch.
+
+    TRL's sampler (1.16) shuffles each epoch with the generator that the epoch before left, and knows no epochs: a run
+    that is resumed in a later one would read the first one's order. Here the shuffles before are drawn again, so that
+    every epoch has the order that it has in a run that nothing interrupts. Can go once TRL's sampler follows epochs.
+
+    Args:
+        sampler: TRL's, which shuffles.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        super().__init__()
+        self._sampler, self._epoch = sampler, 0
+
+    def start_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order the next iteration gives."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = self._sampler.generator.manual_seed(self._sampler.seed)
+        for _ in range(self._epoch):
+            torch.randperm(self._sampler.num_samples, generator=generator)
+        yield from self._sampler
+
+
 class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
-    """Trains answers by GRPO; sampling, advantages and loss are TRL's.
+    """Trains answers by GRPO; sampling, advantages, loss and the order of the prompts are TRL's.
 
     Args:
         run: What trains, on what, and how it is kept.
@@ -60,6 +91,8 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
             processing_class=run.processor,
             callbacks=[LogFile()],
         )
+        self._order = PromptOrder(GRPOTrainer._get_train_sampler(self))
+        self.add_callback(FollowEpochs(self._order))
         self.keep_checkpoints(run.model, run.save, run.settings)
         if self.pop_callback(ProgressCallback):  # there is none if tqdm is off
             self.add_callback(Progress())
@@ -86,3 +119,6 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the checkpoint's card is ours, and is written at the end."""
+
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
+        return self._order

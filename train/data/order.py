@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import Sampler
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from reflectune.train.data.examples import TrainingData
 from reflectune.train.data.global_batch import GlobalBatch
@@ -111,6 +113,31 @@ class TrainingOrder(Sampler[int]):
         full = len(merged) // self.batch_size
         shuffled = [batches[i] for i in torch.randperm(full, generator=generator).tolist()] + batches[full:]
         return [index for batch in shuffled for index in batch]
+
+
+class OfEpochs(Protocol):
+    """An order of which each epoch has its own."""
+
+    def start_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order the next iteration gives."""
+
+
+class FollowEpochs(TrainerCallback):
+    """Tells an order which epoch begins, in a resumed run too.
+
+    Args:
+        order: The trainer's.
+    """
+
+    def __init__(self, order: OfEpochs) -> None:
+        super().__init__()
+        self._order = order
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the epoch that the trainer's state is in."""
+        self._order.start_epoch(int(state.epoch or 0))
 
 
 def training_order(data: TrainingData, batch: GlobalBatch, *, seed: int, group_by_length: bool) -> TrainingOrder:

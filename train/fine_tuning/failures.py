@@ -104,13 +104,14 @@ def plain_worker_errors() -> Iterator[None]:
 
 
 @contextmanager
-def advising(config: TrainingConfig, model: nn.Module, args: TrainingArguments) -> Iterator[None]:
+def advising(config: TrainingConfig, model: nn.Module, args: TrainingArguments, why_fixed: str) -> Iterator[None]:
     """A block in which running out of memory is an error that says what to change.
 
     Args:
         config: The run's.
         model: Its model, not wrapped.
         args: The trainer's.
+        why_fixed: Why the run can't go on with its global batch divided otherwise; "" if it can.
 
     Raises:
         UserError: Memory ran out.
@@ -121,10 +122,12 @@ def advising(config: TrainingConfig, model: nn.Module, args: TrainingArguments) 
         if not is_out_of_memory(error):
             raise
         reading = error.reading if isinstance(error, StepOutOfMemoryError) else None
-        raise UserError(_advice(config, model, reading, args)) from error
+        raise UserError(_advice(config, model, reading, args, why_fixed)) from error
 
 
-def _advice(config: TrainingConfig, model: nn.Module, reading: Reading | None, args: TrainingArguments) -> str:
+def _advice(
+    config: TrainingConfig, model: nn.Module, reading: Reading | None, args: TrainingArguments, why_fixed: str
+) -> str:
     device, patch_size = args.device, Architecture.of(inner_model(model).config).patch_size
     if reading is None:
         where, batch = "between batches (moving the model, or stepping its weights)", _NO_BATCH
@@ -132,10 +135,11 @@ def _advice(config: TrainingConfig, model: nn.Module, reading: Reading | None, a
         where, batch = f"at {reading.words}", reading.batch(patch_size)
     predicted = forecast(config, model, batch, device, args.world_size)
     available = memory_of(device) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    resumable = "" if why_fixed else ", or with a smaller batch and more accumulation"
     ways = "\n  ".join(suggestions(config, model, predicted, available))
     return (
         f"out of memory {where}. {device.type} has {in_words(available)}, and this takes about "
         f"{in_words(total(predicted.parts()))} by the estimate that --dry_run prints. What takes less:\n  {ways}\n"
-        "The last checkpoint is kept: with `gradient_checkpointing` alone changed, the run goes on from it; other "
-        "changes need another `output_dir`"
+        f"The last checkpoint is kept: with `gradient_checkpointing` alone changed{resumable}, the run goes on from "
+        "it; other changes need another `output_dir`"
     )

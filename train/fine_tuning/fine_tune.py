@@ -48,7 +48,15 @@ from reflectune.train.settings.validation import ValidationConfig, greater_is_be
 from reflectune.train.setup.compute import settle_compute
 from reflectune.train.setup.dividing import divide, divides_from_file
 from reflectune.train.setup.features import cache_features
-from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding
+from reflectune.train.setup.launch import (
+    check_engaged,
+    idle_gpus,
+    keep_to_one_gpu,
+    placement,
+    refuse_bad_launch,
+    refuse_unshared,
+    sharding,
+)
 from reflectune.train.setup.parameters import (
     add_adapters,
     freeze_all_but,
@@ -66,9 +74,12 @@ def fine_tune(config: SftConfig) -> None:
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
+    refuse_unshared(config.output_dir, args)
     settled, compute_choice = settle_compute(config, args)
     if settled is not config:
         config, args = settled, training_arguments(settled)
+    if idle := idle_gpus(args):
+        say(args, idle)
     loaded = load_base(config, args)
     batch = global_batch(args)
     fixed = why_fixed(loaded.model, config.adapters_dropout, sharding(os.environ))
@@ -102,14 +113,16 @@ def fine_tune(config: SftConfig) -> None:
     card = functools.partial(
         write_card, config=config, loaded=loaded, data=data_in_words(data.examples, data.scheme), settings=settings
     )
-    with advising(config, model, args):
+    with advising(config, model, args, fixed):
         train(ReflectionTrainer(run, reader, patience, answers), card)
     publish(config, args)
 
 
 def training_arguments(config: TrainingConfig) -> TrainingArguments:
-    """The stock trainer's arguments; this also joins the processes of a distributed launch."""
-    return TrainingArguments(**argument_values(config))
+    """The stock trainer's arguments; this also joins the processes of a distributed launch. One process has one GPU."""
+    args = TrainingArguments(**argument_values(config))
+    keep_to_one_gpu(args)
+    return args
 
 
 def argument_values(config: TrainingConfig) -> dict[str, Any]:

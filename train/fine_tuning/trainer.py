@@ -16,9 +16,6 @@ from torch.utils.data import Dataset, Sampler
 from transformers import (
     PreTrainedModel,
     ProgressCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
 
@@ -26,7 +23,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.partials import partial_path
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.tree import IGNORE
-from reflectune.train.data.order import TrainingOrder
+from reflectune.train.data.order import FollowEpochs, TrainingOrder
 from reflectune.train.fine_tuning.answers import AnswerReader
 from reflectune.train.fine_tuning.checkpointed import CheckpointedTrainer, Save, checkpoint_bytes
 from reflectune.train.fine_tuning.failures import Reading, naming, plain_worker_errors
@@ -90,7 +87,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         patience: int | None = None,
         answers: AnswerReader | None = None,
     ) -> None:
-        validated, callbacks = reader.dataset if reader else None, [_FollowEpochs(run.order), LogFile()]
+        validated, callbacks = reader.dataset if reader else None, [FollowEpochs(run.order), LogFile()]
         super().__init__(run.model, run.args, run.collator, run.dataset, validated, callbacks=callbacks)
         self.keep_checkpoints(run.model, run.save, run.settings)
         if self.pop_callback(ProgressCallback):  # there is none if tqdm is off
@@ -128,6 +125,16 @@ class ReflectionTrainer(CheckpointedTrainer):
         casting = under_autocast(self._adapters) if self.accelerator.native_amp else nullcontext()
         with naming(Reading(self.state.global_step + 1, dict(inputs))), casting:
             return super().training_step(model, inputs, num_items_in_batch)
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The batch on the device. Weights stay in float32: under DeepSpeed the stock trainer casts what is no integer.
+
+        That is meant for a model's inputs, and weights are none: in bfloat16 a third would be off by 0.2 %.
+        """
+        prepared: dict[str, Any] = super()._prepare_inputs(inputs)
+        if "weights" in inputs:
+            prepared["weights"] = inputs["weights"].to(self.args.device)
+        return prepared
 
     def compute_loss(
         self,
@@ -230,16 +237,3 @@ class ReflectionTrainer(CheckpointedTrainer):
 def supervised_weight(batch: Mapping[str, Tensor]) -> Tensor:
     """The summed weight of a batch's supervised tokens; the first token of a row is never predicted. Shape ()."""
     return batch["weights"][:, 1:][batch["labels"][:, 1:] != IGNORE].sum()
-
-
-class _FollowEpochs(TrainerCallback):
-    """Tells the order which epoch begins, in a resumed run too."""
-
-    def __init__(self, order: TrainingOrder) -> None:
-        super().__init__()
-        self._order = order
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._order.start_epoch(int(state.epoch or 0))

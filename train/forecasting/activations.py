@@ -90,8 +90,6 @@ def activations(model: Architecture, batch: Batch, how: Passing) -> Activations:
     ends = batch.tokens * model.width * 4  # the last norm's input
     if how.adapters is None:
         ends += batch.tokens * model.width * how.residual  # scaled by a weight that trains
-    elif how.adapters:
-        ends += how.compute * model.vocabulary * model.width  # the head with its trained rows put in, a copy
     logits = batch.supervised * model.vocabulary * (8 if how.compute == 4 else 4 + 4 + how.compute)
     gradients = 3 * batch.tokens * how.compute * model.hidden  # of the product, and of both its factors
     if not how.checkpointing:

@@ -40,7 +40,7 @@ from reflectune.train.publishing.model_card import publish, write_card
 from reflectune.train.refining.config import GateConfig
 from reflectune.train.refining.gate_trainer import GateTrainer, Objective
 from reflectune.train.refining.gate_trees import Costs, GateExample, GateExamples, rewards_of
-from reflectune.train.setup.launch import refuse_bad_launch, sharding
+from reflectune.train.setup.launch import idle_gpus, refuse_bad_launch, refuse_unshared, sharding
 
 Measuring = Callable[[Loaded, Dataset, Sequence[Question]], Measure]
 """Makes what answers the questions with a model."""
@@ -65,6 +65,9 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
+    refuse_unshared(config.output_dir, args)
+    if idle := idle_gpus(args):
+        say(args, idle)
     loaded, adapted = load_start(config, args)
     batch = global_batch(args)
     fixed = why_fixed(loaded.model, config.adapters_dropout, kind)
@@ -110,7 +113,7 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
     data = f"{len(questions):,} questions ({_kinds(questions)}), each answered without and with retrieval"
     save = functools.partial(save_model, loaded=loaded, settings=settings)
     card = functools.partial(write_card, config=config, loaded=loaded, data=data, settings=settings)
-    with advising(config, model, args):
+    with advising(config, model, args, fixed):
         trainer = GateTrainer(
             TrainingRun(
                 model,

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import DistributedType, PartialState
+from accelerate.utils import gather_object
+from transformers import TrainingArguments
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.launching import MPI_SIZES
+from reflectune.models.loading import ADAPTER_FILE
+from reflectune.train.saving.checkpoints import records_of
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
 
@@ -56,6 +61,11 @@ def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) ->
             f"`method: {config.method}` under {kind} is not supported: new tokens' rows may not be saved "
             "(https://github.com/huggingface/peft/issues/2946). Launch with configs/accelerate/zero2.yaml or "
             "multi_gpu.yaml: adapters have so few optimiser states that there is little to divide"
+        )
+    if kind == "zero3" and Path(config.model, ADAPTER_FILE).is_file():
+        raise UserError(
+            f"`model`: {config.model} is an adapter, and zero3 divides its base before it could be merged; merge it "
+            "with train.merge first, and start from the result"
         )
     if kind in ("zero3", "fsdp") and isinstance(config, ValidationConfig) and config.eval_answers:
         raise UserError(
@@ -101,6 +111,48 @@ def placement(config: TrainingConfig, environment: Mapping[str, str]) -> dict[st
     return {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
 
 
+def refuse_unshared(output_dir: str, args: TrainingArguments) -> None:
+    """Raise a `UserError` in every process if they don't all find the same checkpoints in `output_dir`.
+
+    Each decides by what it finds whether the run is finished and where it goes on. Two that decide otherwise would wait
+    for each other without end.
+
+    Args:
+        output_dir: The run's.
+        args: The trainer's, which have joined the processes.
+    """
+    if args.world_size == 1:
+        return
+    views: list[dict[str, str]] = gather_object([records_of(output_dir)])
+    other = next((place for place, view in enumerate(views) if view != views[0]), None)
+    if other is not None:
+        raise UserError(
+            f"process 0 finds {_in_words(views[0])} in {output_dir}, and process {other} {_in_words(views[other])}; "
+            "`output_dir` must lie on a file system that all machines of the launch share"
+        )
+
+
+def keep_to_one_gpu(args: TrainingArguments) -> None:
+    """Have a process use the GPU that it computes on alone, whatever others it sees. Changes the arguments in place.
+
+    The stock trainer takes all GPUs that a lone process sees: it multiplies the batch by their number, and wraps the
+    model in `nn.DataParallel`, whose scatter would cut a packed row of trees into pieces.
+    """
+    if args.n_gpu > 1:
+        args._n_gpu = 1
+
+
+def idle_gpus(args: TrainingArguments) -> str:
+    """Which GPU a lone process uses where it sees several, and how to use all, in one line; "" if none is left idle."""
+    visible = torch.cuda.device_count()
+    if args.world_size > 1 or args.device.type == "cpu" or visible < 2:
+        return ""
+    return (
+        f"one process uses one GPU: {args.device} of {visible}; to use all, launch with "
+        "configs/accelerate/multi_gpu.yaml"
+    )
+
+
 def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
     """Raise a `UserError` if fewer processes train together than were started, or nothing is divided that should be."""
     started, joined = int(environment.get("WORLD_SIZE", 1)), trainer.args.world_size
@@ -112,6 +164,11 @@ def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
     engaged = {"zero": trainer.is_deepspeed_enabled, "fsdp": trainer.is_fsdp_enabled}.get(kind[:4], True)
     if not engaged:
         raise UserError(f"the launch asks for {kind}, but accelerate did not turn it on; see configs/accelerate")
+
+
+def _in_words(records: Mapping[str, str]) -> str:
+    names = ["the final checkpoint" if folder == "." else folder for folder in records]
+    return ", ".join(names) or "no checkpoint"
 
 
 def _refuse_lonely(environment: Mapping[str, str]) -> None:

@@ -27,6 +27,10 @@ _TOWERS = (
 )
 
 
+_NARROW = r".*language_model.*_proj"
+"""The matrices of all layers that adapters go on in Llama and Qwen."""
+
+
 @dataclass(frozen=True)
 class Count:
     """Parameters of one tower."""
@@ -180,11 +184,12 @@ def add_adapters(
         whole: Names of modules that train with all their weights, which are saved with the adapters.
 
     Raises:
-        UserError: `targets` matches no linear module, or one outside of the language model.
+        UserError: `targets` matches no linear module, one outside of the language model, what holds no matrix, or a
+            matrix whose rows of new tokens train.
     """
-    _check_targets(model, targets)
     rows = sorted(token_ids)
     names = [_name_of(model, model.get_input_embeddings()), _name_of(model, model.get_output_embeddings())]
+    _check_targets(model, targets, names if rows else ())
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,
@@ -199,7 +204,7 @@ def add_adapters(
     return adapted
 
 
-def _check_targets(model: nn.Module, targets: str) -> None:
+def _check_targets(model: nn.Module, targets: str, with_new_rows: Collection[str]) -> None:
     matched = [name for name, module in model.named_modules() if re.fullmatch(targets, name)]
     linear = [name for name in matched if isinstance(model.get_submodule(name), nn.Linear)]
     if not linear:
@@ -209,7 +214,17 @@ def _check_targets(model: nn.Module, targets: str) -> None:
     if outside:
         raise UserError(
             f"`lora_targets` {targets!r} also matches modules outside of the language model, e.g. "
-            f"{_examples(outside)}; narrow it, e.g. by `.*language_model.*`"
+            f"{_examples(outside)}; narrow it, e.g. by `{_NARROW}`"
+        )
+    if not_matrices := [n for n in matched if not isinstance(model.get_submodule(n), (nn.Linear, nn.Embedding))]:
+        raise UserError(
+            f"`lora_targets` {targets!r} also matches modules that are no matrices, e.g. {_examples(not_matrices)}; "
+            f"narrow it, e.g. by `{_NARROW}`"
+        )
+    if twice := [name for name in matched if name in with_new_rows]:
+        raise UserError(
+            f"`lora_targets` {targets!r} also matches {' and '.join(twice)}, of which the new tokens' rows train by "
+            f"themselves; leave it out, e.g. by `{_NARROW}`"
         )
 
 

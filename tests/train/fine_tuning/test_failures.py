@@ -1,5 +1,6 @@
 """A run that fails in the middle names what it died on, and says what to change where memory ran out."""
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tuning.fine_tune import fine_tune
 from reflectune.train.fine_tuning.trainer import ReflectionTrainer
-from reflectune.train.saving.checkpoints import checkpoint_folders
+from reflectune.train.saving.checkpoints import RECORD, checkpoint_folders
 
 
 @pytest.fixture
@@ -74,6 +75,28 @@ def test_out_of_memory_says_what_to_change_and_by_how_much(
         assert match, way
         assert float(match[1]) < float(re.search(r"takes about ([\d.]+) MiB", said)[1])  # type: ignore[index]
     assert [folder.name for folder in checkpoint_folders(config().output_dir)] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize(("dropout", "resumes"), [(0.0, True), (0.1, False)])
+def test_out_of_memory_says_whether_a_smaller_batch_goes_on_from_the_checkpoint(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch, dropout: float, resumes: bool
+) -> None:
+    """With dropout the division of the global batch is fixed. What is said is then done."""
+    run = functools.partial(config, method="lora", lora_dropout=dropout, max_steps=3)
+    with monkeypatch.context() as patched:
+        failing(device_is_full, 3, patched)
+        with pytest.raises(UserError) as raised:
+            fine_tune(run())
+    assert ("alone changed, or with a smaller batch and more accumulation, the run" in str(raised.value)) == resumes
+    assert ("`gradient_checkpointing` alone changed, the run goes on" in str(raised.value)) != resumes
+
+    smaller = run(per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    if not resumes:
+        with pytest.raises(UserError, match="belongs to a run with other settings: `per_device_train_batch_size`"):
+            fine_tune(smaller)
+        return
+    fine_tune(smaller)
+    assert Path(smaller.output_dir, RECORD).is_file()
 
 
 def test_out_of_memory_between_batches_is_told_of_what_is_not_the_batch(

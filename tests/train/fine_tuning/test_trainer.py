@@ -2,7 +2,8 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from reflectune.models.schemes.passages import PassageScheme
 from reflectune.train.config import SftConfig
 from reflectune.train.fine_tuning.checkpointed import load_weights
 from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
-from reflectune.train.fine_tuning.trainer import supervised_weight
+from reflectune.train.fine_tuning.trainer import ReflectionTrainer, supervised_weight
+from reflectune.train.refining.gate_trainer import GateTrainer
 
 
 def row_losses(loaded: Loaded, row: Tree) -> list[float]:
@@ -75,6 +77,30 @@ def test_the_first_token_of_a_row_has_no_weight_since_nothing_predicts_it() -> N
     }
 
     assert supervised_weight(batch) == 1 + 2 + 3
+
+
+@pytest.mark.parametrize("trainer_class", [ReflectionTrainer, GateTrainer])
+def test_deepspeed_rounds_a_models_inputs_and_not_the_losss_weights(trainer_class: type[ReflectionTrainer]) -> None:
+    class Preparing(trainer_class):  # type: ignore[valid-type, misc]
+        def prepared(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            return self._prepare_inputs(batch)
+
+    engine = SimpleNamespace(hf_ds_config=SimpleNamespace(dtype=lambda: torch.bfloat16))
+    trainer: Any = object.__new__(Preparing)
+    trainer.args = SimpleNamespace(device=torch.device("cpu"))
+    trainer.accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=engine))
+    trainer.is_deepspeed_enabled = True
+    weights = torch.tensor([[1 / 3, 1, 0.3]])
+    batch = {"input_ids": torch.tensor([[5, 6, 7]]), "pixel_values": torch.rand(1, 3, 2, 2), "weights": weights}
+
+    prepared = trainer.prepared(dict(batch))
+
+    assert {name: tensor.dtype for name, tensor in prepared.items()} == {
+        "input_ids": torch.int64,
+        "pixel_values": torch.bfloat16,
+        "weights": torch.float32,
+    }
+    assert torch.equal(prepared["weights"], weights)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoTokenizer
 
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.forecasting.architecture import Architecture
 from reflectune.models.loading import load
-from reflectune.models.miniature.architecture import Family
+from reflectune.models.miniature.architecture import Family, build_model
 from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import Collator, EncodedExample, load_examples
 from reflectune.train.fine_tuning.fine_tune import encoded_examples, prepare_model
@@ -33,9 +34,15 @@ def prepared(
 ) -> Callable[..., tuple[nn.Module, dict[str, Tensor], Forecast]]:
     """A model that is ready to train, its largest batch of four questions, and what is foretold of it."""
 
-    def build(family: Family, **changes: Any) -> tuple[nn.Module, dict[str, Tensor], Forecast]:
+    def build(
+        family: Family, vocabulary: int | None = None, **changes: Any
+    ) -> tuple[nn.Module, dict[str, Tensor], Forecast]:
+        base = base_model(family, size="base")
+        if vocabulary:
+            tokenizer = AutoTokenizer.from_pretrained(base)
+            build_model(family, tokenizer, size="base", vocab_size=vocabulary).save_pretrained(base)
         config = SftConfig(
-            model=str(base_model(family, size="base")),
+            model=str(base),
             train_data=str(data_folder),
             output_dir=str(tmp_path / "out"),
             device="cpu",
@@ -59,8 +66,8 @@ def length(example: EncodedExample) -> int:
     return sum(tree.length for tree in example.trees)
 
 
-def saved_bytes(model: nn.Module, batch: dict[str, Tensor], dtype: str) -> int:
-    """Bytes of everything that autograd saves for the backward pass, but for weights and their casts."""
+def saved_bytes(model: nn.Module, batch: dict[str, Tensor], dtype: str, *, vocabulary: int = 0) -> int:
+    """Bytes of what autograd saves for the backward pass, but for weights, their casts and rows of the vocabulary."""
     shapes = {tuple(sorted(parameter.shape)) for parameter in model.parameters()}
     weight_pointers = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     seen: dict[int, Tensor] = {}
@@ -68,7 +75,8 @@ def saved_bytes(model: nn.Module, batch: dict[str, Tensor], dtype: str) -> int:
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         is_cast = tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in shapes
-        if storage.data_ptr() not in weight_pointers and not is_cast:
+        is_logits = tensor.dim() > 0 and tensor.shape[-1] == vocabulary
+        if storage.data_ptr() not in weight_pointers and not is_cast and not is_logits:
             seen[storage.data_ptr()] = tensor  # held, so that no other one gets its place
         return tensor
 
@@ -112,6 +120,18 @@ def test_so_they_do_without_the_vision_tower_and_with_dropout(
     dtype = changes.get("dtype", "float32")
 
     assert predicted.activations().kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_new_tokens_rows_keep_no_copy_of_the_head(prepared: Callable[..., Any], family: Family) -> None:
+    """With a vocabulary so large that a copy would be more than all layers keep under checkpointing."""
+    model, batch, predicted = prepared(family, vocabulary=20_000, method="lora", gradient_checkpointing=True)
+    architecture = predicted.architecture
+    assert architecture.vocabulary >= 20_000
+    assert 4 * architecture.vocabulary * architecture.width > predicted.activations().kept
+
+    saved = saved_bytes(model, batch, "float32", vocabulary=architecture.vocabulary)
+    assert predicted.activations().kept == pytest.approx(saved, rel=0.15)
 
 
 class Peak(TorchDispatchMode):

@@ -1,16 +1,34 @@
 import importlib.util
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from transformers import TrainingArguments
+from transformers.training_args import ParallelMode
 
 from reflectune.core.errors import UserError
+from reflectune.models.loading import ADAPTER_FILE
+from reflectune.train.answering.config import AnswerGrpoConfig
+from reflectune.train.answering.run import grpo_arguments
 from reflectune.train.config import SftConfig
-from reflectune.train.setup.launch import check_engaged, placement, refuse_bad_launch, sharding
+from reflectune.train.data.global_batch import GlobalBatch
+from reflectune.train.fine_tuning.fine_tune import global_batch, training_arguments
+from reflectune.train.saving.checkpoints import mark_whole, records_of
+from reflectune.train.setup.launch import (
+    check_engaged,
+    idle_gpus,
+    placement,
+    refuse_bad_launch,
+    refuse_unshared,
+    sharding,
+)
 
 ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 ZERO_2 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}
@@ -58,6 +76,17 @@ def test_adapters_are_refused_where_their_rows_would_not_be_saved(method: str) -
 
     refuse_bad_launch(config, ZERO_2)
     with pytest.raises(UserError, match=r"under zero3 is not supported: .* Launch with .*zero2\.yaml"):
+        refuse_bad_launch(config, ZERO_3)
+
+
+def test_an_adapter_is_not_merged_into_weights_that_are_divided(tmp_path: Path) -> None:
+    config = SftConfig(method="full", model=str(tmp_path))
+    refuse_bad_launch(config, ZERO_3)
+    (tmp_path / ADAPTER_FILE).touch()
+
+    for environment in (ZERO_2, FSDP, {}):
+        refuse_bad_launch(config, environment)
+    with pytest.raises(UserError, match=r"is an adapter, and zero3 divides .*; merge it with train\.merge first"):
         refuse_bad_launch(config, ZERO_3)
 
 
@@ -118,6 +147,58 @@ def test_a_launch_that_would_do_less_than_it_was_asked_for_is_refused(
         check_engaged(trainer, environment)
 
 
+@pytest.mark.parametrize(
+    ("there", "elsewhere", "told"),
+    [
+        ({"checkpoint-3": 3}, {"checkpoint-3": 3}, ""),
+        ({}, {}, ""),
+        ({"checkpoint-3": 3, "checkpoint-6": 6}, {}, "process 0 finds checkpoint-3, checkpoint-6 .*1 no checkpoint"),
+        ({"checkpoint-3": 3}, {"checkpoint-3": 4}, "process 0 finds checkpoint-3 .*process 1 checkpoint-3"),
+        ({"checkpoint-3": 3, ".": 3}, {"checkpoint-3": 3}, "process 0 finds checkpoint-3, the final checkpoint "),
+    ],
+    ids=["same", "new", "none elsewhere", "another run's", "finished here alone"],
+)
+def test_processes_that_find_different_checkpoints_are_told_to_share_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, int], elsewhere: dict[str, int], told: str
+) -> None:
+    for disk, steps in (("there", there), ("elsewhere", elsewhere)):
+        for folder, step in steps.items():
+            (tmp_path / disk / folder).mkdir(parents=True, exist_ok=True)
+            mark_whole(tmp_path / disk / folder, {"seed": 0}, step)
+    view = records_of(tmp_path / "elsewhere")
+    monkeypatch.setattr("reflectune.train.setup.launch.gather_object", lambda own: [*own, view])
+    args: Any = SimpleNamespace(world_size=2)
+
+    if not told:
+        refuse_unshared(str(tmp_path / "there"), args)
+        return
+    with pytest.raises(UserError, match=f"{told}.*`output_dir` must lie on a file system that all machines"):
+        refuse_unshared(str(tmp_path / "there"), args)
+    args.world_size = 1
+    refuse_unshared(str(tmp_path / "there"), args)
+
+
+@pytest.mark.slow
+def test_two_machines_with_a_disk_each_are_refused_and_do_not_hang(
+    tmp_path: Path, config: Callable[..., SftConfig], typed: Callable[..., list[str]], start_launch: Callable[..., Any]
+) -> None:
+    """Two processes over gloo, in folders of their own: only the first one's holds a checkpoint."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "import os\nfrom reflectune.train import sft\n"
+        f"os.chdir(f'{tmp_path}/disk{{os.environ[\"RANK\"]}}')\nsft.main()\n"
+    )
+    for disk in (tmp_path / "disk0/out/checkpoint-3", tmp_path / "disk1"):
+        disk.mkdir(parents=True)
+    mark_whole(tmp_path / "disk0/out/checkpoint-3", {"seed": 0}, 3)
+    settings = replace(config(per_device_train_batch_size=2), output_dir="out")
+
+    program = start_launch(worker, typed(settings))
+
+    assert program.wait() != 0
+    assert "process 0 finds checkpoint-3 in out, and process 1 no checkpoint" in program.stderr
+
+
 @pytest.mark.parametrize("path", LAUNCH_CONFIGS, ids=lambda path: path.stem)
 def test_accelerate_reads_every_launch_config_and_knows_its_keys(path: Path) -> None:
     loaded = load_config_from_file(str(path))  # refuses a key that it doesn't know
@@ -141,3 +222,39 @@ def test_a_machine_without_an_accelerator_trains_on_the_cpu(
     """Said to transformers too, which refuses bfloat16 otherwise."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
     assert placement(SftConfig(device=device), {}) == {"use_cpu": on_cpu}
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that sees four GPUs, as far as transformers asks."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_process_that_sees_several_gpus_reads_the_batch_that_was_asked_for(tmp_path: Path) -> None:
+    """The stock trainer would multiply it, and wrap the model in `nn.DataParallel`."""
+    batch: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "output_dir": str(tmp_path),
+    }
+    assert TrainingArguments(**batch).n_gpu == 4
+
+    for args in (training_arguments(SftConfig(**batch)), grpo_arguments(AnswerGrpoConfig(**batch))):
+        assert args.n_gpu == 1
+        assert args.parallel_mode == ParallelMode.NOT_PARALLEL
+        assert global_batch(args) == GlobalBatch(8, 2, 1)
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("device", "processes", "told"), [("cuda:0", 1, True), ("cuda:0", 4, False), ("cpu", 1, False)]
+)
+def test_it_says_which_gpu_it_uses_and_how_to_use_all(device: str, processes: int, told: bool) -> None:
+    args: Any = SimpleNamespace(device=torch.device(device), world_size=processes)
+
+    line = idle_gpus(args)
+
+    assert line.startswith("one process uses one GPU: cuda:0 of 4") == told
+    assert ("configs/accelerate/multi_gpu.yaml" in line) == told

@@ -100,6 +100,32 @@ def test_targets_beyond_the_language_model_are_refused() -> None:
         add_adapters(tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets=r".*\.(q|v)_proj")
 
 
+@pytest.mark.parametrize(
+    ("targets", "named"),
+    [
+        (r".*language_model.*_proj|lm_head", "lm_head"),
+        (r".*language_model.*(_proj|embed_tokens)", r"model\.language_model\.embed_tokens"),
+        (r".*language_model.*(_proj|embed_tokens)|lm_head", r"model\.language_model\.embed_tokens and lm_head"),
+    ],
+)
+def test_matrices_whose_new_rows_train_are_refused(targets: str, named: str) -> None:
+    """PEFT fails over them with a TypeError. Without new tokens they may have adapters."""
+    with pytest.raises(UserError, match=rf"also matches {named}, of which the new tokens' rows train by themselves"):
+        add_adapters(tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets=targets)
+
+    layers = adapters_of(add_adapters(tiny("llava", False), (), rank=4, alpha=8, dropout=0.0, targets=targets))
+    assert len(layers) == 14 + len(named.split(" and "))
+
+
+def test_targets_that_are_no_matrices_are_refused() -> None:
+    with pytest.raises(UserError, match=r"modules that are no matrices, e\.g\. model\.language_model, .*; narrow it"):
+        add_adapters(tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets=r".*language_model.*")
+    adapted_model = add_adapters(
+        tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets=r".*language_model.*_proj"
+    )
+    assert len(adapters_of(adapted_model)) == 14  # seven in each of two layers
+
+
 def test_targets_that_match_nothing_are_refused_with_examples() -> None:
     with pytest.raises(UserError, match=r"'nothing' matches no linear module; there are e\.g\. model\."):
         add_adapters(tiny("llava", False), NEW, rank=4, alpha=8, dropout=0.0, targets="nothing")
