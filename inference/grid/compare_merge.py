@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.devices import find_device
-from reflectune.core.durable import read_rows
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.pipelines.registry import find_recipe
@@ -16,7 +15,8 @@ from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.evaluation import BEST_BASELINE, evaluate
 from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.trace import Trace, from_row
+from reflectune.inference.trace import Trace
+from reflectune.inference.trace_files.opening import trace_files, traces_of
 
 Metrics = Mapping[str, Any]
 
@@ -80,8 +80,7 @@ def _scored(group: _Group, metrics: Mapping[str, Metrics]) -> Metrics:
     return evaluate(questions, traces, measure=measure, gamma=first.gamma, seed=first.seed)
 
 
-def _traces(folder: Path, name: str, questions: Sequence[Question]) -> dict[str, Trace]:
+def _traces(folder: Path, name: str, questions: Sequence[Question]) -> Mapping[str, Trace]:
     """The traces of a pipeline of those questions that it takes."""
-    taken = {question.id for question in questions if find_recipe(name).takes(question)}
-    rows = read_rows(folder / f"{name}.jsonl")
-    return {row["question_id"]: from_row(row) for row in rows if row["question_id"] in taken}
+    recipe = find_recipe(name)
+    return traces_of(trace_files(folder)[name], [question.id for question in questions if recipe.takes(question)])

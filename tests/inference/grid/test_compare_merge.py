@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reflectune.core.durable import RowLog
+from reflectune.core.resumable import ALONE
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.grid.compare_merge import merged
@@ -19,6 +19,7 @@ from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.trace import Trace, to_row
+from reflectune.inference.trace_files.keeping import TraceForm, TraceStore
 
 SPLITS = ("val_unseen_question", "val_unseen_entity")
 
@@ -28,15 +29,16 @@ def finished(small_world: Path, tmp_path: Path, make: SimpleNamespace) -> Callab
     """Writes the traces of an evaluation: what each pipeline answers to every knowledge-based question."""
     dataset = Dataset(small_world)
     questions = [q for split in SPLITS for q in dataset.questions(split) if q.is_knowledge_based is not False]
+    ordered = sorted(questions, key=lambda question: question.id)
 
     def write(name: str, answers: dict[str, Callable[[Question], str]], **more: Any) -> tuple[EvaluateConfig, Any]:
         config = EvaluateConfig(dataset=str(small_world), output=str(tmp_path / name), splits=list(SPLITS), **more)
         traces: dict[str, dict[str, Trace]] = {}
         for pipeline, say in answers.items():
             traces[pipeline] = {q.id: make.trace(int(q.id[1:]), pipeline, answer=say(q)) for q in questions}
-            with RowLog(tmp_path / name / "traces" / f"{pipeline}.jsonl", "f") as log:
-                for key, trace in traces[pipeline].items():
-                    log.append(key, to_row(trace))
+            rows = {key: to_row(trace) for key, trace in traces[pipeline].items()}
+            store = TraceStore(tmp_path / name / "traces", pipeline, "f", config.traces)
+            store.fill(ordered, lambda batch, rows=rows: [(q.id, rows[q.id]) for q in batch], 8, ALONE)
         metrics = evaluate(questions, traces, measure=Measure("infoseek"), gamma=0.5, seed=more.get("seed", 0))
         return config, json.loads(json.dumps(metrics))
 
@@ -51,8 +53,9 @@ def wrong(question: Question) -> str:
     return "nonsense"
 
 
-def test_pipelines_that_were_run_apart_are_paired_with_one_best_baseline(finished: Any) -> None:
-    first, baselines = finished("a", {"closed_book": right, "naive_rag_article": wrong})
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_pipelines_that_were_run_apart_are_paired_with_one_best_baseline(finished: Any, form: TraceForm) -> None:
+    first, baselines = finished("a", {"closed_book": right, "naive_rag_article": wrong}, traces=form)
     second, iterative = finished("b", {"pmsr": wrong, "pmsr_fixed": right})
     assert not any("best_baseline" in name for name in iterative["comparisons"])
     told = merged({"a": first, "b": second}, {"a": baselines, "b": iterative})
