@@ -52,7 +52,7 @@ class GrpoConfig(GateConfig, PipelineConfig):  # type: ignore[misc]  # training 
         The gate's keys stand there with the values that they always had, and those of the search and of S_ret with the
         values that they had too do not, so that runs from before can be resumed.
         """
-        settings = {**super().run_settings(), "gamma": 0.5, "ret": True}
+        settings = {**self.as_used(super().run_settings()), "gamma": 0.5, "ret": True}
         usual = (("title_weight", 0.5), ("summary_share", 0.0), ("s_ret_temperature", 0.0))
         return {name: value for name, value in settings.items() if (name, value) not in usual}
 

@@ -68,7 +68,8 @@ class PlainConfig(RerankerConfig, RetrieverConfig):
 
         Data from before there was a `summary_share` stays valid.
         """
-        settings = {name: value for name, value in dataclasses.asdict(self).items() if name not in _ELSEWHERE}
+        used = self.as_used(dataclasses.asdict(self))
+        settings = {name: value for name, value in used.items() if name not in _ELSEWHERE}
         return {name: value for name, value in settings.items() if (name, value) != ("summary_share", 0.0)}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from reflectune.inference.grid.compare_plot import mean_score
 from reflectune.inference.pipelines.iterative import PAPER_BUDGETS
+from reflectune.inference.pipelines.registry import all_recipes
 from reflectune.inference.report.trajectories import COST_HEADS, endings, number, stop_sentence
 from reflectune.inference.scoring.trajectories import COSTS
 from reflectune.metrics.breakdown import OVERALL
@@ -30,9 +31,10 @@ def page(record: Mapping[str, Any]) -> str:
         f"`{record['command']}`, {times}. {record['metric']['caption']}. "
         "Score in per cent and lead in points: mean over evaluations, in brackets the 95 % interval of one evaluation, "
         "or the lowest to the highest of several. The lead is over the best baseline at equal depth "
-        f"({strongest}), paired by question; a pipeline is ahead if its interval is above 0 in every evaluation. Costs "
-        "are of one question: tokens read are those of all prompts, each from its beginning; of tokens computed, what "
-        "a question's prompts begin with is read once. Oracles, told the entry, stand last and are on no front.",
+        f"({strongest}), paired by question; {_own_depth(record['pipelines'])}a pipeline is ahead if its interval is "
+        "above 0 in every evaluation. Costs are of one question: tokens read are those of all prompts, each from its "
+        "beginning; of tokens computed, what a question's prompts begin with is read once. Oracles, told the entry, "
+        "stand last and are on no front.",
         "",
         *_budgets(record.get("budgets", {})),
         f"| {' | '.join(['pipeline', 'score', 'lead', 'against the best baseline', *heads.values(), *named_costs])} |",
@@ -63,6 +65,17 @@ def _budgets(budgets: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[s
         alike.setdefault(", ".join(parts), []).append(name)
     for told, names in alike.items():
         yield from (f"Budgets of {', '.join(names)}, in brackets those of their papers: {told}.", "")
+
+
+def _own_depth(pipelines: Mapping[str, Any]) -> str:
+    """Which leads are over a baseline that reads another number of entries; "" if none is."""
+    known = all_recipes()
+    names = dict.fromkeys(name.partition(NOISE)[0] for name, row in pipelines.items() if any(row["lead"]))
+    own = [name for name in names if name in known and known[name].has_own_depth]
+    if not own:
+        return ""
+    keys = "keys of their own say how many passages they read" if len(own) > 1 else "its own keys say how much it reads"
+    return f"that of {', '.join(own)} is not at equal depth: {keys}, and of which indexes; "
 
 
 def _counts(scores: Sequence[Mapping[str, Any] | None]) -> list[str]:

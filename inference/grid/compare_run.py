@@ -65,10 +65,10 @@ def compared(metrics: Mapping[str, Mapping[str, Any]]) -> Record:
     Returns:
         `metric`, `evaluations` (their names), `stop_rules` (what PMSR's stop saves, of each that measured it),
         `budgets` (of MI-RAG's and PMSR's pipelines, by name and key the different values), and by pipeline `score`,
-        `columns` (the same of each column) and `lead` over the best baseline at equal depth (one of each evaluation
-        that ran it, None where it can't be said), `costs` (means over evaluations), `trajectories` (of each
-        evaluation), and `on_front`: by kind of cost, whether no other pipeline is both at least as good and at least as
-        cheap, and better in one.
+        `columns` (the same of each column) and `lead` over the best baseline, at equal depth but for pipelines that
+        have their own (one of each evaluation that ran it, None where it can't be said), `costs` (means over
+        evaluations), `trajectories` (of each evaluation), and `on_front`: by kind of cost, whether no other pipeline is
+        both at least as good and at least as cheap, and better in one.
 
     Raises:
         UserError: The evaluations are scored by different metrics.

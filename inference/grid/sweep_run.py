@@ -98,7 +98,8 @@ def _record(results: Results, point: Point, seed: int) -> dict[str, Any]:
 def _fingerprint(
     config: SweepConfig, dataset: Dataset, points: list[Point], runner: GridRunner, measure: Measure
 ) -> str:
-    settings = {name: str(value) for name, value in dataclasses.asdict(config).items() if name not in ELSEWHERE}
+    used = config.as_used(dataclasses.asdict(config))
+    settings = {name: str(value) for name, value in used.items() if name not in ELSEWHERE}
     for name, usual in {"summary_share": "0.0", "fusion": "scores", "s_ret_temperature": "0.0"}.items():
         if settings[name] == usual:
             del settings[name]  # points that are older than the key go on

@@ -118,8 +118,9 @@ def answer(config: TablesConfig, answering: Answering) -> tuple[Results, Spent]:
     runner = GridRunner(reading, dataset, config.paper, config.seed)
     tuned_plainly: list[ModelRole] = ["plain_model"] if answering.plain else []
     roles: list[ModelRole] = ["model", "base_model", *tuned_plainly]
+    used = reading.as_used(asdict(reading))
     key = {
-        "settings": {name: str(value) for name, value in asdict(reading).items() if name not in ELSEWHERE},
+        "settings": {name: str(value) for name, value in used.items() if name not in ELSEWHERE},
         "points": [(point.name, repr(point.run_key), point.ranking) for point in answering.points],
         "dataset": dataset.fingerprint,
         "metric": [measure.metric, measure.bem.fingerprint if measure.bem is not None else None],

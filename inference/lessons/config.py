@@ -105,7 +105,8 @@ class LessonsConfig(ReagLessonKeys, ReadingConfig):
         unread = _ELSEWHERE | (frozenset() if REAG in self.pipelines else _OF_REAG)
         if not self.renamed:
             unread |= {"renamed"}
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
+        used = self.as_used(dataclasses.asdict(self))
+        return {name: value for name, value in used.items() if name not in unread}
 
     @property
     def asks_unaided(self) -> bool:

@@ -84,8 +84,8 @@ def knowledge_bases(
     """The bases that a config names an index of.
 
     A pair is ranked by λ · sim(query, title) + (1 - λ) · sim(image, image), equation 7 of PMSR, and MI-RAG's mean at
-    λ = 1/2. The titles stand for the pairs' texts, since every index of entries holds them; with `summary_share: 1` it
-    is the summaries, as in PMSR.
+    λ = 1/2; a picture without a text is searched by itself, whatever λ is. The titles stand for the pairs' texts, since
+    every index of entries holds them; with `summary_share: 1` it is the summaries, as in PMSR.
 
     Args:
         entries: Finds entries for a picture and a text; None if there is no index of entries.
@@ -103,7 +103,8 @@ def knowledge_bases(
         if not by_picture:
             weights = equation_7(config.text_weight).with_summaries(config.summary_share).fused(config.fusion)
             entries.check(weights)
-        searchers.append(_pairs(entries, knowledge, config, pair_text, weights))
+        finder = _OrByPicture(entries) if weights is not None and config.text_weight == 1 else entries
+        searchers.append(_pairs(finder, knowledge, config, pair_text, weights))
     searchers += [Pages(tool)] if tool is not None else []
     joint, encodes = JointSearch(searchers, on_failure=config.base_failure), texts or entries
     if encodes is None:
@@ -112,7 +113,7 @@ def knowledge_bases(
 
 
 def _pairs(
-    entries: EntryRetriever, knowledge: KnowledgeBase, config: ReadingConfig, text: PairText, weights: Weights | None
+    entries: QueryRetriever, knowledge: KnowledgeBase, config: ReadingConfig, text: PairText, weights: Weights | None
 ) -> Searcher:
     """The base `pairs`: entries with a passage, their summary, or all of their passages."""
     if text == "summary":
@@ -124,6 +125,25 @@ def _pairs(
     if text == "section":
         return BestPassages("pairs", entries, passages_of, weights=weights)
     return PassagesInside("pairs", entries, passages_of, entries=config.top_n, weights=weights)
+
+
+@dataclass(frozen=True)
+class _OrByPicture:
+    """Finds entries as `entries` does, but for a picture without a text by the picture, though λ is 1.
+
+    At any λ below 1 it is found so anyway: what a query lacks doesn't count, and the rest is scaled up.
+    """
+
+    entries: EntryRetriever
+
+    def search_queries(
+        self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
+    ) -> list[list[Hit]]:
+        """For each query at most `top_n` entries, each once, best first."""
+        texts, pictures = ([query for query in queries if query.has_text is has_text] for has_text in (True, False))
+        by_text = iter(self.entries.search_queries(texts, top_n, weights=weights))
+        by_picture = iter(self.entries.search_queries(pictures, top_n, weights=equation_7(0.0)))
+        return [next(by_text if query.has_text else by_picture) for query in queries]
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,11 @@ def expanded(question: str, record: str) -> str:
     return f"Question: {question}\n{record}\n"
 
 
+def is_expanded(query: str, question: str) -> bool:
+    """Whether a query is a question expanded by some record; see `expanded`."""
+    return query.startswith(f"Question: {question}\n")
+
+
 def part_of_picture(question: Question, crop: float, box_field: str) -> tuple[Box, ...]:
     """The part of a question's picture that is searched with beside the whole one, if any.
 

@@ -84,7 +84,7 @@ class OracleAmongOthers:
         clock = Clock()
         gold = [gold_entries(question) for question in questions]
         with clock.step("retrieve"):
-            hits = self._retriever.search(images, self._top_n + max(map(len, gold)))
+            hits = self._hits(images, [len(first) for first in gold])
         entries = []
         for question, first, row in zip(questions, gold, hits, strict=True):
             others = [hit.entry_id for hit in row if hit.entry_id not in first]
@@ -93,6 +93,14 @@ class OracleAmongOthers:
         passages = [_passages(self._knowledge, row, self._lead) for row in entries]
         kept = [[hit for hit in row if hit.entry_id in ids] for row, ids in zip(hits, entries, strict=True)]
         return answer_with_context(self.name, self._reader, questions, images, kept, passages, clock)
+
+    def _hits(self, images: Sequence[Image.Image], gold: Sequence[int]) -> list[list[Hit]]:
+        """For each image `top_n` entries and as many more as its question has gold ones, whatever its batch has.
+
+        All images are searched for each time, since an encoder's last digits depend on what is encoded together.
+        """
+        by_count = {count: self._retriever.search(images, self._top_n + count) for count in dict.fromkeys(gold)}
+        return [by_count[count][place] for place, count in enumerate(gold)]
 
 
 class GoldRetriever:

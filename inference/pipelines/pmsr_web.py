@@ -87,7 +87,7 @@ class PmsrWeb(Pmsr):
                 max_tokens=self.max_record,
                 picture=False,
             )
-            of_record = " ".join(parsing.spoken(short.text).split()) or question.text
+            of_record = condensed(short.text) or question.text
         return (yield from self._beside(of_record, iteration, question, records, otherwise=question.text))
 
     def _summaries(
@@ -112,6 +112,11 @@ class PmsrWeb(Pmsr):
             if told.text.strip():
                 summaries.append(dataclasses.replace(page, text=told.text))
         return summaries
+
+
+def condensed(reply: str) -> str:
+    """The query that a reply to `CONDENSE` is, on one line; "" if it says nothing."""
+    return " ".join(parsing.spoken(reply).split())
 
 
 def pieces(text: str) -> list[str]:

@@ -113,6 +113,11 @@ class Recipe:
         """The config's field that names the model that reads, to be loaded; None if there is none, or a server's."""
         return None if self.is_iterative and config.reader == SERVER else self.model
 
+    @property
+    def has_own_depth(self) -> bool:
+        """Whether keys of its own say how many passages it reads, in place of the first `top_n` entries."""
+        return self.searches_text or bool({"text_passages", "pair_passages"}.intersection(self.settings))
+
     def asks_server(self, config: ReadingConfig) -> bool:
         """Whether a server's model reads or answers."""
         return self.is_iterative and SERVER in (config.reader, config.answerer)

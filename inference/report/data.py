@@ -70,7 +70,7 @@ class _Tables:
         self.entries: list[dict[str, Any]] = []
         self.passages: list[dict[str, Any]] = []
         self._dataset = dataset
-        self._places: dict[tuple[str, str], int] = {}
+        self._places: dict[tuple[object, ...], int] = {}
 
     def image(self, path: str | Path, roots: Roots) -> int:
         """Position of an image below `roots`; -1 if it can't be read (then the evaluation has said so already)."""
@@ -99,8 +99,11 @@ class _Tables:
         return self._places[key]
 
     def passage(self, passage: Passage, kb: str = "") -> int:
-        """Position of a passage of an entry of a knowledge base."""
-        key = ("passage", f"{kb}: {passage.id}")
+        """Position of a passage of an entry of a knowledge base, as it was read.
+
+        What one question reads of a page is a summary, which is another for another question.
+        """
+        key = ("passage", kb, passage)
         if key not in self._places:
             self._places[key] = len(self.passages)
             self.passages.append(

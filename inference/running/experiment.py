@@ -293,7 +293,10 @@ def _fingerprint(
             **({"reranker": parts.reranker.fingerprint} if parts.reranker and recipe.reranks else {}),
             **({"base_model": hashes["base_model"]} if recipe.answered_by_base(config) else {}),
             **({"answerer": hashes.get("answerer", SERVER)} if recipe.answerer(config) else {}),
-            "settings": {**{name: getattr(config, name) for name in settings}, **recipe.varied_from(config)},
+            "settings": {
+                **config.as_used({name: getattr(config, name) for name in settings}),
+                **recipe.varied_from(config),
+            },
         }
     )
 

@@ -159,10 +159,12 @@ class GateRewardRollout:
                 "model": self._loaded.fingerprint,
                 "base_model": base.fingerprint if base else None,
                 "batch_questions": self._batch,
-                "settings": {
-                    name: getattr(self._config, name)
-                    for name in (*settings, "lead", "max_new_tokens", "token_budget", "dtype")
-                }
+                "settings": self._config.as_used(
+                    {
+                        name: getattr(self._config, name)
+                        for name in (*settings, "lead", "max_new_tokens", "token_budget", "dtype")
+                    }
+                )
                 | self._recipe.varied_from(self._config),
                 **({"round": number, "run": self._run} if number else {}),
             }

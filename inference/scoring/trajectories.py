@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from reflectune.core.types import Question
+from reflectune.inference.pipelines.iterative import is_expanded
+from reflectune.inference.pipelines.pmsr_web import condensed
 from reflectune.inference.scoring.scores import Score, Traces, mean
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace import Step, Trace
 from reflectune.metrics.cover import cover_one
 from reflectune.metrics.retrieval import article_recall_at_k
 
@@ -58,8 +60,8 @@ def trajectories(questions: Sequence[Question], traces: Traces, *, seed: int) ->
         that iteration, or the last one before it, states an accepted answer), `gained` (of the last iteration less the
         first, paired by question: `article_recall` and `record`; and `bases`, the last one's recall of all knowledge
         bases less the best one's alone; None where there is nothing to subtract), `asked` (of the searches that
-        follow a trajectory's first, the share with a query that the model wrote; None without any) and `courses`
-        (share of each `Course`).
+        follow a trajectory's first, the share with a query that the model wrote, beside or in place of the question
+        that its record expands; None without any) and `courses` (share of each `Course`).
     """
     return {
         name: _of_pipeline([q for q in questions if q.id in by_id and not by_id[q.id].error], by_id, seed)
@@ -103,7 +105,7 @@ def _of_pipeline(questions: Sequence[Question], traces: Mapping[str, Trace], see
             else None,
             "bases": _joined(known, traces, last, bases, seed) if len(bases) > 1 else None,
         },
-        "asked": mean(_asked([traces[question.id] for question in questions]), seed),
+        "asked": mean(_asked(questions, traces), seed),
         "courses": _courses([right for right in records.values() if right]),
     }
 
@@ -120,10 +122,26 @@ def _joined(
     return _less([found_until(q, traces[q.id], last) for q in questions], max(alone, key=sum), seed)
 
 
-def _asked(traces: Sequence[Trace]) -> list[float]:
-    """Of each trajectory that searches again, the share of later searches with more than the expanded question."""
-    searches = [[step for step in trace.steps if step.operator == "search"][1:] for trace in traces]
-    return [sum(len(step.queries) > 1 for step in later) / len(later) for later in searches if later]
+def _asked(questions: Sequence[Question], traces: Mapping[str, Trace]) -> list[float]:
+    """Of each trajectory that searches again, the share of later searches with a query that the model wrote."""
+    shares: list[float] = []
+    for question in questions:
+        steps = traces[question.id].steps
+        if later := [step for step in steps if step.operator == "search"][1:]:
+            shares.append(sum(_has_own_query(step, question, steps) for step in later) / len(later))
+    return shares
+
+
+def _has_own_query(search: Step, question: Question, steps: Sequence[Step]) -> bool:
+    """Whether a search has a query that asks something: the question, expanded and condensed or not, is none.
+
+    What was condensed is a reply of the same iteration to a prompt without documents. The first query alone may be one
+    of these.
+    """
+    first, *others = search.queries
+    rewritten = [step for step in steps if step.operator == "rewrite" and step.iteration == search.iteration]
+    of_record = {question.text, *(condensed(step.text) for step in rewritten if not step.shown)}
+    return bool(others) or not (first in of_record or is_expanded(first, question.text))
 
 
 def found_until(question: Question, trace: Trace, iteration: int, base: str = "") -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from reflectune.core.config import setting
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.inference.trace import Trace, from_row
+from reflectune.inference.trace_files.columns import TraceColumns
 from reflectune.inference.trace_files.layout import is_questions
 from reflectune.inference.trace_files.reading import TraceFile
 
@@ -53,6 +54,19 @@ def read_traces(path: Path) -> Iterator[Trace]:
         UserError: It is damaged.
     """
     return iter(TraceFile(path)) if path.suffix == ".parquet" else map(from_row, read_rows(path))
+
+
+def traces_of(path: Path, question_ids: Collection[str]) -> Mapping[str, Trace]:
+    """The traces of those of these questions that a file has, by id; in Parquet they stay there (see `TraceColumns`).
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    wanted = set(question_ids)
+    if path.suffix == ".parquet":
+        file = TraceFile(path)
+        return TraceColumns(file, [question_id for question_id in file.ids if question_id in wanted])
+    return {row["id"]: from_row(row) for row in read_rows(path) if row["id"] in wanted}
 
 
 def find_trace(path: Path, question_id: str) -> Trace | None:

@@ -161,7 +161,8 @@ class EntryRetriever:
         hits: dict[_Content, list[Hit]] = {}
         for batch in _alike(weights_of):
             batch_weights = weights_of[batch[0]]
-            rows = self._best_rows(_weighted(vectors, batch, batch_weights), min(top_n, len(self._index.entry_ids)))
+            weighted, entries = _weighted(vectors, batch, batch_weights), min(top_n, len(self._index.entry_ids))
+            rows = self._best_rows(weighted, len(batch), entries)
             for content, chosen in zip(batch, rows, strict=True):
                 hits[content] = self._hits(different[content].kind, vectors[content], batch_weights, chosen)
         return [hits[content] for content in contents]
@@ -260,16 +261,25 @@ class EntryRetriever:
             self._kept.pop(next(iter(self._kept)))
         return vectors
 
-    def _best_rows(self, query: Mapping[str, Vectors], entries: int) -> list[npt.NDArray[np.int64]]:
-        """For each query the best row of each of its best entries, best first; an approximate store may have fewer."""
+    def _best_rows(self, query: Mapping[str, Vectors], count: int, entries: int) -> list[npt.NDArray[np.int64]]:
+        """For each query the best row of each of its best entries, best first; an approximate store may have fewer.
+
+        Only queries that lack entries are searched for again with more rows, since what an approximate store finds
+        depends on how many rows it is asked for: so it depends on no other query.
+        """
         rows, wanted = len(self._index.store), _ROWS_AN_ENTRY * entries
-        while True:
-            nearest = self._index.store.search(query, min(wanted, rows)).rows
-            chosen = [_first_of_each(row[row >= 0], self._index.owner)[:entries] for row in nearest]
-            is_all = [bool((row < 0).any()) for row in nearest]  # the store has no more for this query
-            if wanted >= rows or all(len(each) == entries or done for each, done in zip(chosen, is_all, strict=True)):
-                return chosen
+        chosen: dict[int, npt.NDArray[np.int64]] = {}
+        left = list(range(count))
+        while left:
+            asked = {field: vectors[left] for field, vectors in query.items()}
+            for place, nearest in zip(left, self._index.store.search(asked, min(wanted, rows)).rows, strict=True):
+                first = _first_of_each(nearest[nearest >= 0], self._index.owner)[:entries]
+                is_all = wanted >= rows or bool((nearest < 0).any())  # the store has no more for this query
+                if is_all or len(first) == entries:
+                    chosen[place] = first
+            left = [place for place in left if place not in chosen]
             wanted *= 4
+        return [chosen[place] for place in range(len(chosen))]
 
     def _hits(self, kind: str, query: _Parts, weights: Mapping[str, float], rows: npt.NDArray[np.int64]) -> list[Hit]:
         """What one query finds, from the best rows of its entries; the parts are not weighted.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from reflectune.core.devices import find_device
 from reflectune.retrieval.encoders.base import Vectors
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
@@ -30,8 +32,15 @@ class TextRetriever:
         self._index, self._encoder, self._store = index, encoder, store or index.store
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors of texts, as queries are encoded; float32 of shape (texts, dimensions)."""
-        return self._encoder.encode_queries(texts)
+        """Unit vectors of texts, as queries are encoded; float32 of shape (texts, dimensions).
+
+        Their inner product is the cosine whichever similarity the index is searched by; a vector of zeros stays so.
+        """
+        vectors = self._encoder.encode_queries(texts)
+        if self._encoder.settings.similarity == "cosine":
+            return vectors
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
     def search(self, queries: Sequence[str], top: int) -> list[list[PassageHit]]:
         """For each query the `top` best passages, best first; all of them if there are fewer.

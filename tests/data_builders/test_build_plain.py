@@ -88,6 +88,15 @@ def config(tmp_path: Path, encoder: str) -> Callable[..., PlainConfig]:
     return make
 
 
+def test_what_a_reranker_leaves_unset_is_known_by_what_it_reads_with(config: Callable[..., PlainConfig]) -> None:
+    """So data from before these keys could be unset are still of the same config."""
+    named = {"reranker": "embedding", "reranker_model": "miniature/text"}
+    before = config(**named, reranker_similarity="cosine", reranker_max_length=512)
+    assert config(**named).what_decides() == before.what_decides()
+    with_card = {"reranker": "embedding", "reranker_model": "facebook/contriever"}
+    assert config(**with_card).what_decides() == config(**with_card, reranker_similarity="dot").what_decides()
+
+
 def test_each_question_is_answered_once_from_each_context(config: Callable[..., PlainConfig], tmp_path: Path) -> None:
     build.run(config())
 

@@ -124,6 +124,18 @@ def test_a_pipeline_has_one_table_of_its_iterations_over_all_evaluations() -> No
     assert "## How the others end\n\n- pmsr: queries repeat: 3." in once
 
 
+def test_a_lead_is_said_to_be_at_equal_depth_only_where_it_is() -> None:
+    text = written(one=FIRST, noisy={**SECOND, "noise": {"pmsr": 4}})
+    assert "(naive), paired by question; that of pmsr is not at equal depth: its own keys say how much it reads" in text
+    both = {**FIRST, "comparisons": {f"{name} - best_baseline": score(0.1) for name in ("pmsr", "mi_rag")}}
+    both["pipelines"] = {**FIRST["pipelines"], "mi_rag": FIRST["pipelines"]["pmsr"]}
+    both["costs"] = {**FIRST["costs"], "mi_rag": FIRST["costs"]["pmsr"]}
+    assert "that of pmsr, mi_rag is not at equal depth: keys of their own say" in written(one=both)
+    same = metrics({"naive": 0.5, "mr2ag": 0.6, "pmsr": 0.4}, dict.fromkeys(("naive", "mr2ag", "pmsr"), 1.0))
+    same["comparisons"] = {"mr2ag - best_baseline": score(0.1)}
+    assert "(naive), paired by question; a pipeline is ahead" in written(one=same)
+
+
 def test_what_iterations_gain_is_told_paired_by_question() -> None:
     walked = {**FIRST["trajectories"]["pmsr"], "asked": score(0.25)}
     walked["gained"] = {"article_recall": score(0.2), "record": None, "bases": score(0.1)}

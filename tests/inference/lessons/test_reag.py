@@ -261,3 +261,4 @@ def test_keys_that_say_nothing_are_refused_and_leave_other_lessons_as_they_were(
     before, after = (config(pipelines=["mi_rag"], negatives=number).what_decides() for number in (4, 9))
     assert before == after
     assert config(negatives=4).what_decides() != config(negatives=9).what_decides()
+    assert (before["reranker_similarity"], before["reranker_max_length"]) == ("cosine", 512)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,10 +15,15 @@ from reflectune.inference.config import ReadingConfig
 from reflectune.inference.operators.requests import Box, Rerank, Search
 from reflectune.inference.operators.searching import KnowledgeBases, PairText, cropped, knowledge_bases, reranked
 from reflectune.inference.pipelines.registry import find_recipe, iterative
+from reflectune.inference.running.config import EvaluateConfig
 from reflectune.retrieval.hits import Hit, PassageHit
+from reflectune.retrieval.indexes.entry_index import Index
+from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.rerankers.words import WordReranker
+from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.joint import JointSearch
 from reflectune.retrieval.retrievers.queries import Query
+from reflectune.retrieval.stores.exact import ExactStore
 
 
 @pytest.mark.parametrize(
@@ -110,6 +116,40 @@ def test_a_query_opens_as_many_entries_as_it_may_read_pairs(
 def test_traces_depend_on_top_n_exactly_where_it_says_how_many_entries_are_opened(name: str) -> None:
     by_budget = name == "mi_rag" or name.startswith("pmsr")
     assert ("top_n" in find_recipe(name).settings) is not by_budget
+
+
+class Upright:
+    """An encoder of two dimensions: a picture is the first axis, and so is every text."""
+
+    name, revision, dimensions, fingerprint = "upright", "", 2, "f"
+
+    def encode_images(self, images: Sequence[Image.Image]) -> np.ndarray:
+        return np.tile(np.array([1, 0], dtype=np.float32), (len(images), 1))
+
+    def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
+        return np.tile(np.array([1, 0], dtype=np.float32), (len(texts), 1))
+
+
+@pytest.mark.parametrize("pair_text", ["summary", "section"])
+def test_a_picture_alone_is_searched_by_itself_whatever_a_text_weighs(pair_text: PairText, tmp_path: Path) -> None:
+    entries = [Entry(name, name, summary=f"It is {name}.") for name in ("ash", "bee")]
+    kb = write_knowledge_base(tmp_path / "kb", entries, name="k")
+    store = ExactStore(tmp_path / "index", {"image": 2, "title": 2})
+    axes = np.eye(2, dtype=np.float32)
+    store.add({"image": axes, "title": axes[::-1]})  # the ash looks like the picture, the bee is called as the text
+    retriever = EntryRetriever(Index({"kb": "k"}, ("ash", "bee"), np.arange(2), store), Upright())
+    asked = Search(0, ("", "bee", ""), {"pairs": (1, 1, 1)})
+
+    def found(text_weight: float) -> list[tuple[str, float]]:
+        config = EvaluateConfig(text_weight=text_weight, top_n=1)
+        bases = knowledge_bases(retriever, None, kb, config, pair_text)
+        (retrieved,) = bases.search([(Image.new("RGB", (8, 8)), asked)])
+        best = [hits["pairs"][0] for hits in retrieved.hits]
+        return [(hit.passage.entry_id, hit.score) for hit in best]
+
+    by_text = found(1.0)
+    assert [entry_id for entry_id, _ in by_text] == ["ash", "bee", "ash"]
+    assert by_text[::2] == found(0.25)[::2]  # as at any other weight
 
 
 def test_reranked_passages_keep_their_order(make: SimpleNamespace) -> None:

@@ -69,6 +69,26 @@ def test_the_oracle_among_others_reads_gold_and_the_nearest_others_in_a_drawn_or
     assert again.contexts == reader.contexts
 
 
+def test_what_an_oracle_reads_among_others_depends_on_no_other_question(make, scripted, knowledge) -> None:
+    """An approximate search finds others when more are asked for; a question with two gold entries asks for more."""
+
+    class Approximate:
+        def search(self, images: Any, top_n: int) -> list[list[Any]]:
+            order = "abc" if top_n < 4 else "cba"
+            return [[make.hit(name, rank) for rank, name in enumerate(order, 1)] for _ in images]
+
+    def read(*questions: Any) -> list[list[str]]:
+        reader = scripted.reader()
+        pipeline = OracleAmongOthers("oracle_articles", reader, Approximate(), knowledge, top_n=2, lead="none")
+        pipeline.run(questions, scripted.images(len(questions)))
+        return reader.contexts
+
+    one = make.question(0, entity_ids=("b",))
+    two = make.question(1, evidence=(*make.evidence("a"), *make.evidence("c")))
+    assert read(one, two) == [*read(one), *read(two)]
+    assert {passage.split("#")[0] for passage in read(one)[0]} == {"a", "b"}
+
+
 def test_mr2ag_with_oracle_entries_is_given_the_gold_ones(make, scripted) -> None:
     retrieved = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.pmsr import REPEATS, Pmsr
+from reflectune.inference.scoring.trajectories import trajectories
 from reflectune.inference.trace import Trace
 
 ASKED = Question("q", "image.png", "Who built it?")
@@ -111,20 +113,27 @@ def test_tau_decides(script: Any, tau: float, rounds: int) -> None:
     assert sum(step.operator == "search" for step in trace.steps) == rounds
 
 
+def share_asked(trace: Trace) -> float:
+    """The share of later searches that are said to have a query that the model wrote."""
+    measured = trajectories([dataclasses.replace(ASKED, answers=("Ann Kirk",))], {"pmsr": {"q": trace}}, seed=0)
+    return float(measured["pmsr"]["asked"]["value"])
+
+
 def test_each_scope_alone(scripting: type[Any]) -> None:
     asked = {}
-    for scope in ("record", "trajectory"):
+    for scope, share in (("record", 0.0), ("trajectory", 1.0), ("both", 1.0)):
         script = scripting(say=Speaker(), find=find)
-        run(script, scopes=scope, iterations=1)
+        assert share_asked(run(script, scopes=scope, iterations=1)) == share
         asked[scope] = searches(script)[2:]
     assert asked["record"] == [(expanded(RECORDS[0]), "texts", 4), (expanded(RECORDS[0]), "pairs", 2)]
     assert asked["trajectory"] == [(OF_TRAJECTORY[0], "texts", 4), (OF_TRAJECTORY[0], "pairs", 2)]
 
 
-def test_a_reply_without_a_query_leaves_the_records_own(scripting: type[Any]) -> None:
+@pytest.mark.parametrize("scopes", ["both", "trajectory"])
+def test_a_reply_without_a_query_leaves_the_records_own(scopes: str, scripting: type[Any]) -> None:
     speaker = Speaker()
     script = scripting(say=lambda text: "I can't." if "## Output" in text else speaker(text), find=find)
-    run(script, iterations=1)
+    assert share_asked(run(script, iterations=1, scopes=scopes)) == 0.0
     assert searches(script)[2:] == [(expanded(RECORDS[0]), "texts", 4), (expanded(RECORDS[0]), "pairs", 2)]
 
 

@@ -16,6 +16,7 @@ from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.pmsr import REPEATS
 from reflectune.inference.pipelines.pmsr_web import PmsrWeb, pieces
 from reflectune.inference.running.config import EvaluateConfig
+from reflectune.inference.scoring.trajectories import trajectories
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine, Prefixes
@@ -103,20 +104,32 @@ def test_search_condense_summarise_step_by_step(scripting: type[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "queries"),
+    ("settings", "queries", "asked"),
     [
-        ({}, ["Question: Who built it?\nIt is Kirk Bridge.\n", "Who was the engineer?"]),
-        ({"scopes": "record"}, ["Question: Who built it?\nIt is Kirk Bridge.\n"]),
-        ({"scopes": "record", "condense_above": 0}, ["Kirk Bridge builder"]),
-        ({"scopes": "trajectory", "condense_above": 0}, ["Who was the engineer?"]),
+        ({}, ["Question: Who built it?\nIt is Kirk Bridge.\n", "Who was the engineer?"], 1.0),
+        ({"scopes": "record"}, ["Question: Who built it?\nIt is Kirk Bridge.\n"], 0.0),
+        ({"scopes": "record", "condense_above": 0}, ["Kirk Bridge builder"], 0.0),
+        ({"scopes": "trajectory", "condense_above": 0}, ["Who was the engineer?"], 1.0),
     ],
     ids=["a short query stays", "the record's", "always condensed", "the trajectory's"],
 )
 def test_queries_are_of_both_scopes_and_condensed_where_they_are_long(
-    settings: dict[str, Any], queries: list[str], scripting: type[Any]
+    settings: dict[str, Any], queries: list[str], asked: float, scripting: type[Any]
 ) -> None:
     trace = run(scripting(say=say, find=find), **settings)
     assert [list(step.queries) for step in trace.steps if step.operator == "search"] == [[""], queries]
+    question = dataclasses.replace(ASKED, answers=("Ann Kirk",))
+    measured: dict[str, Any] = trajectories([question], {"pmsr_web": {"q": trace}}, seed=0)["pmsr_web"]
+    assert measured["asked"]["value"] == asked  # what is condensed asks nothing new
+
+
+def test_a_reply_without_a_query_leaves_the_question_which_asks_nothing_new(scripting: type[Any]) -> None:
+    script = scripting(say=lambda text: "I can't." if "## Output" in text else say(text), find=find)
+    trace = run(script, scopes="trajectory")
+    assert [step.queries for step in trace.steps if step.operator == "search"] == [("",), ("Who built it?",)]
+    question = dataclasses.replace(ASKED, answers=("Ann Kirk",))
+    measured: dict[str, Any] = trajectories([question], {"pmsr_web": {"q": trace}}, seed=0)["pmsr_web"]
+    assert measured["asked"]["value"] == 0.0
 
 
 def test_it_stops_when_queries_repeat(scripting: type[Any]) -> None:

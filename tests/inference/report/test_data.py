@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from reflectune.core.types import Entry, Section
 from reflectune.inference.report.data import browser_data
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.selection.document_choice import MctTrace
+from reflectune.inference.trace import PassageTrace
 from reflectune.retrieval.knowledge_base import KnowledgeBase, write_knowledge_base
 
 
@@ -67,3 +69,17 @@ def test_the_gate_of_mr2ag_should_look_up_knowledge_based_questions(make, datase
     traces = {"mr2ag": {q.id: make.trace(i, gate=0.9) for i, q in enumerate(questions)}}
     data = browser_data(dataset, questions, traces, gamma=0.5, measure=Measure("infoseek"))
     assert [question["traces"]["mr2ag"]["lookup"] for question in data["questions"]] == [True, False, None]
+
+
+def test_a_page_that_two_questions_read_has_the_summary_of_each(make, dataset) -> None:
+    texts = ("It is made of oak.", "It was built in 1900.", "It is made of oak.")
+    page = [dataclasses.replace(make.passage(), text=text) for text in texts]
+    traces = {
+        f"q{number:03d}": make.trace(number, "pmsr_web", passages=(PassageTrace(read),))
+        for number, read in enumerate(page)
+    }
+    questions = [make.question(number) for number in range(3)]
+    data = browser_data(dataset, questions, {"pmsr_web": traces}, 0.5, Measure("infoseek"))
+    read_by = [row["traces"]["pmsr_web"]["passages"][0]["passage"] for row in data["questions"]]
+    assert [data["passages"][place]["text"] for place in read_by] == list(texts)
+    assert len(data["passages"]) == 2  # what is equal is kept once

@@ -11,13 +11,15 @@ import pytest
 from reflectune.inference.scoring.trajectories import costs, course, found_until, records_right, trajectories
 from reflectune.inference.trace import FoundPassage, Step, Trace, from_row, to_row
 
+OF_RECORD = "Question: What is it made of?\nIt is a chair.\n"
+
 
 def found(entry_id: str, base: str) -> FoundPassage:
     return FoundPassage(f"{entry_id}#0.0", entry_id, base, 0, 1, 0.5)
 
 
 def search(iteration: int, *entries: tuple[str, str]) -> Step:
-    return Step("search", iteration, queries=("q",), found=tuple(found(*each) for each in entries))
+    return Step("search", iteration, queries=(OF_RECORD,), found=tuple(found(*each) for each in entries))
 
 
 def reason(iteration: int, text: str) -> Step:
@@ -91,15 +93,13 @@ def test_all_of_it_by_pipeline(make: SimpleNamespace, walked: Trace) -> None:
     assert [row["record"]["value"] for row in told["by_iteration"]] == [0.5, 1.0]
     gained = {name: score["value"] for name, score in told["gained"].items()}
     assert gained == {"article_recall": 0.5, "record": 0.5, "bases": 0.5}  # texts find q002's alone, pairs q001's
-    assert told["asked"]["value"] == 0.0  # the one later search has a single query
+    assert told["asked"]["value"] == 0.0  # the one later search has the record's query alone
     assert told["courses"] == {"stable_correct": 0.5, "correction": 0.5, "conflict": 0.0, "persistent_fail": 0.0}
 
 
 def test_what_a_model_asks_itself_is_counted_of_later_searches_alone(make: SimpleNamespace) -> None:
-    own = Step("search", 1, queries=("Question: q", "who painted it?"))
-    asks = make.trace(
-        1, "mi_rag", steps=(Step("search", 0, queries=("q", "r")), own, Step("search", 2, queries=("q",)))
-    )
+    own = Step("search", 1, queries=(OF_RECORD, "who painted it?"))
+    asks = make.trace(1, "mi_rag", steps=(Step("search", 0, queries=("q", "r")), own, search(2)))
     once = make.trace(2, "mi_rag", steps=(search(0, ("e2", "pairs")),))
     questions = [make.question(1), make.question(2)]
     told: dict[str, Any] = trajectories(questions, {"mi_rag": {"q001": asks, "q002": once}}, seed=0)["mi_rag"]

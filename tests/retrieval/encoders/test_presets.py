@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -214,12 +215,25 @@ def test_the_manifest_records_what_the_card_says_and_how_many_passages_were_cut(
     assert "1 passages have more than the 30 tokens that are read" in printed
 
 
-def test_a_reranker_takes_its_prefixes_and_pooling_from_the_card_too() -> None:
+def test_a_reranker_takes_all_that_is_unset_from_the_card_too() -> None:
     settings = RerankerConfig("embedding", "BAAI/bge-base-en-v1.5").reranker_settings()
     assert (settings.pooling, settings.query_prefix, settings.passage_prefix) == ("cls", BGE, "")
     own = RerankerConfig("embedding", "BAAI/bge-base-en-v1.5", reranker_query_prefix="ask: ", reranker_pooling="mean")
     assert (own.reranker_settings().pooling, own.reranker_settings().query_prefix) == ("mean", "ask: ")
-    assert RerankerConfig("embedding", "miniature/text").reranker_settings() == TextSettings()
+    dot = RerankerConfig("embedding", "facebook/contriever-msmarco@abe8c149")
+    long = RerankerConfig("embedding", "Salesforce/SFR-Embedding-Mistral")
+    assert (dot.reranker_settings().similarity, long.reranker_settings().max_length) == ("dot", 4096)
+    set_here = {"reranker_similarity": "cosine", "reranker_max_length": 512}
+    assert dataclasses.replace(dot, **set_here).reranker_settings().similarity == "cosine"
+    assert dataclasses.replace(long, **set_here).reranker_settings().max_length == 512
+
+
+@pytest.mark.parametrize("model", ["miniature/text", "pocket/text", "owner/name", ""])
+def test_a_reranker_without_a_card_reads_as_ever_and_is_hashed_as_ever(model: str) -> None:
+    config = RerankerConfig("embedding", model)
+    assert config.reranker_settings() == TextSettings()
+    settings = {**dataclasses.asdict(config), "top_n": 5}
+    assert config.as_used(settings) == settings | {"reranker_similarity": "cosine", "reranker_max_length": 512}
 
 
 def test_words_say_only_what_there_is() -> None:

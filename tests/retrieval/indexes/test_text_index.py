@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -88,6 +89,25 @@ def test_a_search_finds_what_comparing_every_passage_does(kb, encoder, tmp_path,
         assert [(hit.rank, hit.kb) for hit in hits] == [(rank, "animals") for rank in range(1, 5)]
     assert len(TextRetriever(index, encoder).search(queries, 99)[0]) == len(every)
     assert TextRetriever(index, encoder).search([], 4) == []
+
+
+def test_texts_are_compared_by_the_cosine_whichever_similarity_searches(kb, encoder, tmp_path) -> None:
+    class Zeroing(TextEncoder):
+        """Has a vector of zeros for an empty text."""
+
+        def encode_queries(self, texts):
+            return super().encode_queries(texts) * np.array([[bool(text)] for text in texts], dtype=np.float32)
+
+    dot = dataclasses.replace(encoder.settings, similarity="dot")
+    plain = Zeroing(find_checkpoint("miniature/text"), dot, torch.device("cpu"), "")
+    texts = ["What does the fox eat?", "whale", ""]
+    assert not np.allclose(np.linalg.norm(plain.encode_queries(texts[:2]), axis=1), 1, atol=0.1)
+    vectors = TextRetriever(build_text_index(kb, plain, tmp_path / "dot", Cutting()), plain).embed(texts)
+    assert vectors.dtype == np.float32
+    assert not vectors[2].any()
+    usual = TextRetriever(build_text_index(kb, encoder, tmp_path / "cosine", Cutting()), encoder)
+    assert vectors[:2] == pytest.approx(usual.embed(texts[:2]), abs=1e-6)
+    assert np.array_equal(usual.embed(texts), encoder.encode_queries(texts))
 
 
 @pytest.mark.parametrize("until", [0, 1, 2])

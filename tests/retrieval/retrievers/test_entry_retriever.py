@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from reflectune.core.images import load_image
 from reflectune.core.types import Entry
@@ -12,7 +13,7 @@ from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import Index
 from reflectune.retrieval.knowledge_base import write_knowledge_base
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
-from reflectune.retrieval.stores.base import best
+from reflectune.retrieval.stores.base import Found, best
 from reflectune.retrieval.stores.exact import ExactStore
 
 
@@ -149,6 +150,50 @@ def test_what_an_approximate_store_does_not_find_is_not_asked_for_again(picture,
     hits = EntryRetriever(dataclasses.replace(whole, store=store), Fixed()).search([picture(0)], 5)[0]
     assert [hit.entry_id for hit in hits] == ["a", "b", "c"]
     assert store.asked == [10]
+
+
+class Coarse:
+    """A store that misses row 0 unless it is asked for many rows, as an approximate one may."""
+
+    def __init__(self, store) -> None:
+        self.store, self.asked = store, []
+        self.fields, self.get = store.fields, store.get
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def search(self, query, top):
+        self.asked.append((len(next(iter(query.values()))), top))
+        found = self.store.search(query, min(top + 1, len(self)))
+        kept = [row[(row > 0) | (top > 4)][:top] for row in found.rows]
+        return Found(np.array(kept), np.zeros((len(kept), len(kept[0]))))
+
+
+class Pointing(Fixed):
+    """An encoder of pictures by their first pixel: red points one way, what isn't red the other."""
+
+    def encode_images(self, images):
+        return np.array([(1, 0) if image.getpixel((0, 0))[0] > 127 else (0, 1) for image in images], dtype=np.float32)
+
+
+def test_what_a_picture_finds_depends_on_no_other_one(tmp_path) -> None:
+    """An entry with many pictures makes one query want more rows, and the other one isn't asked for again."""
+    near, crowded = unit(0.95, 0.9, 0.8), np.tile(unit(0.0), (9, 1))  # one direction each
+    image = np.concatenate([near, crowded])
+    whole = index_of(tmp_path, "abcd", (0, 1, 2, *[3] * 9), image, image)
+    pictures = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+
+    def found(*places: int) -> list[list[str]]:
+        store = Coarse(whole.store)
+        retriever = EntryRetriever(dataclasses.replace(whole, store=store), Pointing(), title_weight=0.0)
+        hits = retriever.search([pictures[place] for place in places], 2)
+        assert store.asked[-1][0] == (1 if 1 in places else len(places))
+        return [[hit.entry_id for hit in row] for row in hits]
+
+    assert found(0, 1) == [*found(0), *found(1)]
+    assert found(0) == [["b", "c"]]
+    exact = EntryRetriever(whole, Pointing(), title_weight=0.0)
+    assert [[hit.entry_id for hit in row] for row in exact.search(pictures, 2)] == [["a", "b"], ["d", "c"]]
 
 
 @pytest.mark.parametrize(("weight", "order"), [(0.0, "ab"), (0.25, "ab"), (0.75, "ba"), (1.0, "ba")])
