@@ -29,6 +29,7 @@ from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.trace import from_row
+from reflectune.metrics.breakdown import OVERALL
 
 SHIPPED = "shipped"
 BEFORE = ("parts", "gallery", "index", "reflection", "baseline", "evaluate")
@@ -97,12 +98,17 @@ def leads(seeds: Mapping[str, Seed], questions: Sequence[Question], measure: Mea
         for name in names
     }
     for name, answers in worth.items():
-        scores = {each: measure.breakdown(questions, answers[each], 0)["overall"] for each in names}
-        best = max(TUNED, key=lambda each: scores[each]["value"])
+        scores = {each: _overall(questions, answers[each], measure) for each in names}
+        best = max(TUNED, key=scores.__getitem__)
         lead = measure.difference(questions, answers["mr2ag"], answers[best], 0)
-        cells = [f"{100 * scores[each]['value']:.1f}" for each in names]
+        cells = [f"{100 * scores[each]:.1f}" for each in names]
         lines.append(f"| {name} | {' | '.join(cells)} | {shown(lead)} |")
     return lines
+
+
+def _overall(questions: Sequence[Question], values: Sequence[float], measure: Measure) -> float:
+    score = measure.breakdown(questions, values, 0)[OVERALL]
+    return score["value"] if score else 0.0
 
 
 def decisions(seeds: Mapping[str, Seed]) -> list[str]:

@@ -138,6 +138,8 @@ def _has_own_query(search: Step, question: Question, steps: Sequence[Step]) -> b
     What was condensed is a reply of the same iteration to a prompt without documents. The first query alone may be one
     of these.
     """
+    if not search.queries:
+        return False
     first, *others = search.queries
     rewritten = [step for step in steps if step.operator == "rewrite" and step.iteration == search.iteration]
     of_record = {question.text, *(condensed(step.text) for step in rewritten if not step.shown)}
