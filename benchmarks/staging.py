@@ -209,10 +209,10 @@ def _note(run: Path, name: str, command: list[str], start: float) -> float:
 
 
 def _record(run: Path) -> dict[str, dict[str, Any]]:
-    """Of each stage that is finished in a folder: its minutes, and its command."""
+    """Of each stage that is finished in a folder: its minutes, and its command, unless minutes alone were noted."""
     path = run / RECORD
-    stages: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return stages
+    stages: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {name: stage if isinstance(stage, dict) else {"minutes": stage} for name, stage in stages.items()}
 
 
 def _said(command: list[str]) -> str:

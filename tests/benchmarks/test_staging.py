@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -75,6 +76,14 @@ def test_what_is_finished_is_not_run_again(staging: ModuleType, tmp_path: Path) 
 
     assert (tmp_path / "order").read_text().split()[4::2] == ["b+", "d+"]
     assert minutes["a"] == first["a"]
+
+
+def test_a_record_of_minutes_alone_is_taken(staging: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "stages.json").write_text(json.dumps({"a": 7.5}))
+    minutes = staging.run_in_lanes(tmp_path, {name: noting(tmp_path, name) for name in "ab"}, NEEDS, 2)
+
+    assert (tmp_path / "order").read_text().split() == ["b+", "b-"]
+    assert minutes["a"] == 7.5
 
 
 @pytest.mark.parametrize("run", ["run_stages", "run_in_lanes"])
