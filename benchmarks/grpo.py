@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import quickstart
 from gate_sweeps import Answered, above, best_threshold, between
-from page import command_line
+from page import command_line, spread
 from running import alone
 from staging import CONFIGS, launch, module, run_stages
 
@@ -140,13 +140,6 @@ def run_seed(
         minutes,
         {name: answered(work, work / _folder(name), work / f"val-{_folder(name)}") for name in variants},
     )
-
-
-def spread(values: Sequence[float], digits: int = 1, scale: float = 1.0) -> str:
-    """Mean ± standard deviation over seeds."""
-    scaled = [scale * value for value in values]
-    deviation = statistics.stdev(scaled) if len(scaled) > 1 else 0.0
-    return f"{statistics.mean(scaled):.{digits}f} ± {deviation:.{digits}f}"
 
 
 def policies(cost: float) -> dict[str, Callable[[Seed], tuple[Answered, np.ndarray]]]:

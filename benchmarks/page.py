@@ -1,8 +1,9 @@
-"""What every page of figures says of itself: the command that made it."""
+"""What pages of figures say alike: the command that made them, and a mean over seeds."""
 
 from __future__ import annotations
 
 import shlex
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,3 +30,10 @@ def command_line(script: str, arguments: Sequence[str] | None = None) -> str:
         elif word not in FLAGS and not word.startswith(tuple(f"{name}=" for name in FOLDERS)):
             kept.append(word)
     return f"`python benchmarks/{Path(script).name}{' ' if kept else ''}{shlex.join(kept)}`"
+
+
+def spread(values: Sequence[float], digits: int = 1, scale: float = 1.0) -> str:
+    """Mean ± standard deviation over seeds."""
+    scaled = [scale * value for value in values]
+    deviation = statistics.stdev(scaled) if len(scaled) > 1 else 0.0
+    return f"{statistics.mean(scaled):.{digits}f} ± {deviation:.{digits}f}"

@@ -31,6 +31,8 @@ RUN = Path("runs/pocket")
 """Where the recipes in `configs/pocket` write."""
 TUNED = tuple(f"{name}_tuned" for name in ("closed_book", *(f"naive_rag_{form}" for form in CONTEXT_FORMS)))
 """mR²AG's baselines, tuned on the same questions."""
+QUESTIONS = 40
+"""Questions of each split that what is shipped is asked."""
 MINUTES = {
     "parts": 1,
     "assemble": 1,
@@ -150,7 +152,7 @@ def shipped_stages() -> dict[str, list[str]]:
     return {**commands, "evaluate": evaluate_shipped("evaluation")}
 
 
-def quick_stages(limit: int = 40) -> dict[str, list[str]]:
+def quick_stages(limit: int = QUESTIONS) -> dict[str, list[str]]:
     """The commands without training: the models that are shipped, on so many questions of each split."""
     return {
         **{name: command for name, command in stages().items() if name in ("parts", "gallery", "index")},
@@ -158,7 +160,7 @@ def quick_stages(limit: int = 40) -> dict[str, list[str]]:
     }
 
 
-def evaluate_shipped(output: str, limit: int = 40) -> list[str]:
+def evaluate_shipped(output: str, limit: int = QUESTIONS) -> list[str]:
     """The command that evaluates the models that are shipped.
 
     Of the untuned baselines it has the one that reads least badly: pocket/llava can't read.
@@ -167,7 +169,9 @@ def evaluate_shipped(output: str, limit: int = 40) -> list[str]:
     return evaluate_trained(output, "pocket/mr2ag", "pocket/plain", pipelines, limit)
 
 
-def evaluate_trained(output: str, model: str, plain_model: str, pipelines: Sequence[str], limit: int = 40) -> list[str]:
+def evaluate_trained(
+    output: str, model: str, plain_model: str, pipelines: Sequence[str], limit: int = QUESTIONS
+) -> list[str]:
     """The command that evaluates mR²AG beside its baselines, on so many questions of each split."""
     settings = f"--model {model} --plain_model {plain_model} --pipelines {' '.join(pipelines)}"
     return [*recipe("inference.evaluate", "evaluate"), *f"{settings} --limit {limit} --output {RUN / output}".split()]

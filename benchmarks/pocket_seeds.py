@@ -10,7 +10,6 @@ fine-tunings at a time on two. What is finished is not run again.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from page import command_line
-from pocket import MINUTES, NEEDS, RUN, TUNED, evaluate_trained, recipe, shipped_stages, shown, stages
+from page import command_line, spread
+from pocket import MINUTES, NEEDS, QUESTIONS, RUN, TUNED, evaluate_trained, recipe, shipped_stages, shown, stages
 from staging import CONFIGS, ROOT, cores, run_in_lanes
 
-from reflectune.core.durable import read_rows
+from reflectune.core.durable import read_json
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.scores import Measure
-from reflectune.inference.trace import from_row
+from reflectune.inference.trace_files.opening import trace_files, traces_of
 from reflectune.metrics.breakdown import OVERALL
 
 SHIPPED = "shipped"
@@ -75,12 +74,12 @@ class Seed:
 
 def read_seed(folder: Path, questions: Sequence[Question], measure: Measure) -> Seed:
     """What an evaluation has written."""
+    files, ids = trace_files(folder / "traces"), [question.id for question in questions]
     worth = {}
     for name in (*TUNED, "mr2ag"):
-        rows = read_rows(folder / "traces" / f"{name}.jsonl")
-        traces = {row["question_id"]: from_row(row) for row in rows}
+        traces = traces_of(files[name], ids)
         worth[name] = [measure.correctness(question, traces[question.id]) for question in questions]
-    return Seed(json.loads((folder / "metrics.json").read_text(encoding="utf-8")), worth)
+    return Seed(read_json(folder / "metrics.json", "what was measured with a seed"), worth)
 
 
 def leads(seeds: Mapping[str, Seed], questions: Sequence[Question], measure: Measure) -> list[str]:
@@ -116,8 +115,7 @@ def decisions(seeds: Mapping[str, Seed]) -> list[str]:
     lines = [f"| | {' | '.join(seeds)} | mean ± deviation |", f"|---|{'---|' * (len(seeds) + 1)}"]
     for what, (part, name) in DECISIONS.items():
         values = [100 * seed.metrics[part][name]["value"] for seed in seeds.values()]
-        spread = f"{statistics.fmean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0:.1f}"
-        lines.append(f"| {what} | {' | '.join(f'{value:.1f}' for value in values)} | {spread} |")
+        lines.append(f"| {what} | {' | '.join(f'{value:.1f}' for value in values)} | {spread(values)} |")
     return lines
 
 
@@ -142,9 +140,7 @@ def page(seeds: Mapping[str, Seed], questions: Sequence[Question], measure: Meas
 def asked(measure: Measure) -> list[Question]:
     """The knowledge questions that every evaluation asks."""
     settings = yaml.safe_load((CONFIGS / "pocket/evaluate.yaml").read_text(encoding="utf-8"))
-    evaluation = stages_of([])[0]["evaluate"]
-    limit = int(evaluation[evaluation.index("--limit") + 1])
-    return measure.official(select(Dataset(Path(settings["dataset"])), settings["splits"], limit, 0))
+    return measure.official(select(Dataset(Path(settings["dataset"])), settings["splits"], QUESTIONS, 0))
 
 
 def stages_of(seeds: Sequence[int]) -> tuple[dict[str, list[str]], dict[str, tuple[str, ...]], dict[str, float]]:

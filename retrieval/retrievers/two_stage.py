@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -106,7 +107,24 @@ class SimilarityRanker:
         return [float(score) for score in scores]
 
 
-class PassagesInside:
+class _TwoStages:
+    """What finds entries by the whole query, then chooses among their passages."""
+
+    def __init__(
+        self,
+        name: str,
+        retriever: QueryRetriever,
+        passages_of: PassagesOf,
+        *,
+        ranker: PassageRanker | None = None,
+        weights: Weights | None = None,
+    ) -> None:
+        self.name = name
+        self._retriever, self._passages_of, self._ranker = retriever, passages_of, ranker or TextRanker()
+        self._weights = weights
+
+
+class PassagesInside(_TwoStages):
     """A multimodal knowledge base searched in two stages: entries by the whole query, then passages inside them.
 
     A hit's score is the ranker's; its parts are `passage`, `entry` (the entry's score) and those of the entry's score.
@@ -130,9 +148,8 @@ class PassagesInside:
         entries: int = 5,
         weights: Weights | None = None,
     ) -> None:
-        self.name = name
-        self._retriever, self._passages_of, self._ranker = retriever, passages_of, ranker or TextRanker()
-        self._entries, self._weights = entries, weights
+        super().__init__(name, retriever, passages_of, ranker=ranker, weights=weights)
+        self._entries = entries
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
         """For each query the `top` best passages of its entries, best first."""
@@ -140,7 +157,7 @@ class PassagesInside:
         return passages_inside(queries, hits, self._passages_of, self._ranker, top)
 
 
-class BestPassages:
+class BestPassages(_TwoStages):
     """A multimodal knowledge base of pairs of an image and a section (MI-RAG, §3.4): of each entry found one passage.
 
     Pairs are ranked by their entries; the ranker only chooses inside an entry, so that none crowds out another. A hit's
@@ -154,35 +171,16 @@ class BestPassages:
         weights: Of the parts of an entry's score; None for the usual ones.
     """
 
-    def __init__(
-        self,
-        name: str,
-        retriever: QueryRetriever,
-        passages_of: PassagesOf,
-        *,
-        ranker: PassageRanker | None = None,
-        weights: Weights | None = None,
-    ) -> None:
-        self.name = name
-        self._retriever, self._passages_of, self._ranker = retriever, passages_of, ranker or TextRanker()
-        self._weights = weights
-
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
         """For each query a passage of each of the `top` best entries, best entry first; one without text has none."""
-        hits_by_query = self._retriever.search_queries(queries, top, weights=self._weights)
-        opened = {hit.entry_id: self._passages_of(hit.entry_id) for hits in hits_by_query for hit in hits}
-        ranked = iter(
-            self._ranker.rank(
-                [query for query, hits in zip(queries, hits_by_query, strict=True) for _ in hits],
-                [opened[hit.entry_id] for hits in hits_by_query for hit in hits],
-                1,
-            )
-        )
-        return [[self._pair(hit, best) for hit in hits for best in next(ranked)] for hits in hits_by_query]
-
-    @staticmethod
-    def _pair(hit: Hit, best: ScoredPassage) -> PassageHit:
-        return dataclasses.replace(_inside(hit, best, hit.rank), score=hit.score)
+        hits = self._retriever.search_queries(queries, top, weights=self._weights)
+        asked = [query for query, row in zip(queries, hits, strict=True) for _ in row]
+        alone = [[hit] for row in hits for hit in row]
+        best = iter(passages_inside(asked, alone, functools.cache(self._passages_of), self._ranker, 1))
+        return [
+            [dataclasses.replace(pair, score=hit.score, rank=hit.rank) for hit in row for pair in next(best)]
+            for row in hits
+        ]
 
 
 class Summaries:

@@ -32,6 +32,7 @@ from reflectune.train.data.examples import load_examples
 from reflectune.train.fine_tuning.failures import advising
 from reflectune.train.fine_tuning.fine_tune import (
     argument_values,
+    check_processes,
     global_batch,
     is_trained_already,
     prepare_model,
@@ -42,7 +43,7 @@ from reflectune.train.fine_tuning.fine_tune import (
 from reflectune.train.fine_tuning.starting import load_start
 from reflectune.train.forecasting.preview import parameter_table
 from reflectune.train.publishing.model_card import publish, write_card
-from reflectune.train.setup.launch import idle_gpus, keep_to_one_gpu, refuse_bad_launch, refuse_unshared, sharding
+from reflectune.train.setup.launch import keep_to_one_gpu, refuse_bad_launch, sharding
 
 _WHY_FIXED = "replies are sampled, and each process draws random numbers of its own"
 
@@ -73,9 +74,7 @@ def reinforce(
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = grpo_arguments(config)
-    refuse_unshared(config.output_dir, args)
-    if idle := idle_gpus(args):
-        say(args, idle)
+    check_processes(config, args)
     refuse_too_few(len(examples), args)
     loaded, adapted = load_start(config, args)
     batch = global_batch(args)

@@ -74,12 +74,10 @@ def fine_tune(config: SftConfig) -> None:
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
-    refuse_unshared(config.output_dir, args)
+    check_processes(config, args)
     settled, compute_choice = settle_compute(config, args)
     if settled is not config:
         config, args = settled, training_arguments(settled)
-    if idle := idle_gpus(args):
-        say(args, idle)
     loaded = load_base(config, args)
     batch = global_batch(args)
     fixed = why_fixed(loaded.model, config.adapters_dropout, sharding(os.environ))
@@ -123,6 +121,17 @@ def training_arguments(config: TrainingConfig) -> TrainingArguments:
     args = TrainingArguments(**argument_values(config))
     keep_to_one_gpu(args)
     return args
+
+
+def check_processes(config: TrainingConfig, args: TrainingArguments) -> None:
+    """Refuse processes that don't share the run's output, and say which GPUs a lone one leaves idle.
+
+    Raises:
+        UserError: They find different checkpoints in `output_dir`.
+    """
+    refuse_unshared(config.output_dir, args)
+    if idle := idle_gpus(args):
+        say(args, idle)
 
 
 def argument_values(config: TrainingConfig) -> dict[str, Any]:

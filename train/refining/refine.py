@@ -24,6 +24,7 @@ from reflectune.train.data.global_batch import GlobalBatch, why_fixed
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.fine_tuning.failures import advising
 from reflectune.train.fine_tuning.fine_tune import (
+    check_processes,
     global_batch,
     is_trained_already,
     prepare_model,
@@ -40,7 +41,7 @@ from reflectune.train.publishing.model_card import publish, write_card
 from reflectune.train.refining.config import GateConfig
 from reflectune.train.refining.gate_trainer import GateTrainer, Objective
 from reflectune.train.refining.gate_trees import Costs, GateExample, GateExamples, rewards_of
-from reflectune.train.setup.launch import idle_gpus, refuse_bad_launch, refuse_unshared, sharding
+from reflectune.train.setup.launch import refuse_bad_launch, sharding
 
 Measuring = Callable[[Loaded, Dataset, Sequence[Question]], Measure]
 """Makes what answers the questions with a model."""
@@ -65,9 +66,7 @@ def refine(config: GateConfig, dataset: Dataset, hashes: dict[str, str], measuri
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = training_arguments(config)
-    refuse_unshared(config.output_dir, args)
-    if idle := idle_gpus(args):
-        say(args, idle)
+    check_processes(config, args)
     loaded, adapted = load_start(config, args)
     batch = global_batch(args)
     fixed = why_fixed(loaded.model, config.adapters_dropout, kind)

@@ -127,8 +127,8 @@ def test_an_entry_with_many_images_hides_no_other_entry(picture, tmp_path) -> No
     assert [hit.entry_id for hit in EntryRetriever(index, Fixed()).search([picture(0)], 2)[0]] == ["a", "b"]
 
 
-class Few:
-    """A store that finds three rows at most, as an approximate one does that looks into few cells."""
+class Approximate:
+    """A store that finds less than there is in the exact one that it holds, and notes what it was asked for."""
 
     def __init__(self, store) -> None:
         self.store, self.asked = store, []
@@ -136,6 +136,10 @@ class Few:
 
     def __len__(self) -> int:
         return len(self.store)
+
+
+class Few(Approximate):
+    """Finds three rows at most, as one does that looks into few cells."""
 
     def search(self, query, top):
         self.asked.append(top)
@@ -152,15 +156,8 @@ def test_what_an_approximate_store_does_not_find_is_not_asked_for_again(picture,
     assert store.asked == [10]
 
 
-class Coarse:
-    """A store that misses row 0 unless it is asked for many rows, as an approximate one may."""
-
-    def __init__(self, store) -> None:
-        self.store, self.asked = store, []
-        self.fields, self.get = store.fields, store.get
-
-    def __len__(self) -> int:
-        return len(self.store)
+class Coarse(Approximate):
+    """Misses row 0 unless it is asked for many rows."""
 
     def search(self, query, top):
         self.asked.append((len(next(iter(query.values()))), top))
