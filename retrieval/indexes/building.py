@@ -48,7 +48,7 @@ from reflectune.retrieval.indexes.growing import reopen_index, starts_with
 from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
 from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.planning import Plan, check_room, fields_of, plan_index
-from reflectune.retrieval.indexes.writing import Block, convert_index, write_array, write_index
+from reflectune.retrieval.indexes.writing import Block, clear_rows, convert_index, write_array, write_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import summary_text
 from reflectune.retrieval.stores.names import check_shareable
@@ -181,6 +181,8 @@ class _Shards:
         goes on with it; `stop` refuses to go on with one that has.
         """
         if processes.index == 0:
+            if not (self.folder / _SETTINGS).is_file():
+                clear_rows(self.folder.parent)
             choice = self.plan.choice
             settings = _shard_settings(choice, self.batch_size, self.shard_rows, self.leave_out, self.has_summaries)
             _claim(self.folder, origin_of(self.kb, self.encoder), settings)
@@ -284,17 +286,17 @@ def _rejected_rows(folder: Path) -> list[BadRow]:
     return [from_json(row) for path in files for row in read_json(path, "what an unfinished index left out")]
 
 
-def _claim(folder: Path, origin: dict[str, Any], settings: dict[str, Any]) -> None:
+def _claim(shards: Path, origin: dict[str, Any], settings: dict[str, Any]) -> None:
     """Write the settings that shards are built with, or check that existing shards were built with the same."""
-    if not (folder / _SETTINGS).is_file():
-        write_json(folder / _SETTINGS, {**origin, **settings})
+    if not (shards / _SETTINGS).is_file():
+        write_json(shards / _SETTINGS, {**origin, **settings})
         return
-    recorded = read_json(folder / _SETTINGS, "the unfinished index's settings")
-    check_origin(folder, recorded, origin)
+    recorded = read_json(shards / _SETTINGS, "the unfinished index's settings")
+    check_origin(shards.parent, recorded, origin)
     for key, value in settings.items():
         if recorded.get(key) != value:
             raise UserError(
-                f"the unfinished index {folder} was begun with {key} {recorded.get(key)}, now it is {value}; "
+                f"the unfinished index {shards.parent} was begun with {key} {recorded.get(key)}, now it is {value}; "
                 f"go on with {recorded.get(key)}, or delete the folder to start again"
             )
 

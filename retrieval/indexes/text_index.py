@@ -31,12 +31,12 @@ from reflectune.retrieval.indexes.entry_index import (
     collection_of,
     read_positions,
 )
-from reflectune.retrieval.indexes.writing import write_array
+from reflectune.retrieval.indexes.writing import clear_rows, write_array
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Cut, Lead, sentences, split_passages
 from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
-from reflectune.retrieval.stores.ivf import CODES, MADE_OF_ROWS, FaissStore
+from reflectune.retrieval.stores.ivf import CODES, FaissStore
 from reflectune.retrieval.stores.names import check_shareable
 from reflectune.retrieval.stores.opening import Choice, choose, open_store
 
@@ -209,9 +209,10 @@ def _files(choice: Choice) -> list[str]:
 
 
 def _claim(shards: Path, settings: dict[str, Any]) -> None:
-    """Write the settings that shards are built with, or refuse shards of other settings."""
+    """Write the settings that new shards are built with, or refuse shards of other settings."""
     path = shards / "settings.json"
     if not path.is_file():
+        clear_rows(shards.parent)
         write_json(path, settings)
     elif (recorded := read_json(path, "the unfinished index's settings")) != settings:
         known = recorded if isinstance(recorded, dict) else {}
@@ -272,8 +273,7 @@ def _assemble(
     fields = {FIELD: encoder.dimensions}
     vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
     if len(vectors) != rows:
-        for path in (vectors.path(FIELD), *(folder / name for name in MADE_OF_ROWS)):
-            path.unlink(missing_ok=True)
+        clear_rows(folder)
         vectors = ExactStore(folder, fields, precision=choice.precision)
         for block in _blocks(shards, 0):
             vectors.add({FIELD: block})

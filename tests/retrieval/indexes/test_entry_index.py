@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -244,6 +245,23 @@ def test_an_unfinished_index_of_something_else_is_refused(kb, entries, encoder, 
     other = write_knowledge_base(tmp_path / "hawks", entries[:5], name="hawks")
     with pytest.raises(UserError, match=r"`owls`.*`hawks`"):
         build_index(other, encoder, tmp_path / "index")
+
+
+def test_rows_that_a_killed_build_left_are_not_taken_for_another_encoders(
+    kb, encoder, other_clip_folder, tmp_path, monkeypatch
+) -> None:
+    """It is killed when its rows are written and its manifest isn't; then its shards are deleted, as for a new start."""
+    with monkeypatch.context() as patch:
+        patch.setattr("reflectune.retrieval.indexes.writing.checksums", lambda paths: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build_index(kb, encoder, tmp_path / "index")
+    other = load_encoder(other_clip_folder)
+    with pytest.raises(UserError, match=rf"the index {tmp_path}/index was built with the encoder"):
+        build_index(kb, other, tmp_path / "index")
+    shutil.rmtree(tmp_path / "index/unfinished")
+    build_index(kb, other, tmp_path / "index")
+    build_index(kb, other, tmp_path / "whole")
+    assert files(tmp_path / "index") == files(tmp_path / "whole")
 
 
 def test_a_missing_image_names_its_entry(kb, encoder, tmp_path) -> None:

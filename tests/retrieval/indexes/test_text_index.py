@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -122,6 +123,19 @@ def test_a_build_that_was_cut_off_ends_in_the_same_bytes(kb, encoder, tmp_path, 
     third = Counting(encoder)
     build_text_index(kb, third, tmp_path / "resumed", Cutting(), shard_entries=3)
     assert third.calls == 0
+
+
+def test_rows_that_a_killed_build_left_are_not_taken_for_another_cut(kb, encoder, tmp_path, monkeypatch) -> None:
+    """It is killed when its rows are written and its manifest isn't; then its shards are deleted, as for a new start."""
+    with monkeypatch.context() as patch:
+        patch.setattr("reflectune.retrieval.indexes.text_index.checksums", lambda paths: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build_text_index(kb, encoder, tmp_path / "index", Cutting())
+    shutil.rmtree(tmp_path / "index/unfinished")
+    other = Cutting(lead="first_sentence")  # as many passages of other texts
+    build_text_index(kb, encoder, tmp_path / "index", other)
+    build_text_index(kb, encoder, tmp_path / "whole", other)
+    assert files(tmp_path / "index") == files(tmp_path / "whole")
 
 
 def test_what_is_of_something_else_is_refused(kb, encoder, tmp_path) -> None:
