@@ -37,6 +37,7 @@ from reflectune.retrieval.indexes.entry_index import (
     NEAR_DUPLICATES,
     Index,
     check_origin,
+    check_store,
     choice_of,
     has_summaries,
     left_out,
@@ -103,9 +104,9 @@ def build_index(
         processes: Of the launch; all call this.
 
     Raises:
-        UserError: The folder holds an index of something else, of other fields, or without other pictures; or
-            `on_error` is `stop` and an image is missing or bad, an entry has no title, or the folder's index was built
-            with `skip` and lacks some; or several processes would open a file of Milvus Lite.
+        UserError: The folder holds an index of something else, of other fields or another store, or without other
+            pictures; or `on_error` is `stop` and an image is missing or bad, an entry has no title, or the folder's
+            index was built with `skip` and lacks some; or several processes would open a file of Milvus Lite.
     """
     folder = Path(folder)
     check_shareable(store, processes)
@@ -114,6 +115,7 @@ def build_index(
         _check_omission(folder, read_manifest(folder), leave_out)
         _check_summaries(folder, read_manifest(folder), summaries)
     if (folder / MANIFEST).is_file() and starts_with(kb, encoder, manifest := read_manifest(folder)):
+        check_store(folder, manifest, store)
         processes.wait()  # all know it before the first one takes the index apart
         shards = folder / _UNFINISHED
         if is_first:
@@ -138,13 +140,12 @@ def build_index(
         convert_index(folder, manifest, kb, encoder)
     processes.wait()
     check_shareable(choice_of(read_manifest(folder)).address, processes)
-    index = load_index(folder, kb, encoder, verify=verify)
-    built = choice_of(index.manifest)
-    if store not in ("auto", built.kind, built.address):
-        raise UserError(
-            f"the index {folder} was built with `store: {built.address or built.kind}`, now it is `{store}`; go on "
-            "with that, or build the index in another folder"
-        )
+    if not is_first:
+        processes.wait()  # the first one may have to send a server what it lost
+    index = load_index(folder, kb, encoder, verify=verify, resend=is_first)
+    if is_first:
+        processes.wait()
+    check_store(folder, index.manifest, store)
     if on_error == "stop" and left_out(index):
         raise UserError(
             f"the index {folder} was built with `on_error: skip` and lacks {left_out(index):,} images or entries, "

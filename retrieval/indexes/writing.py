@@ -29,7 +29,7 @@ from reflectune.retrieval.indexes.entry_index import (
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.base import Vectors
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
-from reflectune.retrieval.stores.ivf import MADE_OF_ROWS, FaissStore
+from reflectune.retrieval.stores.ivf import CODES, MADE_OF_ROWS, FaissStore
 from reflectune.retrieval.stores.opening import Choice, open_store
 
 Positions = npt.NDArray[np.int64]
@@ -112,13 +112,14 @@ def write_index(
         "entries": first,
         "images": images,
     }
+    manifest[CHECKSUMS] = checksums(folder / name for name in files_of(choice, tuple(fields)) if name != CODES)
     is_quiet = not progress or choice.kind == "exact"
     with progress_bar(total=rows, unit=" rows", desc=choice.kind, disable=is_quiet) as bar:
         store = open_store(choice, folder, fields, collection=collection_of(manifest), progress=bar.update)
         store.finish()
     if isinstance(store, FaissStore):
         manifest["search"] = store.calibrate(_queries(store, np.concatenate(pictured), encoder))
-    manifest[CHECKSUMS] = checksums(folder / name for name in files_of(choice, tuple(fields)))
+        manifest[CHECKSUMS] |= checksums([folder / CODES])
     write_json(folder / MANIFEST, manifest)
 
 
