@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from transformers import PreTrainedTokenizerBase
 
 from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
@@ -38,8 +39,8 @@ from reflectune.retrieval.encoders.lvlm import LvlmEncoder, embedder_of
 from reflectune.retrieval.encoders.texts import TextModel, declared_pooling
 from reflectune.retrieval.encoders.title_map import TitleMap, read_title_map, title_map_file
 
-_PADDED_WHOLE = ("siglip", "siglip2")
-"""Model types that were trained on texts padded to full length and read them differently otherwise."""
+_SIGLIP = ("siglip", "siglip2")
+"""Model types that were trained on texts in lower case, padded to full length, and read them differently otherwise."""
 
 
 def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> ImageTextEncoder:
@@ -86,7 +87,13 @@ class _TransformersEncoder(PictureModel):
         self._tokenizer = load_tokenizer(checkpoint)
         super().__init__(checkpoint.name, load_image_processor(checkpoint), device, dtype)
         self._longest = min(self._tokenizer.model_max_length, config.text_config.max_position_embeddings)
-        self._padding = "max_length" if config.model_type in _PADDED_WHOLE else "longest"
+        is_siglip = config.model_type in _SIGLIP
+        self._padding = "max_length" if is_siglip else "longest"
+        # SigLIP2's repositories name Gemma's tokenizer, which keeps capitals. Can go once they name Siglip2Tokenizer:
+        # https://huggingface.co/google/siglip2-base-patch16-224/discussions/22
+        self._lowers = is_siglip and _keeps_capitals(self._tokenizer)
+        if self._lowers:
+            self.fingerprint = fingerprint([self.fingerprint, "lower case"])
         self.dimensions = self.encode_texts([self.name]).shape[1]
 
     def features(self, inputs: Prepared) -> torch.Tensor:
@@ -98,7 +105,11 @@ class _TransformersEncoder(PictureModel):
         if not texts:
             return no_vectors(self.dimensions)
         inputs = self._tokenizer(
-            list(texts), padding=self._padding, truncation=True, max_length=self._longest, return_tensors="pt"
+            [text.lower() if self._lowers else text for text in texts],
+            padding=self._padding,
+            truncation=True,
+            max_length=self._longest,
+            return_tensors="pt",
         )
         inputs.pop("token_type_ids", None)
         with torch.inference_mode():
@@ -175,6 +186,11 @@ class TitleModel:
         if not texts:
             return no_vectors(self.dimensions)
         return unit_rows(self._model.encode(texts), self._name)
+
+
+def _keeps_capitals(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer tells capitals from other letters."""
+    return bool(tokenizer("A")["input_ids"] != tokenizer("a")["input_ids"])
 
 
 def _projected(output: Any) -> torch.Tensor:

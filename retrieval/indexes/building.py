@@ -37,6 +37,7 @@ from reflectune.retrieval.indexes.entry_index import (
     NEAR_DUPLICATES,
     Index,
     check_origin,
+    check_store,
     choice_of,
     has_summaries,
     left_out,
@@ -48,7 +49,7 @@ from reflectune.retrieval.indexes.growing import reopen_index, starts_with
 from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
 from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.planning import Plan, check_room, fields_of, plan_index
-from reflectune.retrieval.indexes.writing import Block, convert_index, write_array, write_index
+from reflectune.retrieval.indexes.writing import Block, clear_rows, convert_index, write_array, write_index
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import summary_text
 from reflectune.retrieval.stores.names import check_shareable
@@ -103,9 +104,9 @@ def build_index(
         processes: Of the launch; all call this.
 
     Raises:
-        UserError: The folder holds an index of something else, of other fields, or without other pictures; or
-            `on_error` is `stop` and an image is missing or bad, an entry has no title, or the folder's index was built
-            with `skip` and lacks some; or several processes would open a file of Milvus Lite.
+        UserError: The folder holds an index of something else, of other fields or another store, or without other
+            pictures; or `on_error` is `stop` and an image is missing or bad, an entry has no title, or the folder's
+            index was built with `skip` and lacks some; or several processes would open a file of Milvus Lite.
     """
     folder = Path(folder)
     check_shareable(store, processes)
@@ -114,6 +115,7 @@ def build_index(
         _check_omission(folder, read_manifest(folder), leave_out)
         _check_summaries(folder, read_manifest(folder), summaries)
     if (folder / MANIFEST).is_file() and starts_with(kb, encoder, manifest := read_manifest(folder)):
+        check_store(folder, manifest, store)
         processes.wait()  # all know it before the first one takes the index apart
         shards = folder / _UNFINISHED
         if is_first:
@@ -138,13 +140,12 @@ def build_index(
         convert_index(folder, manifest, kb, encoder)
     processes.wait()
     check_shareable(choice_of(read_manifest(folder)).address, processes)
-    index = load_index(folder, kb, encoder, verify=verify)
-    built = choice_of(index.manifest)
-    if store not in ("auto", built.kind, built.address):
-        raise UserError(
-            f"the index {folder} was built with `store: {built.address or built.kind}`, now it is `{store}`; go on "
-            "with that, or build the index in another folder"
-        )
+    if not is_first:
+        processes.wait()  # the first one may have to send a server what it lost
+    index = load_index(folder, kb, encoder, verify=verify, resend=is_first)
+    if is_first:
+        processes.wait()
+    check_store(folder, index.manifest, store)
     if on_error == "stop" and left_out(index):
         raise UserError(
             f"the index {folder} was built with `on_error: skip` and lacks {left_out(index):,} images or entries, "
@@ -181,6 +182,8 @@ class _Shards:
         goes on with it; `stop` refuses to go on with one that has.
         """
         if processes.index == 0:
+            if not (self.folder / _SETTINGS).is_file():
+                clear_rows(self.folder.parent)
             choice = self.plan.choice
             settings = _shard_settings(choice, self.batch_size, self.shard_rows, self.leave_out, self.has_summaries)
             _claim(self.folder, origin_of(self.kb, self.encoder), settings)
@@ -284,17 +287,17 @@ def _rejected_rows(folder: Path) -> list[BadRow]:
     return [from_json(row) for path in files for row in read_json(path, "what an unfinished index left out")]
 
 
-def _claim(folder: Path, origin: dict[str, Any], settings: dict[str, Any]) -> None:
+def _claim(shards: Path, origin: dict[str, Any], settings: dict[str, Any]) -> None:
     """Write the settings that shards are built with, or check that existing shards were built with the same."""
-    if not (folder / _SETTINGS).is_file():
-        write_json(folder / _SETTINGS, {**origin, **settings})
+    if not (shards / _SETTINGS).is_file():
+        write_json(shards / _SETTINGS, {**origin, **settings})
         return
-    recorded = read_json(folder / _SETTINGS, "the unfinished index's settings")
-    check_origin(folder, recorded, origin)
+    recorded = read_json(shards / _SETTINGS, "the unfinished index's settings")
+    check_origin(shards.parent, recorded, origin)
     for key, value in settings.items():
         if recorded.get(key) != value:
             raise UserError(
-                f"the unfinished index {folder} was begun with {key} {recorded.get(key)}, now it is {value}; "
+                f"the unfinished index {shards.parent} was begun with {key} {recorded.get(key)}, now it is {value}; "
                 f"go on with {recorded.get(key)}, or delete the folder to start again"
             )
 

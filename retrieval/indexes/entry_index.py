@@ -94,7 +94,9 @@ def recall_of(manifest: dict[str, Any]) -> str:
     return f", looking into {search['cells']:,} cells: recall@{search['top']} {search['recall']:.3f} of an exact search"
 
 
-def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder, *, verify: bool = False) -> Index:
+def load_index(
+    folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder, *, verify: bool = False, resend: bool = False
+) -> Index:
     """Open an index for searching this knowledge base with this encoder; its files are mapped, not read.
 
     Files of up to 64 MiB are compared with their checksums whole, larger ones by chunks spread over them.
@@ -104,6 +106,7 @@ def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder,
         kb: The knowledge base that it must be of.
         encoder: The encoder that it must be built with.
         verify: Read large files whole for their checksums too.
+        resend: Send a server the rows that it lacks, instead of refusing it.
 
     Raises:
         UserError: It was built from another knowledge base or with another encoder; a file of it was swapped, cut or
@@ -122,15 +125,37 @@ def load_index(folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder,
     check_files(folder, manifest.get(CHECKSUMS), files_of(choice, manifest["fields"]), verify=verify)
     owner, entries = (read_positions(folder / name) for name in (OWNERS, ENTRIES))
     store = open_store(choice, folder, manifest["fields"], collection=collection_of(manifest))
-    if isinstance(store, MilvusStore):
-        store.check()
     sizes, expected = (
         (len(store), len(owner), len(entries)),
         tuple(manifest[name] for name in ("rows", "rows", "entries")),
     )
     if sizes != expected or not _are_below(owner, len(entries)) or not _are_below(entries, len(kb)):
         raise UserError(f"{folder} holds other rows than its manifest says; {AGAIN}")
+    check_server(store, resend=resend)
     return Index({**manifest, "kb": kb.name}, _EntryIds(kb, entries), owner, store)  # it may have another name now
+
+
+def check_server(store: VectorStore, *, resend: bool) -> None:
+    """Refuse a server that lacks rows of an index, or send them; of another store nothing is to be checked.
+
+    Raises:
+        UserError: The server doesn't answer, or lacks rows and none are to be sent, or has rows of something else.
+    """
+    if isinstance(store, MilvusStore):
+        if resend:
+            store.finish()
+        else:
+            store.check()
+
+
+def check_store(folder: Path, manifest: Mapping[str, Any], store: str) -> None:
+    """Refuse another store than an index was built with, unless it is `auto`."""
+    built = manifest.get("address") or manifest["store"]
+    if store not in ("auto", built):
+        raise UserError(
+            f"the index {folder} was built with `store: {built}`, now it is `{store}`; go on with that, or build the "
+            "index in another folder"
+        )
 
 
 def choice_of(manifest: dict[str, Any]) -> Choice:
@@ -159,11 +184,10 @@ def check_summaries(index: Index) -> None:
 
 
 def collection_of(manifest: dict[str, Any]) -> str:
-    """The name of an index's collection on a server, a hash of what its vectors depend on."""
-    origins = [manifest[f"{side}_fingerprint"] for side in ("kb", "encoder")]
-    origins += [manifest[LEFT_OUT_LIST]] if LEFT_OUT_LIST in manifest else []
-    origins += ["summary"] if has_summaries(manifest) else []
-    return f"reflectune_{fingerprint(origins)[:16]}"
+    """The name of an index's collection on a server: a hash of its vectors, since a path's picture may change."""
+    recorded, endings = manifest[CHECKSUMS], tuple(f".{suffix}" for suffix in SUFFIXES.values())
+    hashes = {name: recorded[name].get("sha256") for name in recorded if name.endswith(endings)}
+    return f"reflectune_{fingerprint(sorted(hashes.items()))[:16]}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

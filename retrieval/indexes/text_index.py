@@ -27,16 +27,18 @@ from reflectune.retrieval.indexes.entry_index import (
     AGAIN,
     MANIFEST,
     check_origin,
+    check_server,
+    check_store,
     choice_of,
     collection_of,
     read_positions,
 )
-from reflectune.retrieval.indexes.writing import write_array
+from reflectune.retrieval.indexes.writing import clear_rows, write_array
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.passages import Cut, Lead, sentences, split_passages
 from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
-from reflectune.retrieval.stores.ivf import CODES, MADE_OF_ROWS, FaissStore
+from reflectune.retrieval.stores.ivf import CODES, FaissStore
 from reflectune.retrieval.stores.names import check_shareable
 from reflectune.retrieval.stores.opening import Choice, choose, open_store
 
@@ -119,8 +121,8 @@ def build_text_index(
         processes: Of the launch.
 
     Raises:
-        UserError: The folder holds an index of something else, nothing is there to index, or several processes would
-            open a file of Milvus Lite.
+        UserError: The folder holds an index of something else or another store, nothing is there to index, or several
+            processes would open a file of Milvus Lite.
     """
     folder = Path(folder)
     origin = _origin(kb, encoder, cutting)
@@ -140,14 +142,30 @@ def build_text_index(
             shutil.rmtree(shards)
     processes.wait()
     check_shareable(read_text_manifest(folder)["address"], processes)
-    return load_text_index(folder, kb, encoder, cutting)
+    if processes.index:
+        processes.wait()  # the first one may have to send a server what it lost
+    index = load_text_index(folder, kb, encoder, cutting, resend=processes.index == 0)
+    if not processes.index:
+        processes.wait()
+    check_store(folder, index.manifest, store)
+    return index
 
 
-def load_text_index(folder: str | Path, kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting) -> TextIndex:
+def load_text_index(
+    folder: str | Path, kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting, *, resend: bool = False
+) -> TextIndex:
     """Open an index of this knowledge base, cut so and encoded with this encoder.
 
+    Args:
+        folder: The index's.
+        kb: The knowledge base that it must be of.
+        encoder: The encoder that it must be built with.
+        cutting: How its articles must be cut.
+        resend: Send a server the rows that it lacks, instead of refusing it.
+
     Raises:
-        UserError: It is of something else, or a file of it was swapped, cut or changed.
+        UserError: It is of something else; a file of it was swapped, cut or changed; or the server that searches it
+            doesn't answer or lacks rows.
     """
     folder = Path(folder)
     manifest = read_text_manifest(folder)
@@ -158,6 +176,7 @@ def load_text_index(folder: str | Path, kb: KnowledgeBase, encoder: TextEncoder,
     opened = open_store(choice, folder, {FIELD: encoder.dimensions}, collection=collection_of(manifest))
     if len(counts) != len(kb) or counts.min(initial=0) < 0 or not len(opened) == counts.sum() == manifest["rows"]:
         raise UserError(f"{folder} holds other passages than its manifest says; {AGAIN}")
+    check_server(opened, resend=resend)
     return TextIndex({**manifest, "kb": kb.name}, kb, counts, opened)  # it may have another name now
 
 
@@ -209,9 +228,10 @@ def _files(choice: Choice) -> list[str]:
 
 
 def _claim(shards: Path, settings: dict[str, Any]) -> None:
-    """Write the settings that shards are built with, or refuse shards of other settings."""
+    """Write the settings that new shards are built with, or refuse shards of other settings."""
     path = shards / "settings.json"
     if not path.is_file():
+        clear_rows(shards.parent)
         write_json(path, settings)
     elif (recorded := read_json(path, "the unfinished index's settings")) != settings:
         known = recorded if isinstance(recorded, dict) else {}
@@ -272,8 +292,7 @@ def _assemble(
     fields = {FIELD: encoder.dimensions}
     vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
     if len(vectors) != rows:
-        for path in (vectors.path(FIELD), *(folder / name for name in MADE_OF_ROWS)):
-            path.unlink(missing_ok=True)
+        clear_rows(folder)
         vectors = ExactStore(folder, fields, precision=choice.precision)
         for block in _blocks(shards, 0):
             vectors.add({FIELD: block})
@@ -281,12 +300,13 @@ def _assemble(
     write_array(folder / COUNTS, counts)
     manifest = {**origin, "store": choice.kind, "address": choice.address, "precision": choice.precision, "rows": rows}
     manifest["cut"] = int(sum(block.sum() for block in _blocks(shards, 2)))
+    manifest[CHECKSUMS] = checksums(folder / name for name in _files(choice) if name != CODES)
     store = open_store(choice, folder, fields, collection=collection_of(manifest))
     store.finish()
     if isinstance(store, FaissStore):
         texts = list(questions[:_QUERIES]) or _sample_queries(TextIndex(manifest, kb, counts, store))
         manifest["search"] = store.calibrate({FIELD: encoder.encode_queries(texts)})
-    manifest[CHECKSUMS] = checksums(folder / name for name in _files(choice))
+        manifest[CHECKSUMS] |= checksums([folder / CODES])
     write_json(folder / MANIFEST, manifest)
 
 

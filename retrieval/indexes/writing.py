@@ -28,8 +28,8 @@ from reflectune.retrieval.indexes.entry_index import (
 )
 from reflectune.retrieval.knowledge_base import KnowledgeBase
 from reflectune.retrieval.stores.base import Vectors
-from reflectune.retrieval.stores.exact import ExactStore
-from reflectune.retrieval.stores.ivf import MADE_OF_ROWS, FaissStore
+from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
+from reflectune.retrieval.stores.ivf import CODES, MADE_OF_ROWS, FaissStore
 from reflectune.retrieval.stores.opening import Choice, open_store
 
 Positions = npt.NDArray[np.int64]
@@ -84,8 +84,7 @@ def write_index(
         raise UserError(f"no entry has a title: there is nothing to index; see {folder / REJECTED}")
     vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
     if len(vectors) != rows:
-        for path in (*map(vectors.path, fields), *(folder / name for name in MADE_OF_ROWS)):
-            path.unlink(missing_ok=True)
+        clear_rows(folder)
         vectors = ExactStore(folder, fields, precision=choice.precision)
     owners: list[Positions] = []
     entries: list[Positions] = []
@@ -113,13 +112,14 @@ def write_index(
         "entries": first,
         "images": images,
     }
+    manifest[CHECKSUMS] = checksums(folder / name for name in files_of(choice, tuple(fields)) if name != CODES)
     is_quiet = not progress or choice.kind == "exact"
     with progress_bar(total=rows, unit=" rows", desc=choice.kind, disable=is_quiet) as bar:
         store = open_store(choice, folder, fields, collection=collection_of(manifest), progress=bar.update)
         store.finish()
     if isinstance(store, FaissStore):
         manifest["search"] = store.calibrate(_queries(store, np.concatenate(pictured), encoder))
-    manifest[CHECKSUMS] = checksums(folder / name for name in files_of(choice, tuple(fields)))
+        manifest[CHECKSUMS] |= checksums([folder / CODES])
     write_json(folder / MANIFEST, manifest)
 
 
@@ -151,6 +151,13 @@ def convert_index(folder: Path, manifest: dict[str, Any], kb: KnowledgeBase, enc
     write_index(folder, record, fields, choice, lambda: iter([block]), encoder=encoder)
     for name in _OLD_FILES:
         (folder / name).unlink()
+
+
+def clear_rows(folder: Path) -> None:
+    """Delete what a killed build left of a store's files; the rows of a new one would be taken for theirs."""
+    made_of_rows = (folder / name for name in MADE_OF_ROWS)
+    for path in (*(path for suffix in SUFFIXES.values() for path in folder.glob(f"*.{suffix}")), *made_of_rows):
+        path.unlink(missing_ok=True)
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:

@@ -96,7 +96,8 @@ class MilvusStore:
             if not self._client.has_collection(self.collection):
                 self._create()
             sent = self.sent()
-            for first in range(sent - sent % BATCH, len(self), BATCH):
+            begin = sent - sent % BATCH if sent < len(self) else sent  # a request may have been half done
+            for first in range(begin, len(self), BATCH):
                 numbers = np.arange(first, min(first + BATCH, len(self)))
                 vectors = joined(self.rows.get(numbers), self.fields)
                 rows = [{_ROW: int(row), _FIELD: vector} for row, vector in zip(numbers, vectors, strict=True)]

@@ -107,6 +107,13 @@ def read_pages(value: Any, top: int) -> list[Page]:
 
 
 def _plain(text: str) -> str:
-    """A text that JSON and UTF-8 can hold, in lines without control characters."""
-    storable = text.encode("utf-8", errors="replace").decode()
-    return "".join(letter for letter in storable if letter in "\n\t" or letter.isprintable()).strip()
+    """A text that JSON and UTF-8 can hold, in lines without control characters, with plain spaces alone."""
+    storable = "\n".join(text.encode("utf-8", errors="replace").decode().splitlines())
+    return "".join(map(_printable, storable)).strip()
+
+
+def _printable(letter: str) -> str:
+    """A letter as it is, a plain space for a space of another width, nothing for a control character."""
+    if letter in "\n\t" or letter.isprintable():
+        return letter
+    return " " if letter.isspace() else ""

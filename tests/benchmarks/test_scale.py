@@ -108,7 +108,7 @@ def test_the_tables_of_the_documents_are_those_that_are_printed() -> None:
     script = ROOT / "benchmarks/scale.py"
     printed = subprocess.run([sys.executable, str(script), "--table"], check=True, capture_output=True, text=True)
     needs, hours = printed.stdout.strip().split("\n\n")
-    text = (ROOT / "docs/retrieval.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
 
     assert len(needs.splitlines()) > 5
     for table in (needs, hours):

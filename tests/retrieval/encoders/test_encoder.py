@@ -19,6 +19,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from reflectune.core.errors import UserError
 from reflectune.models import miniature
 from reflectune.retrieval.encoders.base import resized
+from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.encoder import load_encoder
 
 
@@ -94,6 +95,18 @@ def test_siglip_reads_texts_padded_to_full_length(siglip_folder, picture) -> Non
     np.testing.assert_allclose(encoder.encode_texts(texts), out.text_embeds, atol=1e-6)
     np.testing.assert_allclose(encoder.encode_texts(texts[:1]), out.text_embeds[:1], atol=1e-6)
     np.testing.assert_allclose(encoder.encode_images(images), out.image_embeds, atol=1e-6)
+
+
+def test_siglip_reads_lower_case_where_its_tokenizer_keeps_capitals(siglip_folder, encoder) -> None:
+    """SigLIP2's repositories name such a tokenizer. A CLIP is given the text as it is."""
+    siglip = load_encoder(siglip_folder)
+    np.testing.assert_array_equal(siglip.encode_texts(["The RED Owl"]), siglip.encode_texts(["the red owl"]))
+    assert not np.allclose(encoder.encode_texts(["The RED Owl"]), encoder.encode_texts(["the red owl"]), atol=1e-3)
+    file = Path(siglip_folder, "tokenizer.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": {"type": "Lowercase"}}))
+    lowering = load_encoder(siglip_folder)
+    assert lowering.fingerprint == find_checkpoint(siglip_folder).fingerprint
+    assert siglip.fingerprint != find_checkpoint(siglip_folder).fingerprint
 
 
 def test_a_miniature_is_a_folder_of_the_package(clip_folder, encoder, tmp_path, monkeypatch) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,35 @@ def test_a_file_of_milvus_lite_is_refused_in_a_launch_of_several(kb, encoder, tm
     with pytest.raises(UserError, match=r"serves one process at a time, and this launch has 2"):
         build_index(kb, encoder, tmp_path / "index", store=str(tmp_path / "a.db"), processes=Processes(0, 2))
     assert not (tmp_path / "index").exists()
+
+
+def test_a_server_that_lost_its_rows_is_sent_them_by_the_command_that_the_error_names(kb, encoder, tmp_path) -> None:
+    pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
+    settings = {"store": str(tmp_path / "server.db")}
+    index = build_index(kb, encoder, tmp_path / "index", **settings)
+    index.store.drop()
+    index.store.close()
+    with pytest.raises(UserError, match="isn't there; build the index again, which sends its rows"):
+        load_index(tmp_path / "index", kb, encoder)
+    again = build_index(kb, Counting(encoder, 0), tmp_path / "index", **settings)
+    assert again.store.sent() == 13
+    again.store.close()
+
+
+def test_pictures_that_changed_are_no_rows_that_a_server_has(kb, encoder, picture, tmp_path, monkeypatch) -> None:
+    """A knowledge base's fingerprint is of its pictures' paths; what the server proposes must be of their pixels."""
+    pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
+    monkeypatch.setattr("reflectune.retrieval.stores.milvus._LEAST", 1)
+    monkeypatch.setattr("reflectune.retrieval.stores.milvus.BATCH", 4)
+    store = str(tmp_path / "server.db")
+    build_index(kb, encoder, tmp_path / "before", store=store).store.close()
+    for number in range(10):
+        picture(9 - number).save(tmp_path / f"images/{number}.png")
+    index = build_index(kb, encoder, tmp_path / "index", store=store)
+    exact = build_index(kb, encoder, tmp_path / "exact", store="exact")
+    images = {"image": encoder.encode_images([picture(number) for number in range(10)])}
+    assert index.store.search(images, 1).rows.tolist() == exact.store.search(images, 1).rows.tolist()
+    index.store.close()
 
 
 def test_processes_share_the_shards_that_are_left(kb, encoder, tmp_path) -> None:
@@ -244,6 +274,23 @@ def test_an_unfinished_index_of_something_else_is_refused(kb, entries, encoder, 
     other = write_knowledge_base(tmp_path / "hawks", entries[:5], name="hawks")
     with pytest.raises(UserError, match=r"`owls`.*`hawks`"):
         build_index(other, encoder, tmp_path / "index")
+
+
+def test_rows_that_a_killed_build_left_are_not_taken_for_another_encoders(
+    kb, encoder, other_clip_folder, tmp_path, monkeypatch
+) -> None:
+    """It is killed between its rows and its manifest; then its shards are deleted, as for a new start."""
+    with monkeypatch.context() as patch:
+        patch.setattr("reflectune.retrieval.indexes.writing.checksums", lambda paths: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build_index(kb, encoder, tmp_path / "index")
+    other = load_encoder(other_clip_folder)
+    with pytest.raises(UserError, match=rf"the index {tmp_path}/index was built with the encoder"):
+        build_index(kb, other, tmp_path / "index")
+    shutil.rmtree(tmp_path / "index/unfinished")
+    build_index(kb, other, tmp_path / "index")
+    build_index(kb, other, tmp_path / "whole")
+    assert files(tmp_path / "index") == files(tmp_path / "whole")
 
 
 def test_a_missing_image_names_its_entry(kb, encoder, tmp_path) -> None:
@@ -499,6 +546,15 @@ def test_entries_that_are_added_later_are_encoded_alone(kb, entries, encoder, tm
     build_index(kb, counting, tmp_path / "index", **{**settings, "store": "auto"})
     assert counting.batches == encoded
     assert files(tmp_path / "index") == files(tmp_path / "whole")
+
+
+def test_another_store_is_refused_of_a_finished_index_and_of_one_that_grows(kb, entries, encoder, tmp_path) -> None:
+    build_index(grown(entries, tmp_path, 8, "first"), encoder, tmp_path / "index", shard_rows=4)
+    before = files(tmp_path / "index")
+    for knowledge in (KnowledgeBase(tmp_path / "first"), kb):
+        with pytest.raises(UserError, match="was built with `store: exact`, now it is `faiss`"):
+            build_index(knowledge, encoder, tmp_path / "index", shard_rows=4, store="faiss")
+    assert files(tmp_path / "index") == before
 
 
 def test_what_was_left_out_before_stays_listed(damaged_kb, entries, encoder, tmp_path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -122,6 +123,39 @@ def test_a_build_that_was_cut_off_ends_in_the_same_bytes(kb, encoder, tmp_path, 
     third = Counting(encoder)
     build_text_index(kb, third, tmp_path / "resumed", Cutting(), shard_entries=3)
     assert third.calls == 0
+
+
+def test_rows_that_a_killed_build_left_are_not_taken_for_another_cut(kb, encoder, tmp_path, monkeypatch) -> None:
+    """It is killed between its rows and its manifest; then its shards are deleted, as for a new start."""
+    with monkeypatch.context() as patch:
+        patch.setattr("reflectune.retrieval.indexes.text_index.checksums", lambda paths: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build_text_index(kb, encoder, tmp_path / "index", Cutting())
+    shutil.rmtree(tmp_path / "index/unfinished")
+    other = Cutting(lead="first_sentence")  # as many passages of other texts
+    build_text_index(kb, encoder, tmp_path / "index", other)
+    build_text_index(kb, encoder, tmp_path / "whole", other)
+    assert files(tmp_path / "index") == files(tmp_path / "whole")
+
+
+def test_another_store_than_a_finished_indexs_is_refused(kb, encoder, tmp_path) -> None:
+    build_text_index(kb, encoder, tmp_path / "index", Cutting(), store="exact")
+    with pytest.raises(UserError, match="was built with `store: exact`, now it is `faiss`"):
+        build_text_index(kb, encoder, tmp_path / "index", Cutting(), store="faiss")
+    build_text_index(kb, encoder, tmp_path / "index", Cutting())
+
+
+def test_a_server_that_lost_its_rows_is_refused_and_sent_them_by_building_again(kb, encoder, tmp_path) -> None:
+    pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
+    store = str(tmp_path / "server.db")
+    index = build_text_index(kb, encoder, tmp_path / "index", Cutting(), store=store)
+    index.store.drop()
+    index.store.close()
+    with pytest.raises(UserError, match="isn't there; build the index again, which sends its rows"):
+        load_text_index(tmp_path / "index", kb, encoder, Cutting())
+    again = build_text_index(kb, Counting(encoder, 0), tmp_path / "index", Cutting(), store=store)
+    assert again.store.sent() == len(again.store)
+    again.store.close()
 
 
 def test_what_is_of_something_else_is_refused(kb, encoder, tmp_path) -> None:

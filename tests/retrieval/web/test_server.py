@@ -181,6 +181,21 @@ def test_a_page_is_cut_cleaned_and_counted_once() -> None:
     assert second == Page("b", "", "")
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("56\u00a0m high", "56 m high"),
+        ("1\u202f234\u3000m", "1 234 m"),
+        ("one\r\ntwo\rthree\u2028four", "one\ntwo\nthree\nfour"),
+        ("soft\u00adly \u200bread\x07", "softly read"),
+    ],
+    ids=["no-break", "narrow and wide", "lines", "no width"],
+)
+def test_spaces_of_every_kind_part_words(text: str, kept: str) -> None:
+    (page,) = read_pages({"results": [{"url": "a", "title": text, "content": text}]}, 1)
+    assert (page.title, page.text) == (kept, kept)
+
+
 @settings(deadline=None)
 @given(
     st.recursive(
