@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.dataset import Dataset, stream_questions
 
 Item = TypeVar("Item")
 
@@ -22,6 +22,7 @@ def select_questions(
     limit: int | None = None,
     seed: int = 0,
     without: Collection[str] = (),
+    without_facts: bool = False,
 ) -> list[Question]:
     """A split's questions in an order drawn by seed; memory holds those that are taken, and the ids of the others.
 
@@ -35,15 +36,29 @@ def select_questions(
         limit: Most questions; all if None.
         seed: Decides the order.
         without: Ids of questions that are left out.
+        without_facts: Whether to leave out the questions, too, that share a fact (`facts`) with one of those, be it in
+            this part of the split or in another.
 
     Raises:
         UserError: There is no such question, or two have the same id.
     """
-    candidates = [q.id for q in _candidates(dataset, split, visual) if not _is_free_form(q)]
-    ids = [question_id for question_id in candidates if question_id not in without]
+    known = {
+        fact
+        for question in (stream_questions(dataset.root, split) if without_facts else ())
+        if question.id in without
+        for fact in facts(question)
+    }
+    candidates, ids = 0, []
+    for question in _candidates(dataset, split, visual):
+        if _is_free_form(question):
+            continue
+        candidates += 1
+        if question.id not in without and not (known and known & facts(question)):
+            ids.append(question.id)
     if candidates and not ids:
+        of = ", or on the facts that they ask" if known else ""
         raise UserError(
-            f"{dataset.root}: the model was tuned on all {len(candidates):,} questions of {split} that could be asked, "
+            f"{dataset.root}: the model was tuned on all {candidates:,} questions of {split} that could be asked{of}, "
             "by `trained_on`; name another `split`, or tune it on fewer"
         )
     if not ids:
@@ -58,6 +73,19 @@ def select_questions(
     places = {question_id: place for place, question_id in enumerate(order)}
     taken = [q for q in dataset.stream(split) if q.id in places and not _is_free_form(q)]
     return sorted(taken, key=lambda question: places[question.id])
+
+
+def facts(question: Question) -> set[tuple[str, str]]:
+    """What a question asks, whatever its words and its picture: each entity that it names with each accepted answer.
+
+    A question that names no entity is about its image. One that looking answers asks no fact. Letter case and spacing
+    don't count. Relations do not identify a fact: most data sets have none, and who has learned an answer by heart
+    gives it when another question about the entity has the same one.
+    """
+    if question.is_knowledge_based is False:
+        return set()
+    answers = {" ".join(answer.casefold().split()) for answer in question.answers}
+    return {(subject, answer) for subject in question.entity_ids or (question.image,) for answer in answers}
 
 
 def count_free_form(dataset: Dataset, split: str, *, visual: bool = True) -> int:
