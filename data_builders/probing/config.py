@@ -91,7 +91,7 @@ class ProbeConfig(MetricConfig, ImageKeys, RetrieverConfig):
         None, "spread the model's layers over all GPUs: auto, balanced_low_0, sequential", choices=DEVICE_MAPS
     )
     on_error: Literal["stop", "skip"] = setting(
-        "stop", "a question with a bad image, no text or no answer: stop, or count and list it"
+        "stop", "a question with a bad image, no text, no answer or no own entry to read: stop, or count and list it"
     )
     dry_run: bool = setting(False, "say what would be asked, show one prompt, and stop")
 
