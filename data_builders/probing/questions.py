@@ -40,14 +40,11 @@ def select_questions(
             this part of the split or in another.
 
     Raises:
-        UserError: There is no such question, or two have the same id.
+        UserError: There is no such question, two have the same id, or none of the split has an id of `without`.
     """
-    known = {
-        fact
-        for question in (stream_questions(dataset.root, split) if without_facts else ())
-        if question.id in without
-        for fact in facts(question)
-    }
+    known = _known_facts(dataset, split, without) if without else set()
+    if not without_facts:
+        known.clear()
     candidates, ids = 0, []
     for question in _candidates(dataset, split, visual):
         if _is_free_form(question):
@@ -76,15 +73,17 @@ def select_questions(
 
 
 def facts(question: Question) -> set[tuple[str, str]]:
-    """What a question asks, whatever its words and its picture: each entity that it names with each accepted answer.
+    """What a question asks, whatever its words and picture: each entity that it names with each accepted answer.
 
-    A question that names no entity is about its image. One that looking answers asks no fact. Letter case and spacing
-    don't count. Relations do not identify a fact: most data sets have none, and who has learned an answer by heart
-    gives it when another question about the entity has the same one.
+    A range is an answer, too; letter case and spacing don't count. A question that names no entity is about its image,
+    and one that looking answers asks no fact. Relations do not identify a fact: most data sets have none, and who has
+    learned an answer by heart gives it when another question about the entity has the same one.
     """
     if question.is_knowledge_based is False:
         return set()
     answers = {" ".join(answer.casefold().split()) for answer in question.answers}
+    if question.range is not None:
+        answers.add("{} to {}".format(*question.range))
     return {(subject, answer) for subject in question.entity_ids or (question.image,) for answer in answers}
 
 
@@ -96,6 +95,26 @@ def count_free_form(dataset: Dataset, split: str, *, visual: bool = True) -> int
 def windows(questions: Sequence[Item], size: int) -> list[Sequence[Item]]:
     """Runs of `size` questions, the last one with what is left."""
     return [questions[start : start + size] for start in range(0, len(questions), size)]
+
+
+def _known_facts(dataset: Dataset, split: str, tuned: Collection[str]) -> set[tuple[str, str]]:
+    """The facts of those of a split's questions, of all its parts, that a model was tuned on.
+
+    Raises:
+        UserError: The split has none of them.
+    """
+    known: set[tuple[str, str]] = set()
+    count = 0
+    for question in stream_questions(dataset.root, split):
+        if question.id in tuned:
+            count += 1
+            known |= facts(question)
+    if not count:
+        raise UserError(
+            f"`trained_on` has no question of {split} in {dataset.root}, e.g. {min(tuned)}; name data that was built "
+            "from these questions with their ids, or leave it out"
+        )
+    return known
 
 
 def _candidates(dataset: Dataset, split: str, visual: bool) -> Iterator[Question]:

@@ -83,11 +83,17 @@ def test_a_fact_is_left_out_whichever_part_it_was_tuned_in(tmp_path: Path) -> No
     assert select_questions(told, "train", without_facts=True) == select_questions(told, "train")
 
 
+def test_data_of_other_questions_leave_nothing_out_and_are_refused(twenty: Dataset) -> None:
+    with pytest.raises(UserError, match=r"`trained_on` has no question of train in .*, e\.g\. q3 mi_rag 0;"):
+        select_questions(twenty, "train", without={"q3 mi_rag 0", "q4 mi_rag 0"})
+
+
 def test_a_question_that_names_no_entity_is_about_its_image() -> None:
     assert facts(Question("q", "a.png", "What?", ("Two  Words", "two words", "2"))) == {
         ("a.png", "two words"),
         ("a.png", "2"),
     }
+    assert facts(Question("q", "a.png", "How high?", range=(9.0, 11.5))) == {("a.png", "9.0 to 11.5")}
 
 
 def test_a_higher_limit_adds_to_what_a_lower_one_takes(twenty: Dataset) -> None:
