@@ -45,12 +45,13 @@ def run(config: CompareConfig) -> None:
 
 
 def all_cases(dataset: Dataset, split: str, limit: int, seed: int) -> list[Case]:
-    """Every paragraph of the articles of `limit` knowledge-based questions, drawn by seed.
+    """Every paragraph of the articles of `limit` knowledge-based questions, drawn by seed, whose entities have one.
 
     Raises:
         UserError: There is none.
     """
-    questions = [q for q in dataset.stream(split) if q.is_knowledge_based and q.entity_ids]
+    named = (q for q in dataset.stream(split) if q.is_knowledge_based and q.entity_ids)
+    questions = [q for q in named if all(entry_id in dataset.knowledge for entry_id in q.entity_ids)]
     if len(questions) > limit:
         questions = random.Random(seed).sample(questions, limit)
     cases = [

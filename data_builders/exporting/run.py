@@ -99,10 +99,10 @@ def _earlier(config: ExportConfig, scheme: Scheme) -> dict[str, Any]:
     """The record of the splits that are there already.
 
     Raises:
-        UserError: The folder holds another layout, scheme or way of naming images, or something else altogether.
+        UserError: The folder holds another layout, scheme, way of naming images or `space`, or something else.
     """
     output = Path(config.output)
-    wanted = {"to": config.to, "scheme": scheme.name, "images": config.images, "space": config.space}
+    wanted = _ways(config, scheme)
     record = earlier_export(output)
     if not record:
         visible = [path.name for path in output.iterdir() if path.name[0] != "."] if output.is_dir() else []
@@ -114,6 +114,11 @@ def _earlier(config: ExportConfig, scheme: Scheme) -> dict[str, Any]:
         if earlier.get(name) != value:
             raise UserError(f"`output`: {output} holds an export with {name} {earlier.get(name)}, not {value}")
     return {"files": {}, "rows": {}, **record}
+
+
+def _ways(config: ExportConfig, scheme: Scheme) -> dict[str, Any]:
+    """How all splits of an output folder are written."""
+    return {"to": config.to, "scheme": scheme.name, "images": config.images, "space": config.space}
 
 
 def earlier_export(folder: Path) -> dict[str, Any]:
@@ -153,7 +158,7 @@ def _write_companions(
     for name, text in layout.companions(whole).items():
         write_atomically(output / name, text)
     exported.scheme.save(output)
-    record: dict[str, Any] = {"to": config.to, "scheme": exported.scheme.name, "images": config.images}
+    record = _ways(config, exported.scheme)
     record |= {"image_folders": list(image_folders)} if config.images == "absolute" else {}
     write_json(output / RECORD, {**record, "files": dict(whole.files), "rows": dict(whole.rows)})
 

@@ -57,6 +57,9 @@ class ProbeConfig(MetricConfig, ImageKeys, RetrieverConfig):
         check=part_problem,
     )
     trained_on: str = setting("", "reflection data that the model was tuned on: its questions are left out")
+    leave_out_facts: bool = setting(
+        False, "of `trained_on` leave out the facts, too: all questions on the same entity with an answer in common"
+    )
     model: str = setting("", "the target model: base, checkpoint or adapter of MMKB-RAG", check=model_name)
     output: str = setting("", "folder for the probes", check=checks.output_of("probes.json"))
     top_n: int = setting(5, "entries to retrieve for a question", low=1)
@@ -88,7 +91,7 @@ class ProbeConfig(MetricConfig, ImageKeys, RetrieverConfig):
         None, "spread the model's layers over all GPUs: auto, balanced_low_0, sequential", choices=DEVICE_MAPS
     )
     on_error: Literal["stop", "skip"] = setting(
-        "stop", "a question with a bad image, no text or no answer: stop, or count and list it"
+        "stop", "a question with a bad image, no text, no answer or no own entry to read: stop, or count and list it"
     )
     dry_run: bool = setting(False, "say what would be asked, show one prompt, and stop")
 
@@ -102,6 +105,8 @@ class ProbeConfig(MetricConfig, ImageKeys, RetrieverConfig):
             issues.append(
                 f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world or convert wrote"
             )
+        if self.leave_out_facts and not self.trained_on:
+            issues.append("`leave_out_facts` needs `trained_on`: the data whose facts are left out")
         if self.trained_on and not Path(self.trained_on, MANIFEST).is_file():
             issues.append(f"`trained_on`: {self.trained_on} has no {MANIFEST}; give a folder that a data builder wrote")
         issues += (

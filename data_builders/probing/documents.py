@@ -9,6 +9,7 @@ from typing import Final
 
 from PIL import Image
 
+from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.data_builders.probing.config import ProbeConfig
@@ -39,8 +40,18 @@ class DocumentSource:
         self._knowledge, self._retriever, self._config = knowledge, retriever, config
         self._passages: Callable[[str], list[Passage]] = lru_cache(maxsize=8192)(self._split)
 
+    def check(self, question: Question) -> None:
+        """Refuse a question whose own documents are wanted and can't be had.
+
+        Raises:
+            UserError: The knowledge base lacks an entry of it.
+        """
+        for entry_id in () if self._retriever else question.entity_ids:
+            if entry_id not in self._knowledge:
+                raise UserError(f"its entry {entry_id} is not in the knowledge base {self._knowledge.folder}")
+
     def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[list[Document]]:
-        """The documents of each question, those that share most words with it first, random ones last.
+        """The documents of questions that pass `check`: those that share most words with it first, random ones last.
 
         Their scores are their entries' S_ret; of entries that nothing retrieved, 1 for the question's own and 0 for
         random ones.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.dataset import Dataset, stream_questions
 
 Item = TypeVar("Item")
 
@@ -22,6 +22,7 @@ def select_questions(
     limit: int | None = None,
     seed: int = 0,
     without: Collection[str] = (),
+    without_facts: bool = False,
 ) -> list[Question]:
     """A split's questions in an order drawn by seed; memory holds those that are taken, and the ids of the others.
 
@@ -35,15 +36,26 @@ def select_questions(
         limit: Most questions; all if None.
         seed: Decides the order.
         without: Ids of questions that are left out.
+        without_facts: Whether to leave out the questions, too, that share a fact (`facts`) with one of those, be it in
+            this part of the split or in another.
 
     Raises:
-        UserError: There is no such question, or two have the same id.
+        UserError: There is no such question, two have the same id, or none of the split has an id of `without`.
     """
-    candidates = [q.id for q in _candidates(dataset, split, visual) if not _is_free_form(q)]
-    ids = [question_id for question_id in candidates if question_id not in without]
+    known = _known_facts(dataset, split, without) if without else set()
+    if not without_facts:
+        known.clear()
+    candidates, ids = 0, []
+    for question in _candidates(dataset, split, visual):
+        if _is_free_form(question):
+            continue
+        candidates += 1
+        if question.id not in without and not (known and known & facts(question)):
+            ids.append(question.id)
     if candidates and not ids:
+        of = ", or on the facts that they ask" if known else ""
         raise UserError(
-            f"{dataset.root}: the model was tuned on all {len(candidates):,} questions of {split} that could be asked, "
+            f"{dataset.root}: the model was tuned on all {candidates:,} questions of {split} that could be asked{of}, "
             "by `trained_on`; name another `split`, or tune it on fewer"
         )
     if not ids:
@@ -60,6 +72,21 @@ def select_questions(
     return sorted(taken, key=lambda question: places[question.id])
 
 
+def facts(question: Question) -> set[tuple[str, str]]:
+    """What a question asks, whatever its words and picture: each entity that it names with each accepted answer.
+
+    A range is an answer, too; letter case and spacing don't count. A question that names no entity is about its image,
+    and one that looking answers asks no fact. Relations do not identify a fact: most data sets have none, and who has
+    learned an answer by heart gives it when another question about the entity has the same one.
+    """
+    if question.is_knowledge_based is False:
+        return set()
+    answers = {" ".join(answer.casefold().split()) for answer in question.answers}
+    if question.range is not None:
+        answers.add("{} to {}".format(*question.range))
+    return {(subject, answer) for subject in question.entity_ids or (question.image,) for answer in answers}
+
+
 def count_free_form(dataset: Dataset, split: str, *, visual: bool = True) -> int:
     """How many free-form questions `select_questions` leaves out of a split."""
     return sum(map(_is_free_form, _candidates(dataset, split, visual)))
@@ -68,6 +95,26 @@ def count_free_form(dataset: Dataset, split: str, *, visual: bool = True) -> int
 def windows(questions: Sequence[Item], size: int) -> list[Sequence[Item]]:
     """Runs of `size` questions, the last one with what is left."""
     return [questions[start : start + size] for start in range(0, len(questions), size)]
+
+
+def _known_facts(dataset: Dataset, split: str, tuned: Collection[str]) -> set[tuple[str, str]]:
+    """The facts of those of a split's questions, of all its parts, that a model was tuned on.
+
+    Raises:
+        UserError: The split has none of them.
+    """
+    known: set[tuple[str, str]] = set()
+    count = 0
+    for question in stream_questions(dataset.root, split):
+        if question.id in tuned:
+            count += 1
+            known |= facts(question)
+    if not count:
+        raise UserError(
+            f"`trained_on` has no question of {split} in {dataset.root}, e.g. {min(tuned)}; name data that was built "
+            "from these questions with their ids, or leave it out"
+        )
+    return known
 
 
 def _candidates(dataset: Dataset, split: str, visual: bool) -> Iterator[Question]:

@@ -57,6 +57,7 @@ def run(config: ProbeConfig) -> None:
         limit=config.limit,
         seed=config.seed,
         without=set(stream_ids(config.trained_on, config.split)) if config.trained_on else (),
+        without_facts=config.leave_out_facts,
     )
     loaded = load(
         config.model,
@@ -114,6 +115,7 @@ def settings(config: ProbeConfig, dataset: Dataset, loaded: Loaded, bem: Bem | N
         "documents_of": None if config.documents_of == "retrieved" else config.documents_of,
         "documents_random": config.documents_random or None,
         "trained_on": read_manifest(config.trained_on).fingerprints[config.split] if config.trained_on else None,
+        "leave_out_facts": config.leave_out_facts or None,
         "title_weight": None if config.title_weight == 0.5 else config.title_weight,
         "summary_share": config.summary_share or None,
         **({"metric": f"{config.metric} (BEM {bem.fingerprint})"} if bem else {}),

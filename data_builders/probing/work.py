@@ -106,6 +106,7 @@ class Work:
         for name, value in (("text", question.text), ("image", question.image)):
             if not value.strip():
                 raise UserError(f"it has no {name}")
+        self._source.check(question)
         return load_image(question.image, root=self._dataset.image_roots)
 
 

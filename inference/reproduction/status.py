@@ -133,7 +133,10 @@ def _waits_for(step: Step, every: Sequence[Step], known: Mapping[str, Status]) -
 
 
 def _differs(step: Step, record: records.Record, now: Mapping[str, str]) -> str:
-    """What of a step is not what it was when it was run; "" if nothing is. An input that is gone since is no change."""
+    """What of a step is not what it was when it was run; "" if nothing is.
+
+    An input that is gone since is no change, nor is one that lies elsewhere now (`root`).
+    """
     for path, fingerprint in now.items():
         before = record.inputs.get(path)
         if before is not None and before != fingerprint:
@@ -142,6 +145,10 @@ def _differs(step: Step, record: records.Record, now: Mapping[str, str]) -> str:
     for key in sorted({*kept, *settings}):
         if kept.get(key) != settings.get(key):
             return f"`{key}` is {_shown(settings.get(key))} now, {_shown(kept.get(key))} then"
+    moved = {fingerprint for path, fingerprint in record.inputs.items() if path not in step.reads}
+    for path in sorted(now.keys() - record.inputs.keys()) if moved else ():
+        if now[path] not in moved:
+            return f"{path}, which it reads now, is another one ({now[path]}) than what it read elsewhere"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -148,6 +149,22 @@ def test_a_folder_of_something_else_is_not_written_into(data: Callable[..., Path
         export(ExportConfig(data=str(folder), to="llava", output=str(tmp_path / "out")))
     with pytest.raises(UserError, match="holds an export with space True, not False"):
         export(ExportConfig(data=str(folder), to="trl", output=str(tmp_path / "out"), space=False))
+
+
+def test_every_split_of_a_folder_is_written_with_or_without_the_space(
+    data: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, output = data(*GOOD), tmp_path / "out"
+    shutil.copy(folder / "train.parquet", folder / "val.parquet")
+
+    def write(split: str, space: bool) -> None:
+        export(ExportConfig(data=str(folder), to="llamafactory", output=str(output), split=split, space=space))
+
+    write("train", False)
+    write("val", False)
+    assert json.loads((output / "export.json").read_text())["rows"].keys() == {"train", "val"}
+    with pytest.raises(UserError, match="holds an export with space False, not True"):
+        write("val", True)
 
 
 def test_the_same_export_twice_gives_the_same_bytes(data: Callable[..., Path], tmp_path: Path) -> None:

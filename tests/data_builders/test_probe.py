@@ -26,7 +26,7 @@ def test_a_config_says_how_to_ask(tmp_path: Path) -> None:
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     argv = ["--dataset", str(tmp_path), "--documents", "0", "--samples", "-1", "--temperature", "0", "--metric", "evqa"]
-    argv += ["--device_map", "half"]
+    argv += ["--device_map", "half", "--leave_out_facts", "true"]
     with pytest.raises(UserError) as caught:
         parse_config(ProbeConfig, argv=[*argv, "--summary", "sentences", "--gold", "false", "--dtype", "int8"])
 
@@ -39,6 +39,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         "the metric `evqa` needs `bem`",
         "`summary: sentences` needs `gold: true`",
         "`dtype` is one of",
+        "`leave_out_facts` needs `trained_on`",
         "`device_map` is one of auto, balanced, balanced_low_0, sequential; found `half`",
     ):
         assert part in str(caught.value)

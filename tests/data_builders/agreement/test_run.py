@@ -97,6 +97,13 @@ def test_a_limit_draws_questions_by_seed(folder: Path, tmp_path: Path, capsys: p
     assert not (tmp_path / "out").exists()
 
 
+def test_questions_whose_entity_has_no_article_are_left_out(folder: Path) -> None:
+    write_questions(folder, "few", [question(9), question(3), question(8)])
+
+    cases = all_cases(Dataset(folder), "few", limit=3, seed=0)
+    assert {asked.id for asked, _ in cases} == {"k3"}
+
+
 def test_a_split_without_articles_is_an_error(folder: Path, tmp_path: Path) -> None:
     write_questions(folder, "train", [Question("v", "i.png", "Which?", ("red",), requires_retrieval=False)])
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.dataset import Dataset, write_questions
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.data_builders.probing.documents import DocumentSource, document_source
 from reflectune.data_builders.probing.run import run
@@ -67,6 +69,22 @@ def test_a_question_without_an_entry_has_random_documents_alone(world: Path, con
 
     (documents,) = source.find([question], [])
     assert [(document.rank, document.score) for document in documents] == [(1, 0.0)]
+
+
+def test_a_question_whose_own_entry_is_not_there_is_a_bad_row(config: Make, world: Path, tmp_path: Path) -> None:
+    here = {"image_root": str(world), "knowledge_root": str(world / "knowledge")}
+    write_json(tmp_path / "some" / "dataset.json", {**Dataset(world).manifest, **here, "counts": {}})
+    kept, lost = questions(world)[:2]
+    write_questions(tmp_path / "some", "train", [kept, dataclasses.replace(lost, entity_ids=("Q404",))])
+    settings = config("own", dataset=str(tmp_path / "some"), index="", documents_of="own")
+
+    with pytest.raises(UserError, match=f"question {lost.id} of .*: its entry Q404 is not in the knowledge base"):
+        run(settings)
+    run(dataclasses.replace(settings, on_error="skip"))
+    problems = {probe.question_id: probe.problem for probe in stream_probes(settings.output)}
+    assert problems.keys() == {kept.id, lost.id}
+    assert not problems[kept.id]
+    assert "Q404" in problems[lost.id]
 
 
 def test_probes_hold_the_documents_that_were_asked_for(config: Make, world: Path) -> None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import AnswerType, Question
 from reflectune.data_builders.dataset import Dataset, write_questions
-from reflectune.data_builders.probing.questions import count_free_form, select_questions, windows
+from reflectune.data_builders.probing.questions import count_free_form, facts, select_questions, windows
 
 
 def dataset(folder: Path, questions: list[Question]) -> Dataset:
@@ -32,6 +32,68 @@ def test_what_the_model_was_trained_on_is_left_out(twenty: Dataset) -> None:
     assert left == [question_id for question_id in every if question_id not in without]
     with pytest.raises(UserError, match="tuned on all 20 questions of train"):
         select_questions(twenty, "train", without=set(every))
+
+
+def about(
+    question_id: str, entities: str, answers: str, *, kind: AnswerType = "string", knowledge: bool = True
+) -> Question:
+    return Question(
+        question_id,
+        f"{question_id}.png",
+        "What?",
+        tuple(answers.split("|")),
+        answer_type=kind,
+        requires_retrieval=knowledge,
+        entity_ids=tuple(entities.split()),
+    )
+
+
+ASKED = [
+    about("tuned", "France", "Paris|City of Light"),
+    about("tuned by looking", "Peru", "red", knowledge=False),
+    about("again", "France", "paris "),
+    about("by another name", "France", "city of  light|Lutetia"),
+    about("two hops", "Gallia France", "Paris"),
+    about("its other fact", "France", "Loire"),
+    about("another's", "Texas", "Paris"),
+    about("by looking", "France", "Paris", knowledge=False),
+    about("seen there", "Peru", "red"),
+]
+
+
+def test_what_asks_a_fact_that_the_model_was_trained_on_can_be_left_out(tmp_path: Path) -> None:
+    told, tuned = dataset(tmp_path, ASKED), {"tuned", "tuned by looking"}
+
+    by_question = {q.id for q in select_questions(told, "train", without=tuned)}
+    by_fact = {q.id for q in select_questions(told, "train", without=tuned, without_facts=True)}
+    assert by_question == {q.id for q in ASKED} - tuned
+    assert by_question - by_fact == {"again", "by another name", "two hops"}
+
+
+def test_a_fact_is_left_out_whichever_part_it_was_tuned_in(tmp_path: Path) -> None:
+    told = dataset(tmp_path, [*ASKED, about("of the same part", "Chad", "Paris")])
+    first = Dataset(tmp_path, "1/2")  # Gallia's and Chad's, not France's
+
+    assert {q.id for q in select_questions(first, "train")} == {"two hops", "of the same part"}
+    left = select_questions(first, "train", without={"tuned"}, without_facts=True)
+    assert [q.id for q in left] == ["of the same part"]
+    only = dataset(tmp_path / "only", ASKED[:1] + ASKED[2:4])
+    with pytest.raises(UserError, match="tuned on all 3 questions of train that could be asked, or on the facts"):
+        select_questions(only, "train", without={"tuned"}, without_facts=True)
+    assert select_questions(told, "train", without_facts=True) == select_questions(told, "train")
+
+
+def test_data_of_other_questions_leave_nothing_out_and_are_refused(twenty: Dataset) -> None:
+    with pytest.raises(UserError, match=r"`trained_on` has no question of train in .*, e\.g\. q3 mi_rag 0;"):
+        select_questions(twenty, "train", without={"q3 mi_rag 0", "q4 mi_rag 0"})
+
+
+def test_a_question_that_names_no_entity_is_about_its_image() -> None:
+    assert facts(Question("q", "a.png", "What?", ("Two  Words", "two words", "2"))) == {
+        ("a.png", "two words"),
+        ("a.png", "2"),
+    }
+    assert facts(Question("q", "a.png", "How high?", range=(9.0, 11.5))) == {("a.png", "9.0 to 11.5")}
 
 
 def test_a_higher_limit_adds_to_what_a_lower_one_takes(twenty: Dataset) -> None:

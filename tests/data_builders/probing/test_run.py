@@ -89,6 +89,9 @@ def test_questions_that_the_model_was_trained_on_are_not_asked(
     assert len(asked) == 12
     assert not asked & {*trained}
     assert read_settings(asking.output)["trained_on"] == "of these five"
+    assert read_settings(asking.output)["leave_out_facts"] is None
+    with pytest.raises(UserError, match="`leave_out_facts` was None, is now True"):
+        run(dataclasses.replace(asking, leave_out_facts=True))
     with pytest.raises(UserError, match="no data of the split val"):
         run(config("other", trained_on=str(data), split="val_unseen_entity"))
 

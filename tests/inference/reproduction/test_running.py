@@ -77,6 +77,27 @@ def test_another_setting_makes_a_step_stale_but_none_that_changes_no_result(conf
     assert look(config())["articles"].why == "runs/articles, 1 min"
 
 
+def test_another_root_makes_a_step_stale_unless_the_same_files_lie_there(
+    config: Config, data: Path, rewrite: Callable[[int], None]
+) -> None:
+    (step,) = [step for step in config().all_steps() if step.name == "articles"]
+    (data / "runs/articles").mkdir(parents=True)
+    (data / "runs/articles/dataset.json").write_text("{}")
+    records.end(step, data, records.begin(step, data), 60.0)
+    shutil.copytree(data / "data", data / "copy")
+    rewrite(4)
+    (data / "data").rename(data / "other")
+    changed = data.parent / "more.yaml"
+
+    def status(root: str) -> Status:
+        changed.write_text(f"settings: {{articles: {{root: {root}}}}}\n")
+        return look(config(changes=[str(changed)]))["articles"]
+
+    assert status("copy").state == "done"
+    assert status("other").state == "stale"
+    assert status("other").why.startswith("other/kb.jsonl, which it reads now, is another one (")
+
+
 def test_what_was_begun_goes_on_and_says_when_its_inputs_are_others(
     config: Config, data: Path, rewrite: Callable[[int], None]
 ) -> None:
