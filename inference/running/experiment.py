@@ -12,13 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState
-
 from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.resumable import launch_state
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import SERVER, ModelRole
@@ -61,7 +59,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     Raises:
         UserError: A question can't be answered or can't be scored, or the folder holds traces of other settings.
     """
-    state = PartialState(cpu=not torch.cuda.is_available())
+    state = launch_state()
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
     metric, device = config.scored_by(config.dataset), str(state.device) if config.device == "auto" else config.device
