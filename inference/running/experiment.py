@@ -226,6 +226,7 @@ def _journal(
     launch.wait()
     if launch.index == 0 and not any(trace.limit for trace in traces[name].values()):
         remove_journal(folder, name)
+    launch.wait()  # nobody opens the next one in the folder while it is removed
 
 
 def _budgets(config: EvaluateConfig, planned: Iterable[str]) -> dict[str, dict[str, float]]:
