@@ -16,6 +16,7 @@ from reflectune.data_builders.dataset import write_questions
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
+from reflectune.inference.running.facts import minutes
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_minutes_add_up_over_questions_and_steps(make) -> None:
         },
         "closed_book": {"q000": make.trace(0, seconds={"answer": 6.0})},
     }
-    assert experiment.minutes(traces) == {"evaluate": 2.1, "evaluate/mr2ag": 2.0, "evaluate/closed_book": 0.1}
+    assert minutes(traces) == {"evaluate": 2.1, "evaluate/mr2ag": 2.0, "evaluate/closed_book": 0.1}
 
 
 def test_no_process_goes_on_while_the_first_one_removes_a_journal(
@@ -103,7 +104,7 @@ def test_no_process_goes_on_while_the_first_one_removes_a_journal(
 
     def run(index: int) -> bool:
         state.index = index
-        with experiment._journal(config, "pmsr", "f", {"pmsr": {}}) as journal:
+        with experiment.open_journal(config, "pmsr", "f", {"pmsr": {}}) as journal:
             assert journal is not None
             journal.put("1", [], [], 0.5)
         return Path(tmp_path, "traces/journal").exists()

@@ -18,7 +18,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.resumable import ALONE, Processes, Row
 from reflectune.core.types import Passage, Question
 from reflectune.inference.report.charts import charts
-from reflectune.inference.running.experiment import minutes
+from reflectune.inference.running.facts import minutes
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.selection.document_choice import MctTrace
