@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reflectune.core.durable import RowLog, read_rows, scan_rows, write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.progress import progress_bar
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
 
 Item = TypeVar("Item")
 Row = dict[str, Any]
@@ -38,16 +41,21 @@ _PATIENCE: Final = timedelta(days=30)
 """How long a process waits for the others: the first may finish hours before the last."""
 
 
+def launch_state() -> PartialState:
+    """The launch that this process belongs to; it joins the first time, to wait for the others as long as it takes."""
+    import torch  # slow to import, as what follows
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
+
+
 def join_launch(device: str) -> tuple[Processes, str]:
     """The processes of the launch that this one belongs to, and this one's device.
 
     Args:
         device: As a config has it; `auto` is this process's accelerator in a launch of several, and stays otherwise.
     """
-    import torch  # slow to import, as what follows
-    from accelerate import PartialState
-
-    state = PartialState(cpu=not torch.cuda.is_available(), timeout=_PATIENCE)
+    state = launch_state()
     place = str(state.device) if device == "auto" and state.num_processes > 1 else device
     return Processes(state.process_index, state.num_processes, state.wait_for_everyone), place
 

@@ -28,8 +28,8 @@ def main() -> None:
         print(compare_run.describe(config, evaluations))
         return
     command = shlex.join(["python", "-m", "reflectune.inference.compare", *sys.argv[1:]])
-    compare_run.run(config, evaluations, command)
-    print(Path(config.output, "compare.md").read_text(encoding="utf-8"))
+    if compare_run.run(config, evaluations, command):
+        print(Path(config.output, "compare.md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

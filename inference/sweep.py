@@ -21,8 +21,9 @@ def main() -> None:
     if config.dry_run:
         print(sweep_run.describe(config))
         return
-    print(summary(sweep_run.run(config)))
-    print(f"plots: {Path(config.output, 'sweep.html')}")
+    if record := sweep_run.run(config):
+        print(summary(record))
+        print(f"plots: {Path(config.output, 'sweep.html')}")
 
 
 def summary(record: dict[str, Any]) -> str:

@@ -109,7 +109,7 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
         yield from _table_rows(path)
         return
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} can't be read as a prediction file: {error}") from error
     start = text.lstrip()[:1]

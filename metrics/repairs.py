@@ -171,7 +171,7 @@ def _is_accepted(repair: Repair, question: Question) -> bool:
 
 def _csv_rows(path: Path) -> Iterator[Repair]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             for row in reader:
                 yield _of_ara(f"{path}:{reader.line_num}", row)
@@ -194,7 +194,7 @@ def _of_ara(where: str, row: Mapping[str, str | None]) -> Repair:
 
 def _json_rows(path: Path) -> Iterator[Repair]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} can't be read as a file of repairs: {error}") from error
     for number, line in enumerate(lines, 1):

@@ -8,6 +8,7 @@ from typing import Any
 
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.resumable import launch_state
 from reflectune.inference.grid.compare_config import CompareConfig
 from reflectune.inference.grid.compare_merge import merged
 from reflectune.inference.grid.compare_page import NOISE, ORACLE, page
@@ -32,13 +33,15 @@ def run(config: CompareConfig, evaluations: Sequence[EvaluateConfig], command: s
         command: The command that this is, as the page tells it.
 
     Returns:
-        The content of compare.json.
+        The content of compare.json; of all processes only the first one compares, the others return {}.
 
     Raises:
         UserError: Two evaluations are scored by different metrics, or one was written by an earlier version.
     """
     for evaluation in evaluations:
         experiment.run(evaluation)
+    if not launch_state().is_main_process:
+        return {}
     metrics = {name: _read(folder) for name, folder in config.folders().items()}
     by_folder = {Path(evaluation.output): evaluation for evaluation in evaluations}
     run_here = {name: by_folder[folder] for name, folder in config.folders().items() if folder in by_folder}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reflectune.core.types import Question
+from reflectune.data_builders.probing.labels import Rule
 from reflectune.inference.grid.outcomes import Judgement
 from reflectune.inference.grid.points import Point
 from reflectune.inference.pipelines.diagnostics import is_stating
@@ -42,13 +43,13 @@ def _judge_mr2ag(question: Question, traces: Mapping[str, Trace], measure: Measu
 
 
 def _judge_mmkb(question: Question, traces: Mapping[str, Trace], measure: Measure) -> list[Judgement]:
-    """RET against a wrong answer of the base model, and SRT of every document of a knowledge-based question."""
+    """RET against what its labels call a wrong answer of the base model, SRT of a knowledge question's documents."""
     if REFLECTION not in traces:
         return []
     trace, closed = traces[REFLECTION], traces[CLOSED_BOOK]
     judgements = []
     if trace.gate is not None and not closed.error and (measure.official([question]) or measure.visual([question])):
-        judgements.append(Judgement("gate", trace.gate, measure.correctness(question, closed) < 1))
+        judgements.append(Judgement("gate", trace.gate, measure.correctness(question, closed) < Rule.right_from))
     return judgements + _relevance(question, trace, measure)
 
 

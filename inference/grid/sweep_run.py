@@ -9,6 +9,7 @@ from typing import Any
 from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json
 from reflectune.core.hashing import fingerprint
+from reflectune.core.resumable import launch_state
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.grid.judging import JUDGED
 from reflectune.inference.grid.outcomes import Results, point_scores
@@ -32,8 +33,9 @@ def run(config: SweepConfig) -> dict[str, Any]:
     """Run all points, then write `sweep.json`, `sweep.html` and one SVG a plot into the config's output folder.
 
     Returns:
-        The content of sweep.json.
+        The content of sweep.json; of all processes only the first one scores the answers, the others return {}.
     """
+    state = launch_state()
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
     points = config.points()
@@ -56,6 +58,8 @@ def run(config: SweepConfig) -> dict[str, Any]:
         questions,
         runner,
     )
+    if not state.is_main_process:
+        return {}
     results, stats = made.results, made.stats
     record = {
         "pipeline": config.pipeline,

@@ -8,16 +8,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
-
-import torch
-from accelerate import PartialState
+from typing import Any
 
 from reflectune.core.devices import find_device
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.resumable import launch_state
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import ModelRole
 from reflectune.inference.grid import stages, tables_mmkb, tables_mr2ag
@@ -30,9 +27,6 @@ from reflectune.inference.grid.stages import Answering, Plan, Spent
 from reflectune.inference.grid.tables_config import TablesConfig
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.scores import Measure, check_scorable
-
-PATIENCE: Final = timedelta(days=30)
-"""How long a process waits for the first one, which trains meanwhile."""
 
 ELSEWHERE = frozenset("dataset index ranked_entities model plain_model device device_map".split())
 """Settings that do not decide a question's row, or whose content is hashed."""
@@ -54,7 +48,7 @@ def run(config: TablesConfig) -> dict[str, Any]:
     Raises:
         UserError: A stage failed, or the folder was filled with other settings.
     """
-    state = PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+    state = launch_state()
     find_device(config.device)  # before anything is trained
     planned = PLANS[config.paper](config)
     spent: list[Spent] = []
@@ -107,7 +101,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 def answer(config: TablesConfig, answering: Answering) -> tuple[Results, Spent]:
     """Take the questions through all points of one model, those that are not finished."""
-    is_main = PartialState().is_main_process
+    is_main = launch_state().is_main_process
     reading = config.reading(answering.world, answering.index, answering.checkpoint, answering.plain)
     dataset = Dataset(answering.world)
     questions = select(dataset, config.splits, config.limit, config.seed)
@@ -154,7 +148,7 @@ def answer(config: TablesConfig, answering: Answering) -> tuple[Results, Spent]:
 def _minutes(mark: Path, new: float) -> float:
     """The minutes of all runs, with this one's; the first process keeps the sum."""
     before = float(read_json(mark, "the minutes of an earlier run")["minutes"]) if mark.exists() else 0.0
-    if PartialState().is_main_process:
+    if launch_state().is_main_process:
         write_json(mark, {"minutes": before + new})
     return before + new
 

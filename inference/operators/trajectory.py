@@ -36,9 +36,9 @@ from reflectune.inference.operators.requests import (
     Write,
     Written,
 )
+from reflectune.inference.operators.step_log import StepLog
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace
-from reflectune.retrieval.hits import Hit, PassageHit
+from reflectune.inference.trace import PassageTrace, Trace
 
 SearchTool = Callable[[Sequence[tuple[Picture, Search]]], Sequence[Retrieved]]
 """What looks things up: for each picture and search what was found."""
@@ -110,9 +110,6 @@ class Outcome:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-_COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_read", "iterations")
-
-
 @dataclass
 class _Course:
     """A trajectory under way."""
@@ -121,10 +118,7 @@ class _Course:
     image: Picture
     steps: Steps[Outcome]
     waiting: Request | None = None
-    taken: list[Step] = dataclasses.field(default_factory=list)
-    hits: dict[tuple[str, str], Hit] = dataclasses.field(default_factory=dict)
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    tokens: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
+    log: StepLog = dataclasses.field(default_factory=StepLog)
     begun: set[tuple[object, ...]] = dataclasses.field(default_factory=set)
     limit: Limit | None = None
     outcome: Outcome | None = None
@@ -146,19 +140,19 @@ class _Course:
     def may_end(self) -> bool:
         """Whether a budget that is used up can still end it: once, and not when it asks for its answer, or its form."""
         answers = isinstance(self.waiting, Write) and self.waiting.operator in ("answer", "extract")
-        return self.waiting is not None and self.limit is None and not (answers and self.taken)
+        return self.waiting is not None and self.limit is None and not (answers and self.log.steps)
 
     def end(self, limit: Limit) -> None:
         """Have it answer from what it has, or else end with its last answer; one that has not begun ends with none."""
         self.limit = limit
         try:
-            if not self.taken:
+            if not self.log.steps:
                 raise BudgetSpent(limit)
             self.waiting = self._seen(self.steps.throw(BudgetSpent(limit)))
         except StopIteration as end:
             self.waiting, self.outcome = None, end.value
         except BudgetSpent:
-            answers = [step.text for step in self.taken if step.operator == "answer"]
+            answers = [step.text for step in self.log.steps if step.operator == "answer"]
             self.waiting, self.outcome = None, Outcome("".join(answers[-1:]), str(limit), fallback="budget")
 
 
@@ -214,7 +208,7 @@ class TrajectoryPipeline:
             replies, seconds = self._replies(key, chosen, requests, spent)
             for course, request, raw in zip(chosen, requests, replies, strict=True):
                 reply = _spoken(request, raw)
-                _note(course, request, reply, seconds / len(chosen))
+                course.log.add(request, reply, seconds / len(chosen))
                 self._count_computed(course, request, reply)
                 course.go_on(reply)
             number += 1
@@ -228,7 +222,7 @@ class TrajectoryPipeline:
         budget, noted = self._tools.budget, self._journal.spent(key) if self._journal is not None else None
         spent = budget.spent() if noted is None else noted
         for course in courses:
-            if course.may_end and (limit := budget.reached(course.tokens, spent)) is not None:
+            if course.may_end and (limit := budget.reached(course.log.tokens, spent)) is not None:
                 course.end(limit)
         return spent
 
@@ -250,10 +244,10 @@ class TrajectoryPipeline:
         if not isinstance(reply, (Written, Judged, JudgedEach)) or not isinstance(request, (Write, Judging)):
             return
         if reply.shared is None:
-            course.tokens.pop("computed", None)
-        elif "computed" in course.tokens:
+            course.log.tokens.pop("computed", None)
+        elif "computed" in course.log.tokens:
             beginning = (id(self._tools.models[request.model]), request.prompt.system, reply.shared)
-            course.tokens["computed"] += reply.read - (reply.shared if beginning in course.begun else 0)
+            course.log.tokens["computed"] += reply.read - (reply.shared if beginning in course.begun else 0)
             course.begun.add(beginning)
 
     def _carry_out(self, images: Sequence[Picture], requests: Sequence[Request]) -> Sequence[Reply]:
@@ -320,72 +314,8 @@ def _kind(request: Request | None) -> tuple[object, ...]:
     return (type(request),)
 
 
-def _note(course: _Course, request: Request, reply: Reply, seconds: float) -> None:
-    """Write a step into a trajectory's record."""
-    operator = request.operator if isinstance(request, Write) else _OPERATORS[type(request)]
-    course.seconds[operator] = course.seconds.get(operator, 0.0) + seconds
-    counts = course.tokens
-    counts["iterations"] = max(counts["iterations"], request.iteration + 1)
-    step = Step(operator, request.iteration)
-    if isinstance(reply, (Written, Judged)):
-        counts["calls"] += 1
-        counts["read"] += reply.read
-        counts["documents_read"] += reply.shown
-        step = dataclasses.replace(step, shown=reply.shown, read=reply.read)
-    if isinstance(reply, Written):
-        counts["generated"] += reply.tokens
-        step = dataclasses.replace(step, text=reply.text, generated=reply.tokens, finished=reply.finished)
-    elif isinstance(reply, Judged):
-        step = dataclasses.replace(step, probability=reply.yes)
-    elif isinstance(reply, Retrieved) and isinstance(request, Search):
-        counts["searches"] += len(request.queries)
-        step = dataclasses.replace(step, queries=request.queries, found=_found(reply), missing=reply.missing)
-        if reply.missing:
-            counts["searches_failed"] = counts.get("searches_failed", 0) + 1
-        for hit in (hit for by_base in reply.hits for hits in by_base.values() for hit in hits):
-            _keep_best(course.hits, hit)
-    elif isinstance(reply, JudgedEach):
-        shown = sum(judged.shown for judged in reply.each)
-        counts["calls"] += len(reply.each)
-        counts["read"] += reply.read_apart
-        counts["documents_read"] += shown
-        each = tuple(judged.yes for judged in reply.each)
-        step = dataclasses.replace(step, each=each, shown=shown, read=reply.read)
-    elif isinstance(reply, Reranked):
-        step = dataclasses.replace(step, each=reply.scores)
-    elif isinstance(reply, Likeness):
-        step = dataclasses.replace(step, probability=max(reply.highest, default=-1.0))
-    course.taken.append(step)
-
-
-_OPERATORS: Mapping[type[Request], str] = {
-    Judge: "judge",
-    JudgeEach: "judge",
-    Search: "search",
-    Liken: "liken",
-    Rerank: "rerank",
-}
-
-
-def _found(reply: Retrieved) -> tuple[FoundPassage, ...]:
-    return tuple(
-        FoundPassage(hit.passage.id, hit.passage.entry_id, base, query, hit.rank, hit.score)
-        for query, by_base in enumerate(reply.hits)
-        for base, hits in by_base.items()
-        for hit in hits
-    )
-
-
-def _keep_best(hits: dict[tuple[str, str], Hit], hit: PassageHit) -> None:
-    """Of an entry the passage with the highest score stands for it; entries stay in the order found."""
-    key = (hit.kb, hit.passage.entry_id)
-    if key not in hits or hit.score > hits[key].score:
-        rank = hits[key].rank if key in hits else len(hits) + 1
-        hits[key] = Hit(hit.passage.entry_id, hit.score, rank, query="search", kb=hit.kb)
-
-
 def _trace(name: str, course: _Course) -> Trace:
-    outcome = course.outcome
+    outcome, log = course.outcome, course.log
     if outcome is None:
         raise ValueError(f"the trajectory of question {course.question.id} has no outcome")
     return Trace(
@@ -393,15 +323,15 @@ def _trace(name: str, course: _Course) -> Trace:
         pipeline=name,
         answer=outcome.answer,
         confidence=outcome.confidence,
-        retrieved=any(step.operator == "search" for step in course.taken),
-        hits=tuple(course.hits.values()),
+        retrieved=any(step.operator == "search" for step in log.steps),
+        hits=tuple(log.hits.values()),
         passages=tuple(PassageTrace(passage) for passage in outcome.passages),
         chosen=outcome.chosen,
         used=outcome.used,
         fallback=outcome.fallback,
-        seconds={operator: round(seconds, 6) for operator, seconds in course.seconds.items()},
-        tokens={**course.tokens, **outcome.counts},
-        steps=tuple(course.taken),
+        seconds={operator: round(seconds, 6) for operator, seconds in log.seconds.items()},
+        tokens={**log.tokens, **outcome.counts},
+        steps=tuple(log.steps),
         ended=outcome.ended if course.limit is None else str(course.limit),
         limit={} if course.limit is None else {course.limit.key: course.limit.value},
     )

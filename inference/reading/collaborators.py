@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from accelerate import PartialState
-
 from reflectune.core.errors import UserError
+from reflectune.core.resumable import launch_state
 from reflectune.data_builders.dataset import image_roots
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.models.loading import ADAPTER_FILE, Loaded, is_stored_in, load, read_info, resolve
@@ -104,7 +103,7 @@ def _load(config: ReadingConfig, model: str, scheme: str | None) -> Loaded:
 
 
 def _device(config: ReadingConfig) -> str:
-    return str(PartialState().device) if config.device == "auto" else config.device
+    return str(launch_state().device) if config.device == "auto" else config.device
 
 
 def open_engine(config: ReadingConfig, loaded: Loaded) -> PrefixEngine:

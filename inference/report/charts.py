@@ -8,6 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from reflectune.core.types import Question
+from reflectune.data_builders.probing.labels import Rule
 from reflectune.inference.pipelines.diagnostics import GOLD, SAME_ARTICLE, attribute_of
 from reflectune.inference.pipelines.registry import all_forms, reflecting
 from reflectune.inference.report import curves
@@ -44,10 +45,17 @@ def confidence(trace: Trace) -> float | None:
 
 
 def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str], gamma: float) -> Markup:
-    """Rows are (probability, 1 if it should be looked up else 0); `kinds` names the questions of both kinds."""
+    """The gate's decisions by γ.
+
+    Args:
+        title: Of the chart.
+        rows: (probability, 1 if it should be looked up else 0; of RET 1 less what the base model's answer is worth).
+        kinds: What questions of both kinds are called.
+        gamma: The gate's own threshold.
+    """
     if not rows:
         return Markup()
-    values, labels = [value for value, _ in rows], [label == 1 for _, label in rows]
+    values, labels = [value for value, _ in rows], [label > 1 - Rule.right_from for _, label in rows]
     needed = [value for value, label in zip(values, labels, strict=True) if label]
     needless = [value for value, label in zip(values, labels, strict=True) if not label]
     lines = [

@@ -16,6 +16,7 @@ from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.dataset import Dataset
+from reflectune.data_builders.probing.labels import Rule
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.inference.report.trajectories import browsed
 from reflectune.inference.scoring.scores import Measure, Traces
@@ -173,14 +174,14 @@ def _trace(question: Question, trace: Trace, tables: _Tables, measure: Measure) 
 
 
 def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], measure: Measure) -> bool | None:
-    """What a gate should say: in MMKB-RAG whether the base model is wrong by itself; None if that is not known."""
+    """What a gate should say: in MMKB-RAG whether the base model is wrong, by RET's labels; None if it is not known."""
     if not find_recipe(name).base_answers:
         return question.is_knowledge_based
     base = traces.get("closed_book")
     return (
         None
         if base is None or base.error or not measure.has_truth(question)
-        else measure.correctness(question, base) == 0
+        else measure.correctness(question, base) < Rule.right_from
     )
 
 

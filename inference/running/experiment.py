@@ -6,26 +6,22 @@ import dataclasses
 import functools
 import gc
 import random
-import resource
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState
-
 from reflectune.core.devices import find_device
-from reflectune.core.durable import read_json, write_json
+from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.resumable import launch_state
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import SERVER, ModelRole
 from reflectune.inference.operators.budget import Budget, outgrown
 from reflectune.inference.operators.journal import Journal, remove_journal
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.iterative import PAPER_BUDGETS
 from reflectune.inference.pipelines.recipe import Parts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, stages_for
 from reflectune.inference.reading.collaborators import (
@@ -38,6 +34,7 @@ from reflectune.inference.reading.collaborators import (
 )
 from reflectune.inference.report.page import write_report
 from reflectune.inference.running.config import EvaluateConfig
+from reflectune.inference.running.facts import budgets, data_set_name, minutes, peak_gib, run_facts
 from reflectune.inference.running.runner import processes, run_pipeline
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
@@ -61,7 +58,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     Raises:
         UserError: A question can't be answered or can't be scored, or the folder holds traces of other settings.
     """
-    state = PartialState(cpu=not torch.cuda.is_available())
+    state = launch_state()
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
     metric, device = config.scored_by(config.dataset), str(state.device) if config.device == "auto" else config.device
@@ -84,9 +81,9 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         return {}
     metrics = {
         **evaluate(questions, traces, measure=measure, gamma=config.gamma, seed=config.seed),
-        "budgets": _budgets(config, planned),
+        "budgets": budgets(config, planned),
         "minutes": minutes(traces),
-        "peak_gib": _peak_gib(Path(config.output)),
+        "peak_gib": peak_gib(Path(config.output)),
     }
     write_json(Path(config.output, "metrics.json"), metrics)
     write_report(
@@ -95,8 +92,8 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         questions=questions,
         traces=traces,
         metrics=metrics,
-        title=f"reflectune on {_name(dataset)}",
-        facts=_facts(config, dataset, models),
+        title=f"reflectune on {data_set_name(dataset)}",
+        facts=run_facts(config, dataset, models),
         notices=notices(questions, traces, metrics, dataset.manifest, models, measure),
         measure=measure,
         gamma=config.gamma,
@@ -159,15 +156,6 @@ def _models(config: EvaluateConfig, planned: Plan) -> list[str]:
     return [*named, *filter(None, (recipe.second_model(config) for recipe in recipes))]
 
 
-def minutes(traces: Traces) -> dict[str, float]:
-    """Minutes that each pipeline or stage spent answering, all processes and interrupted runs together."""
-    spent = {
-        f"evaluate/{name}": sum(sum(trace.seconds.values()) for trace in pipeline_traces.values()) / 60
-        for name, pipeline_traces in traces.items()
-    }
-    return {name: round(value, 5) for name, value in {"evaluate": sum(spent.values()), **spent}.items()}
-
-
 def _answer(config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Plan) -> tuple[Traces, list[ModelFacts]]:
     """Run what is planned, model by model, so that only those are in memory that are needed at once."""
     traces: dict[str, Mapping[str, Trace]] = {}
@@ -188,7 +176,7 @@ def _answer(config: EvaluateConfig, dataset: Dataset, parts: Parts, planned: Pla
             models.append(facts)
         for name in names:
             determined = _fingerprint(name, config, dataset, models, ready)
-            with _journal(config, name, determined, traces) as journal:
+            with open_journal(config, name, determined, traces) as journal:
                 traces[name] = run_pipeline(
                     name,
                     functools.partial(build_pipeline, name, dataclasses.replace(ready, journal=journal)),
@@ -212,7 +200,7 @@ def _outgrown_by(config: EvaluateConfig) -> Reopen:
 
 
 @contextmanager
-def _journal(
+def open_journal(
     config: EvaluateConfig, name: str, determined: str, traces: Mapping[str, Mapping[str, Trace]]
 ) -> Iterator[Journal | None]:
     """The journal of an iterative pipeline, which is deleted when all its questions have been answered.
@@ -228,16 +216,7 @@ def _journal(
     launch.wait()
     if launch.index == 0 and not any(trace.limit for trace in traces[name].values()):
         remove_journal(folder, name)
-
-
-def _budgets(config: EvaluateConfig, planned: Iterable[str]) -> dict[str, dict[str, float]]:
-    """How far MI-RAG and PMSR may go, and how much they may read, by pipeline and key; 0 of a base that isn't there."""
-    values = {key: getattr(config, key) for key in PAPER_BUDGETS}
-    absent = {"text_passages": not config.text_index, "pair_passages": not config.finds_entries}
-    values |= {key: 0 for key, is_absent in absent.items() if is_absent}
-    recipes = {name: find_recipe(name) for name in planned}
-    bounded = (name for name, each in recipes.items() if "iterations" in each.settings and not each.searches_web)
-    return {name: dict(values) for name in bounded}
+    launch.wait()  # nobody opens the next one in the folder while it is removed
 
 
 def _reads_texts(name: str, config: EvaluateConfig) -> bool:
@@ -334,75 +313,7 @@ def _own(path: Path) -> Path:
     return path if index == 0 else path.with_suffix(f".{index}{path.suffix}")
 
 
-def _name(dataset: Dataset) -> str:
-    return str(dataset.manifest.get("name", dataset.root.resolve().name))
-
-
 def _open_texts(config: EvaluateConfig, dataset: Dataset, device: str) -> TextRetriever:
     """The retriever over the config's index of passages."""
     kb = KnowledgeBase(config.text_knowledge) if config.text_knowledge else dataset.knowledge
     return open_text_retriever(config.text_index, kb, device=device)
-
-
-def _facts(config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts]) -> Mapping[str, str]:
-    roles = {"model": "fine-tuned model", "plain_model": "model fine-tuned without reflection", "answerer": "answerer"}
-    named = {roles.get(model.role, "base model"): str(model) for model in models}
-    index = {}
-    if config.index:
-        index = {"index": f"{config.index}, manifest {config.finder_fingerprint()}", "encoder": config.encoder}
-    if config.ranked_entities:
-        index = {"ranked entities": f"{config.ranked_entities}, fingerprint {config.finder_fingerprint()}"}
-    return {
-        "data set": f"{_name(dataset)}, {dataset.root}, fingerprint {dataset.fingerprint}",
-        "metric": config.scored_by(config.dataset) + (f", BEM {config.bem}" if config.bem else ""),
-        "splits": ", ".join(config.splits) + (f", at most {config.limit} questions of each" if config.limit else ""),
-        "knowledge base": f"{len(dataset.knowledge)} entries, fingerprint {dataset.knowledge.fingerprint}",
-        **index,
-        **({"text index": f"{config.text_index}, the best {config.passages} passages"} if config.text_index else {}),
-        **named,
-        "reranker": f"{config.reranker} {config.reranker_model}, the best {config.passages} passages",
-        "retriever": (_weights(config) if config.index else "")
-        + f"top_n {config.top_n}"
-        + (f", S_ret by softmax / {config.s_ret_temperature:g}" if config.s_ret_temperature else ""),
-        "settings": f"γ {config.gamma:g}, fallback {config.fallback}, lead {config.lead}, "
-        f"scheme {config.scheme}, max_new_tokens {config.max_new_tokens}, batch_questions {config.batch_questions}",
-        **({"MMKB-RAG": _reflection(config)} if any(find_recipe(n).base_answers for n in config.forms()) else {}),
-        **({"iterative": _iterative(config)} if any(find_recipe(n).is_iterative for n in config.forms()) else {}),
-        "seed": str(config.seed),
-        "output": config.output,
-    }
-
-
-def _weights(config: EvaluateConfig) -> str:
-    """How an index of entries is searched, in words."""
-    summaries = f"summary_share {config.summary_share:g}, " if config.summary_share else ""
-    return f"title_weight {config.title_weight:g}, {summaries}"
-
-
-def _iterative(config: EvaluateConfig) -> str:
-    """The settings of iterative pipelines in words."""
-    server = f"; server {config.endpoint().shown_url}, {config.llm_model}" if config.llm_url else ""
-    fusion = f", fusion {config.fusion}" if config.fusion != "scores" else ""
-    answerer = config.answerer or config.reader
-    return (
-        f"at most {config.iterations} iterations after the first, {config.text_passages} passages and "
-        f"{config.pair_passages} pairs each, λ {config.text_weight:g}{fusion}, τ {config.saturation:g}, records of "
-        f"at most {config.max_record_tokens} tokens; reader {config.reader}, answerer {answerer}{server}"
-    )
-
-
-def _reflection(config: EvaluateConfig) -> str:
-    """MMKB-RAG's settings in words."""
-    kept = f"those that reach {config.threshold:g}" if config.srt else "5"
-    return (
-        f"documents {config.documents}, RET {'on' if config.ret else 'off'}, SRT {'on' if config.srt else 'off'}, "
-        f"k {config.k}{'' if config.k else f' ({kept})'}, MCT {config.mct}, answers by the {config.answer_model} model"
-    )
-
-
-def _peak_gib(output: Path) -> float:
-    """The highest memory that any run into this folder has needed on the main process, in GiB."""
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # ru_maxrss is in KiB on Linux
-    before = output / "metrics.json"
-    earlier = read_json(before, "the earlier metrics").get("peak_gib", 0.0) if before.exists() else 0.0
-    return round(max(used, earlier), 2)

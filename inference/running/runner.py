@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from accelerate import PartialState
 from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.core.resumable import Processes, Row
+from reflectune.core.resumable import Processes, Row, launch_state
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import image_roots
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
@@ -79,7 +78,7 @@ def run_pipeline(
 
 def processes() -> Processes:
     """The processes of the launch that this one belongs to."""
-    state = PartialState()
+    state = launch_state()
     return Processes(state.process_index, state.num_processes, state.wait_for_everyone)
 
 

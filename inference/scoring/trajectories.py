@@ -12,6 +12,7 @@ from reflectune.inference.pipelines.pmsr_web import condensed
 from reflectune.inference.scoring.scores import Score, Traces, mean
 from reflectune.inference.trace import Step, Trace
 from reflectune.metrics.cover import cover_one
+from reflectune.metrics.registry import has_truth
 from reflectune.metrics.retrieval import article_recall_at_k
 
 Course = Literal["stable_correct", "correction", "conflict", "persistent_fail"]
@@ -159,9 +160,12 @@ def found_until(question: Question, trace: Trace, iteration: int, base: str = ""
 
 
 def records_right(question: Question, trace: Trace, last: int) -> list[float]:
-    """Whether the latest record states an accepted answer, by iteration from 0 to `last`; [] if there is no record."""
+    """Whether the latest record states an accepted answer, by iteration from 0 to `last`.
+
+    [] if there is no record, or no answer that can stand in one: a number without a range, a sentence.
+    """
     written = {step.iteration: step.text for step in trace.steps if step.operator == "reason"}
-    if 0 not in written:
+    if 0 not in written or not has_truth(question, "cover_match"):
         return []
     right: list[float] = []
     for iteration in range(last + 1):

@@ -160,6 +160,11 @@ def read_column(path: Path, name: str, fingerprint: str | None = None) -> pa.Chu
         return file.read([name]).column(0)
 
 
+def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table that an earlier version may have written, with all columns of this one; what it lacks is missing."""
+    return pa.concat_tables([schema.empty_table(), table], promote_options="default")
+
+
 def _is_part_of(held: pa.DataType, known: pa.DataType) -> bool:
     """Whether a type is the same but for fields that structures lack: a later version has them."""
     if pa.types.is_struct(held) and pa.types.is_struct(known):

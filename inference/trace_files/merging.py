@@ -20,6 +20,7 @@ from reflectune.inference.trace_files.layout import (
     PASSAGES_AT_ONCE,
     QUESTIONS,
     QUESTIONS_AT_ONCE,
+    completed,
     open_table,
     parquet_file,
     passages_path,
@@ -53,7 +54,7 @@ def _gather(places: Sequence[tuple[int, int, int]], files: Sequence[TraceFile]) 
     rows_of: dict[tuple[int, int], list[int]] = {}
     for number, group, row in places:
         rows_of.setdefault((number, group), []).append(row)
-    tables = [files[number].group(group).take(rows) for (number, group), rows in rows_of.items()]
+    tables = [completed(files[number].group(group), QUESTIONS).take(rows) for (number, group), rows in rows_of.items()]
     order = [(number, group, row) for (number, group), rows in rows_of.items() for row in rows]
     position = {place: at for at, place in enumerate(order)}
     return pa.concat_tables(tables).take([position[place] for place in places])
@@ -85,7 +86,7 @@ def _regrouped(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
     """The same rows, so many at a time."""
     left = PASSAGES.empty_table()
     for table in tables:
-        left = pa.concat_tables([left, table.cast(PASSAGES)])
+        left = pa.concat_tables([left, completed(table, PASSAGES)])
         while len(left) >= size:
             yield left.slice(0, size)
             left = left.slice(size)
@@ -114,7 +115,7 @@ def drop_traces(path: Path, fingerprint: str, unwanted: Callable[[Mapping[str, f
             left = group.filter(pa.array(kept[start : start + len(group)]))
             start += len(group)
             if len(left):
-                writer.write_table(left.cast(QUESTIONS))
+                writer.write_table(completed(left, QUESTIONS))
 
 
 def merge_lines(logs: Sequence[Path], tables: Sequence[Path], path: Path, fingerprint: str) -> None:

@@ -172,3 +172,11 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="can't be read"):
         read_predictions(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "text", ["".join(json.dumps(row) + "\n" for row in ROWS), json.dumps(ROWS)], ids=["lines", "array"]
+)
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.json").write_text(text, encoding="utf-8-sig")
+    assert [row.answer for row in read_predictions(tmp_path / "p.json").rows] == ["Italy", ""]

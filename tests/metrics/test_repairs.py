@@ -96,6 +96,15 @@ def test_a_file_of_ones_own_repairs_and_drops(tmp_path: Path) -> None:
     assert (reworded.after.answers, reworded.is_answer_changed, reworded.is_reworded) == (ROW.answers, False, True)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    """Excel writes one before a CSV."""
+    table = write_csv(tmp_path / "infoseek_fixed.csv", [("q2", "Who founded it?", "", "Anna", "String")])
+    lines = write_lines(tmp_path / "own.jsonl", {"question_id": "q2", "answers": ["Anna"]})
+    for path in (table, lines):
+        path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
+        assert read_repairs(path, QUESTIONS).kept["q2"].after.answers == ("Anna",)
+
+
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +269,66 @@ def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert "No closing quotation" in told
     assert "leave out output=" in told
     assert any("`evaluations` is empty" in issue for issue in CompareConfig(output="o").problems())
+
+
+ONE_OF_TWO = """
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from reflectune.core.errors import entry_point
+from reflectune.core.resumable import join_launch
+from reflectune.inference.grid import compare_run
+from reflectune.inference.grid.compare_config import CompareConfig
+
+finished, output, metrics = sys.argv[1:]
+
+
+def evaluate(evaluation):
+    processes, _ = join_launch("cpu")
+    processes.wait()  # all is answered
+    if processes.index == 0:
+        time.sleep(1)  # and is scored
+        Path(finished, "metrics.json").write_text(metrics)
+    return {}
+
+
+@entry_point
+def main():
+    compare_run.experiment.run = evaluate
+    config = CompareConfig(evaluations=[finished], output=output)
+    print(bool(compare_run.run(config, [SimpleNamespace(output="runs")], "compare")), flush=True)
+
+
+main()
+"""
+
+
+def test_of_a_launch_the_first_process_compares_what_it_alone_has_scored(
+    start_program: Callable[[Sequence[str]], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are through with an evaluation before its metrics.json is there."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    for name, value in {**launched, "ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "finished").mkdir()
+    script = tmp_path / "one_of_two.py"
+    script.write_text(ONE_OF_TWO)
+    both = []
+    try:
+        for rank in "01":
+            monkeypatch.setenv("RANK", rank)
+            monkeypatch.setenv("LOCAL_RANK", rank)
+            both.append(
+                start_program([str(script), *(str(tmp_path / n) for n in ("finished", "out")), json.dumps(FIRST)])
+            )
+        assert [program.wait(timeout=60) for program in both] == [0, 0], [program.stderr for program in both]
+        assert [program.stdout for program in both] == ["True\n", "False\n"]
+    finally:
+        for program in both:
+            if program.poll() is None:
+                program.kill()
+    assert (tmp_path / "out/compare.md").is_file()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from reflectune.inference.report.charts import charts, confidence
@@ -44,6 +46,22 @@ def test_mmkb_rags_charts_are_drawn_from_its_stage(make) -> None:
     assert drawn.count("<figure") == 3
     assert "RET against its threshold" in drawn
     assert "RET 0.100, SRT 0.100" in drawn  # calibration errors: every probability is 0.1 from its outcome
+
+
+def test_ret_should_look_up_what_its_labels_call_wrong(make) -> None:
+    """By VQA's accuracy the answers are worth 0.6 and 0.3: drawn as if they were worth 1 and 0."""
+
+    def drawn(*answers: str) -> str:
+        accepted = ("oak",) * 5 + ("fir",) * 2 + ("elm",) * 1
+        questions = [dataclasses.replace(make.question(i), answers=accepted) for i in range(2)]
+        traces = {
+            "closed_book": {f"q00{i}": make.trace(i, "closed_book", answer) for i, answer in enumerate(answers)},
+            "reflection": {f"q00{i}": make.trace(i, "reflection", "", gate=0.1 + 0.8 * i) for i in range(2)},
+        }
+        figures = charts(questions, traces, gamma=0.5, measure=Measure("vqa")).split("</figure>")
+        return next(figure for figure in figures if "RET against" in figure)
+
+    assert drawn("fir", "elm") == drawn("oak", "ash") != drawn("ash", "ash")
 
 
 def test_without_traces_there_are_no_charts(make) -> None:

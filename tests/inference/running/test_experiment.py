@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from reflectune.core.errors import UserError
+from reflectune.core.resumable import Processes
 from reflectune.data_builders.dataset import write_questions
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
+from reflectune.inference.running.facts import minutes
 
 
 @pytest.fixture
@@ -83,7 +88,32 @@ def test_minutes_add_up_over_questions_and_steps(make) -> None:
         },
         "closed_book": {"q000": make.trace(0, seconds={"answer": 6.0})},
     }
-    assert experiment.minutes(traces) == {"evaluate": 2.1, "evaluate/mr2ag": 2.0, "evaluate/closed_book": 0.1}
+    assert minutes(traces) == {"evaluate": 2.1, "evaluate/mr2ag": 2.0, "evaluate/closed_book": 0.1}
+
+
+def test_no_process_goes_on_while_the_first_one_removes_a_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next pipeline's journal would be opened in a folder that is about to go."""
+    together, config = threading.Barrier(2, timeout=30), EvaluateConfig(output=str(tmp_path))
+    removing = experiment.remove_journal
+
+    def slowly(folder: Path, name: str) -> None:
+        time.sleep(0.2)
+        removing(folder, name)
+
+    def run(index: int) -> bool:
+        state.index = index
+        with experiment.open_journal(config, "pmsr", "f", {"pmsr": {}}) as journal:
+            assert journal is not None
+            journal.put("1", [], [], 0.5)
+        return Path(tmp_path, "traces/journal").exists()
+
+    state = threading.local()
+    monkeypatch.setattr(experiment, "remove_journal", slowly)
+    monkeypatch.setattr(experiment, "processes", lambda: Processes(state.index, 2, lambda: (together.wait(), None)[1]))
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, range(2))) == [False, False]
 
 
 def test_every_setting_of_mmkb_rag_is_part_of_what_its_traces_depend_on() -> None:

@@ -54,6 +54,22 @@ def test_a_trajectory_that_ended_keeps_its_last_record(make: SimpleNamespace, wa
 
 
 @pytest.mark.parametrize(
+    "more",
+    [{"answer": "12", "answer_type": "numerical"}, {"answer": "It is oak.", "answer_type": "free_form"}],
+    ids=["a-number-without-a-range", "a-sentence"],
+)
+def test_a_record_is_not_searched_for_what_cannot_stand_in_it(
+    make: SimpleNamespace, walked: Trace, more: dict[str, str]
+) -> None:
+    """Other metrics score such a question; of the record nothing is said."""
+    question = make.question(1, entity_ids=("e1",), **more)
+    measured = trajectories([question], {"pmsr": {question.id: walked}}, seed=0)["pmsr"]
+    assert [each["record"] for each in measured["by_iteration"]] == [None, None]
+    assert [each["article_recall"]["value"] for each in measured["by_iteration"]] == [0.0, 1.0]
+    assert measured["courses"] == {}
+
+
+@pytest.mark.parametrize(
     ("right", "expected"),
     [
         ([1.0, 1.0], "stable_correct"),

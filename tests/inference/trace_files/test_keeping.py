@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,7 +18,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.resumable import ALONE, Processes, Row
 from reflectune.core.types import Passage, Question
 from reflectune.inference.report.charts import charts
-from reflectune.inference.running.experiment import minutes
+from reflectune.inference.running.facts import minutes
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.selection.document_choice import MctTrace
@@ -366,6 +367,37 @@ def test_a_row_of_an_old_run_is_read_as_ever(questions, tmp_path: Path) -> None:
     assert find_trace(tmp_path / "mr2ag.jsonl", "q000") == expected
     fill(store(tmp_path, "parquet"), questions)
     assert whole(tmp_path) == {**TRACES, "q000": expected}
+
+
+def test_questions_are_added_to_a_table_of_an_earlier_version(questions, tmp_path: Path) -> None:
+    """Columns have come since: of traces, of passages within them, and of steps."""
+    fill(store(tmp_path), questions[:9])
+    path = tmp_path / "mr2ag.parquet"
+    now = pq.read_schema(path)
+    dropped = {"passages": "source", "steps": "each"}
+    fields = [
+        pa.field(field.name, pa.list_(pa.struct([f for f in field.type.value_type if f.name != dropped[field.name]])))
+        if field.name in dropped
+        else field
+        for field in now
+        if field.name not in ("ended", "used", "limit")
+    ]
+    rows = pq.read_table(path).to_pylist()
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(fields, now.metadata)), path)
+    old = {
+        key: replace(
+            TRACES[key],
+            passages=tuple(replace(read, source="") for read in TRACES[key].passages),
+            steps=tuple(replace(step, each=()) for step in TRACES[key].steps),
+        )
+        for key in IDS[:9]
+    }
+
+    traces = fill(store(tmp_path), questions)
+
+    assert whole(tmp_path) == {**TRACES, **old}
+    assert traces["q003"].steps == old["q003"].steps
+    assert (traces["q003"].ended, traces["q003"].used, traces["q003"].limit) == ("", (), {})
 
 
 def test_a_trace_is_opened_by_id(questions, tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""What a trajectory has done so far: its steps, what they found, and what they took."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from reflectune.inference.operators.requests import (
+    Judge,
+    Judged,
+    JudgedEach,
+    JudgeEach,
+    Liken,
+    Likeness,
+    Reply,
+    Request,
+    Rerank,
+    Reranked,
+    Retrieved,
+    Search,
+    Write,
+    Written,
+)
+from reflectune.inference.trace import FoundPassage, Step
+from reflectune.retrieval.hits import Hit, PassageHit
+
+_COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_read", "iterations")
+
+
+@dataclass
+class StepLog:
+    """The steps of one question's trajectory.
+
+    Attributes:
+        steps: In the order taken.
+        hits: By knowledge base and entry, the best hit of each entry, in the order found.
+        seconds: By operator.
+        tokens: Counts of tokens, calls, searches, documents and iterations, as `Trace.tokens` has them.
+    """
+
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    hits: dict[tuple[str, str], Hit] = dataclasses.field(default_factory=dict)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    tokens: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
+
+    def add(self, request: Request, reply: Reply, seconds: float) -> None:
+        """Write down a step: what was asked for, what was replied, and the seconds that are this question's share."""
+        operator = request.operator if isinstance(request, Write) else _OPERATORS[type(request)]
+        self.seconds[operator] = self.seconds.get(operator, 0.0) + seconds
+        counts = self.tokens
+        counts["iterations"] = max(counts["iterations"], request.iteration + 1)
+        step = Step(operator, request.iteration)
+        if isinstance(reply, (Written, Judged)):
+            counts["calls"] += 1
+            counts["read"] += reply.read
+            counts["documents_read"] += reply.shown
+            step = dataclasses.replace(step, shown=reply.shown, read=reply.read)
+        if isinstance(reply, Written):
+            counts["generated"] += reply.tokens
+            step = dataclasses.replace(step, text=reply.text, generated=reply.tokens, finished=reply.finished)
+        elif isinstance(reply, Judged):
+            step = dataclasses.replace(step, probability=reply.yes)
+        elif isinstance(reply, Retrieved) and isinstance(request, Search):
+            counts["searches"] += len(request.queries)
+            step = dataclasses.replace(step, queries=request.queries, found=_found(reply), missing=reply.missing)
+            if reply.missing:
+                counts["searches_failed"] = counts.get("searches_failed", 0) + 1
+            for hit in (hit for by_base in reply.hits for hits in by_base.values() for hit in hits):
+                _keep_best(self.hits, hit)
+        elif isinstance(reply, JudgedEach):
+            shown = sum(judged.shown for judged in reply.each)
+            counts["calls"] += len(reply.each)
+            counts["read"] += reply.read_apart
+            counts["documents_read"] += shown
+            each = tuple(judged.yes for judged in reply.each)
+            step = dataclasses.replace(step, each=each, shown=shown, read=reply.read)
+        elif isinstance(reply, Reranked):
+            step = dataclasses.replace(step, each=reply.scores)
+        elif isinstance(reply, Likeness):
+            step = dataclasses.replace(step, probability=max(reply.highest, default=-1.0))
+        self.steps.append(step)
+
+
+_OPERATORS: Mapping[type[Request], str] = {
+    Judge: "judge",
+    JudgeEach: "judge",
+    Search: "search",
+    Liken: "liken",
+    Rerank: "rerank",
+}
+
+
+def _found(reply: Retrieved) -> tuple[FoundPassage, ...]:
+    return tuple(
+        FoundPassage(hit.passage.id, hit.passage.entry_id, base, query, hit.rank, hit.score)
+        for query, by_base in enumerate(reply.hits)
+        for base, hits in by_base.items()
+        for hit in hits
+    )
+
+
+def _keep_best(hits: dict[tuple[str, str], Hit], hit: PassageHit) -> None:
+    """Of an entry the passage with the highest score stands for it; entries stay in the order found."""
+    key = (hit.kb, hit.passage.entry_id)
+    if key not in hits or hit.score > hits[key].score:
+        rank = hits[key].rank if key in hits else len(hits) + 1
+        hits[key] = Hit(hit.passage.entry_id, hit.score, rank, query="search", kb=hit.kb)
