@@ -13,7 +13,7 @@ from reflectune.inference.pipelines.registry import all_forms, reflecting
 from reflectune.inference.report import curves
 from reflectune.inference.report.curves import Line, line_chart
 from reflectune.inference.scoring.calibration import gate_predictions, gate_rows
-from reflectune.inference.scoring.reflection_metrics import ret_rows
+from reflectune.inference.scoring.reflection_metrics import ret_decisions, ret_rows
 from reflectune.inference.scoring.scores import Measure, Traces, traces_of_reflecting
 from reflectune.inference.selection.ranking import product
 from reflectune.inference.trace import PassageTrace, Trace
@@ -22,7 +22,8 @@ from reflectune.metrics import gates
 
 def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure) -> Markup:
     """All charts that the traces allow, as HTML."""
-    gate, ret = gate_rows(questions, traces_of_reflecting(traces, "relevance")), ret_rows(questions, traces, measure)
+    gate = gate_rows(questions, traces_of_reflecting(traces, "relevance"))
+    ret = ret_decisions(ret_rows(questions, traces, measure))
     return Markup().join(
         [
             _gate("The gate against its threshold γ", gate, ("knowledge-based", "visual"), gamma),
