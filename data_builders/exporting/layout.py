@@ -84,8 +84,9 @@ base.processor.save_pretrained("base_with_tokens")
 PY
 ```
 
-If its chat template puts no space before a reply, as Qwen's, export with `--space false`: behind a space an answer
-would begin with other tokens than the base model answers with.
+If its chat template puts no space before a reply, as Qwen's, or its tokenizer begins a word behind a special token by
+itself, as Llama 2's, export with `--space false`: behind a space an answer would begin with other tokens than the base
+model answers with.
 """
 
 _PLAIN_BASE: Final = """\

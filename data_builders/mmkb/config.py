@@ -69,6 +69,8 @@ class DeriveConfig(RemoteConfig):
             issues.append(f"`rel_scores`: {self.rel_scores} is not there")
         if self.metric == "judge":
             issues += self.llm_problems()
+            if "temperature" in self.llm_options:
+                issues.append("`llm_options` can't set the temperature of a judge: it is 0")
         elif self.metric:
             issues += metric_problems(self.metric, self.bem)
         elif self.bem:

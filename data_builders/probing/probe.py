@@ -19,6 +19,7 @@ from reflectune.metrics.registry import Worth
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine
 from reflectune.models.prefix.sampling import Sampling
 from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.rendering.thoughts import without_thoughts
 from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.retrieval.contexts import Document, shorten
 
@@ -151,7 +152,7 @@ class Prober:
         return replies
 
     def _reply(self, generation: Generation, ready: Ready) -> Reply:
-        text = self._renderer.strip(generation.text)
+        text = self._renderer.strip(without_thoughts(generation.text))
         return Reply(text, self._correctness(text, ready.question), finite_sum(generation.log_probs))
 
     def _scores(self, state: Branches, batch: Sequence[Ready]) -> dict[Row, float | None]:

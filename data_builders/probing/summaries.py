@@ -9,6 +9,7 @@ from reflectune.core.types import AnswerStyle, Passage
 from reflectune.data_builders.probing.labels import Rule, is_right, srt_labels
 from reflectune.data_builders.probing.records import Probe, finite_sum
 from reflectune.models.prefix.engine import PrefixEngine, Prefixes
+from reflectune.models.rendering.thoughts import without_thoughts
 from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.retrieval.passages import sentences
 
@@ -46,7 +47,7 @@ def add_words(
     generated = engine.generate(state, [(q, 0) for q in passages_by_question], max_new_tokens=max_new_tokens)
     made = list(probes)
     for (q, passages), generation in zip(passages_by_question.items(), generated, strict=True):
-        text = "" if finite_sum(generation.log_probs) is None else renderer.strip(generation.text)
+        text = "" if finite_sum(generation.log_probs) is None else renderer.strip(without_thoughts(generation.text))
         made[q] = dataclasses.replace(probes[q], summary=text, summarised=tuple(p.id for p in passages))
     return made
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from reflectune.inference.operators.requests import Box
+from reflectune.models.rendering.thoughts import without_thoughts
 
 Value = TypeVar("Value")
 Letter: TypeAlias = Literal["A", "B"]
 """One of two documents, as a prompt calls them."""
 
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)|\A(?:(?!<think>).)*?</think>", re.DOTALL | re.IGNORECASE)
-"""Thoughts, closed or cut off. Chat templates that open them in the prompt leave a reply that only closes them."""
 _FENCE = re.compile(r"```\w*\n?|```")
 _SECTION = re.compile(r"^\W*(?:queries|output|questions?)\W*$", re.IGNORECASE | re.MULTILINE)
 _NUMBERED = re.compile(r"^\W*(?:(?:question|query)\s*\d*\s*[:.)]|\d+\s*[:.)]|[-*•])\s*(?P<text>\S.*)$", re.IGNORECASE)
@@ -32,17 +31,6 @@ _VERDICT = re.compile(r"\W*(?P<word>yes|no)\b", re.IGNORECASE)
 
 _MOST_BRACKETS = 64
 """How many brackets of a reply may begin its JSON: one that repeats itself has thousands."""
-
-
-def without_thoughts(reply: str) -> str:
-    """A reply without what a reasoning model thinks first; one without thoughts as it is.
-
-    Example:
-        >>> without_thoughts("<think>The tower is of iron.</think> Paris")
-        'Paris'
-    """
-    said, thoughts = _THOUGHT.subn("", reply)
-    return said.strip() if thoughts else reply
 
 
 def spoken(reply: str) -> str:

@@ -15,7 +15,6 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import Budget, BudgetSpent, Limit, Spent
 from reflectune.inference.operators.journal import Journal
-from reflectune.inference.operators.parsing import without_thoughts
 from reflectune.inference.operators.requests import (
     Judge,
     Judged,
@@ -39,6 +38,7 @@ from reflectune.inference.operators.requests import (
 from reflectune.inference.operators.step_log import StepLog
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.models.rendering.thoughts import without_thoughts
 
 SearchTool = Callable[[Sequence[tuple[Picture, Search]]], Sequence[Retrieved]]
 """What looks things up: for each picture and search what was found."""

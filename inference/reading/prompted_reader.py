@@ -111,10 +111,7 @@ class PromptedReader:
             for i, question_documents in documents.items()
         }
         generations = self._generate(opened, {i: ids for i, (_, ids) in fitted.items()}, self._max_new_tokens)
-        return {
-            i: Answer(self._renderer.strip(made.text), made.score, len(made.token_ids), fitted[i][0])
-            for i, made in generations.items()
-        }
+        return {i: Answer.of(made, self._renderer, fitted[i][0]) for i, made in generations.items()}
 
     def _fit(
         self, name: PromptName, opened: Opened, row: int, passages: Sequence[Passage], reply: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
-from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.rendering.renderer import Rendered, Renderer
+from reflectune.models.rendering.thoughts import thought_tokens, without_thoughts
 from reflectune.models.rendering.turns import fit_leading
 
 
@@ -20,9 +22,10 @@ class Answer:
     """An answer read from the model.
 
     Attributes:
-        text: The answer without reflection tokens, stripped.
-        score: S_ans, equation 7: geometric mean probability of its tokens and the end token.
-        tokens: Number of tokens generated.
+        text: The answer without reflection tokens and without what a reasoning model thinks first, stripped.
+        score: S_ans, equation 7: geometric mean probability of its tokens and the end token, given any thoughts; 0 if
+            the reply was cut off inside these.
+        tokens: Number of tokens generated, thoughts included.
         passages_read: How many of the passages given were read.
         read: Tokens of the prompt, of an answer in one turn.
     """
@@ -32,6 +35,16 @@ class Answer:
     tokens: int
     passages_read: int = 0
     read: int = 0
+
+    @classmethod
+    def of(cls, generation: Generation, renderer: Renderer, passages_read: int = 0) -> Answer:
+        """The answer in what a model generated."""
+        ids = generation.token_ids
+        text, score = renderer.strip(without_thoughts(generation.text)), generation.score
+        if thoughts := thought_tokens(ids, renderer.decode):
+            log_probs = generation.log_probs[thoughts:]
+            score = math.exp(sum(log_probs) / len(log_probs)) if log_probs else 0.0
+        return cls(text, score, len(ids), passages_read)
 
     @property
     def usage(self) -> Mapping[str, int]:
@@ -136,7 +149,7 @@ class Reader:
             state, rows=list(rows), forced=list(forced), max_new_tokens=self._max_new_tokens
         )
         self._engine.check_numbers(*(generation.score for generation in generations))
-        return [Answer(self._renderer.strip(g.text), g.score, len(g.token_ids)) for g in generations]
+        return [Answer.of(generation, self._renderer) for generation in generations]
 
 
 def share(yes: float, no: float) -> float:

@@ -8,13 +8,12 @@ import numpy as np
 from markupsafe import Markup
 
 from reflectune.core.types import Question
-from reflectune.data_builders.probing.labels import Rule
 from reflectune.inference.pipelines.diagnostics import GOLD, SAME_ARTICLE, attribute_of
 from reflectune.inference.pipelines.registry import all_forms, reflecting
 from reflectune.inference.report import curves
 from reflectune.inference.report.curves import Line, line_chart
 from reflectune.inference.scoring.calibration import gate_predictions, gate_rows
-from reflectune.inference.scoring.reflection_metrics import ret_rows
+from reflectune.inference.scoring.reflection_metrics import ret_decisions, ret_rows
 from reflectune.inference.scoring.scores import Measure, Traces, traces_of_reflecting
 from reflectune.inference.selection.ranking import product
 from reflectune.inference.trace import PassageTrace, Trace
@@ -23,7 +22,8 @@ from reflectune.metrics import gates
 
 def charts(questions: Sequence[Question], traces: Traces, gamma: float, measure: Measure) -> Markup:
     """All charts that the traces allow, as HTML."""
-    gate, ret = gate_rows(questions, traces_of_reflecting(traces, "relevance")), ret_rows(questions, traces, measure)
+    gate = gate_rows(questions, traces_of_reflecting(traces, "relevance"))
+    ret = ret_decisions(ret_rows(questions, traces, measure))
     return Markup().join(
         [
             _gate("The gate against its threshold γ", gate, ("knowledge-based", "visual"), gamma),
@@ -49,13 +49,13 @@ def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str
 
     Args:
         title: Of the chart.
-        rows: (probability, 1 if it should be looked up else 0; of RET 1 less what the base model's answer is worth).
+        rows: (probability, 1 if it should be looked up else 0).
         kinds: What questions of both kinds are called.
         gamma: The gate's own threshold.
     """
     if not rows:
         return Markup()
-    values, labels = [value for value, _ in rows], [label > 1 - Rule.right_from for _, label in rows]
+    values, labels = [value for value, _ in rows], [label == 1 for _, label in rows]
     needed = [value for value, label in zip(values, labels, strict=True) if label]
     needless = [value for value, label in zip(values, labels, strict=True) if not label]
     lines = [

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.types import Question
+from reflectune.data_builders.probing.labels import Rule
 from reflectune.inference.pipelines.diagnostics import STATING
 from reflectune.inference.scoring.scores import Measure, Score, Traces, mean, score_rows, traces_of_reflecting
 from reflectune.inference.selection.document_choice import PROBLEMS, by_relevance
@@ -36,11 +37,12 @@ def reflection(
     Returns:
         `ret`, by scope: `auroc`, `accuracy` and `calibration_error` of Score_RET (equation 4 of arXiv 2504.10074)
         against "the base model's closed-book answer is wrong", and the share `base_wrong`, over all questions that the
-        gate decides on; `ret_knowledge` is the same over the knowledge-based ones alone. `srt`, by scope:
-        `stating_retrieved`, the share of questions with a stating document among their documents, and of these the
-        share where the first one is stating, by SRT (`stating_first`) and in the retriever's order
-        (`stating_first_retriever`). `retrieved`: the share of the pipeline's questions that were looked up. `mct`: how
-        many replies there were, and how many of them had which problem.
+        gate decides on. For the first two an answer worth less than half a point is wrong, as for RET's labels.
+        `ret_knowledge` is the same over the knowledge-based ones alone. `srt`, by scope: `stating_retrieved`, the share
+        of questions with a stating document among their documents, and of these the share where the first one is
+        stating, by SRT (`stating_first`) and in the retriever's order (`stating_first_retriever`). `retrieved`: the
+        share of the pipeline's questions that were looked up. `mct`: how many replies there were, and how many of them
+        had which problem.
     """
     answers = traces_of_reflecting(traces, "reflection")
     if not answers and "reflection" not in traces:
@@ -64,7 +66,7 @@ def reflection(
 
 
 def ret_rows(questions: Iterable[Question], traces: Traces, measure: Measure) -> list[tuple[float, float]]:
-    """(Score_RET, 1 if the base model's closed-book answer is wrong else 0) of questions for which both are known."""
+    """(Score_RET, 1 less what the base model's closed-book answer is worth) of questions for which both are known."""
     judged, base = traces.get("reflection", {}), traces.get("closed_book", {})
     every = list(questions)
     scored_questions = [*measure.official(every), *measure.visual(every)]
@@ -73,6 +75,11 @@ def ret_rows(questions: Iterable[Question], traces: Traces, measure: Measure) ->
         (judged[q.id].gate, 1.0 - measure.correctness(q, base[q.id])) for q in both if not base[q.id].error
     ]
     return [(gate, wrong) for gate, wrong in gates_and_errors if gate is not None]
+
+
+def ret_decisions(rows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """`ret_rows` with 1 for a wrong answer and 0 for a right one, which is worth half a point or more."""
+    return [(gate, float(wrong > 1 - Rule.right_from)) for gate, wrong in rows]
 
 
 def srt_rows(traces: Iterable[Trace]) -> list[tuple[float, float]]:
@@ -87,11 +94,13 @@ def _by_scope(
 
 
 def _ret(gates_and_errors: Sequence[tuple[float, float]], gamma: float, seed: int) -> dict[str, Score | None]:
+    """RET's numbers in one scope."""
     rows = np.array(gates_and_errors, dtype=float).reshape(-1, 2)
-    both = len(set(rows[:, 1])) == 2
+    decided = np.array(ret_decisions(gates_and_errors), dtype=float).reshape(-1, 2)
+    both = len(set(decided[:, 1])) == 2
     return {
-        "auroc": score_rows(rows, seed, _auroc, strata=rows[:, 1]) if both else None,
-        "accuracy": mean((rows[:, 0] > gamma) == (rows[:, 1] == 1), seed),
+        "auroc": score_rows(decided, seed, _auroc, strata=decided[:, 1]) if both else None,
+        "accuracy": mean((decided[:, 0] > gamma) == (decided[:, 1] == 1), seed),
         "calibration_error": score_rows(rows, seed, CALIBRATION_ERROR),
         "base_wrong": mean(rows[:, 1], seed),
     }

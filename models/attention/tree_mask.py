@@ -7,7 +7,7 @@ alone: the prefix's own attention, each branch's own, and all branches' attentio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,7 @@ class TreeLayout:
         segments: Those of `trees`, -1 for none.
         rows: Of shape (M, most tokens): all that is causal by itself, plain trees, prefixes and branches alike.
         none: The index after the last token, which stands for none.
+        masks: `dense`, by dtype.
     """
 
     plain: Tensor
@@ -45,6 +46,7 @@ class TreeLayout:
     segments: Tensor
     rows: Tensor
     none: int
+    masks: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, segments: Tensor) -> TreeLayout:
@@ -77,10 +79,18 @@ class TreeLayout:
         lengths = (self.rows < self.none).sum(1).tolist()
         return tuple(self.rows[group, : lengths[group[-1]]] for group in like_lengths(lengths))
 
-    @cached_property
-    def dense(self) -> Tensor:
-        """The masks of the trees with branches; see `tree_mask`."""
-        return tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1))
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The masks of the trees with branches, added to scores: 0, or -inf where `tree_mask` is false, (N, 1, L, L).
+
+        All layers are given this one tensor, and each keeps it for its backward pass. Of a bool mask each would keep
+        its own copy in the scores' dtype, and so where rows don't begin at multiples of eight, as kernels want them.
+        """
+        if dtype not in self.masks:
+            seen = tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1))
+            length = seen.shape[-1]
+            bias = torch.zeros(*seen.shape[:-1], length + -length % 8, dtype=dtype, device=seen.device)
+            self.masks[dtype] = bias[..., :length].masked_fill_(~seen, -torch.inf)
+        return self.masks[dtype]
 
 
 def like_lengths(lengths: Sequence[int]) -> list[list[int]]:
@@ -144,10 +154,10 @@ def tree_attention(
     wide = [tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in (query, keys, values)]
     tokens = [_flat(tensor) for tensor in wide]
     output = query.new_zeros(rows * length + 1, heads, size)
-    for index, mask in ((layout.plain, None), (layout.trees, layout.dense)):
+    for index, is_causal in ((layout.plain, True), (layout.trees, False)):
         if index.numel():
             q, k, v = (_take(tensor, index) for tensor in tokens)
-            how: dict[str, Any] = {"is_causal": True} if mask is None else {"attn_mask": mask}
+            how: dict[str, Any] = {"is_causal": True} if is_causal else {"attn_mask": layout.dense(query.dtype)}
             attended = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, **how)
             output = output.index_copy(0, index.flatten(), attended.transpose(1, 2).flatten(0, 1))
     return output[:-1].view(rows, length, heads, size)

@@ -31,7 +31,7 @@ class Endpoint:
         timeout: Seconds that one request may take, from sending to the last byte.
         retries: How often a request is sent again after a failure that may pass.
         backoff: Seconds before the first retry; doubled for each further one.
-        options: Fields merged into every request; one that is None is taken out of it.
+        options: Fields merged into every request; one that is None is taken out of each.
         input_price: Of a million tokens sent, in any currency.
         output_price: Of a million tokens received.
         keys: What the keys of a config that name this server begin with, for messages.
@@ -68,9 +68,14 @@ class Endpoint:
         return shown_url(self.url)
 
     def request(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-        """The body of a chat request: temperature 0 unless `options` or `fields` say otherwise."""
+        """The body of a chat request: temperature 0 unless `options` or `fields` say otherwise.
+
+        What `options` take out stays out, whatever `fields` say: a server that doesn't know the field would refuse.
+        """
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": self.max_tokens}
-        return {name: value for name, value in {**body, **self.options, **fields}.items() if value is not None}
+        taken_out = {name: None for name, value in self.options.items() if value is None}
+        asked = {**body, **self.options, **fields, **taken_out}
+        return {name: value for name, value in asked.items() if value is not None}
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """What these tokens cost."""

@@ -243,6 +243,20 @@ class Renderer:
         return before_reply(self.processor)
 
     @functools.cached_property
+    def _gap(self) -> str:
+        """What stands between one of the scheme's tokens and an answer, so that this is the same ids as behind the cue.
+
+        That is what the template writes behind its cue; nothing if the tokenizer begins a word behind each special
+        token by itself, as Llama 2's does: a space there would be a token more.
+        """
+        word = self.reply_ids("a")[:-1]
+        for gap in (self._before_reply, ""):
+            behind = [self._safe.encode_continuation(self._safe.trust(t) + gap + "a") for t in self.reflection_tokens]
+            if all(ids[1:] == word for ids in behind):
+                return gap
+        return self._before_reply
+
+    @functools.cached_property
     def _reply_ids(self) -> frozenset[int]:
         """The tokens that a reply begins with."""
         return frozenset(self.token_ids[role] for role in self.scheme.replies) if self.scheme else frozenset()
@@ -337,7 +351,7 @@ class Renderer:
 
     def _part(self, part: str | Slot | Gap) -> str:
         if isinstance(part, Gap):
-            return self._before_reply
+            return self._gap
         return slot_mark(part) if isinstance(part, Slot) else part
 
     def _find_end(self) -> int:

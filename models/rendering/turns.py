@@ -22,7 +22,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Gap:
-    """What the chat template puts between its cue and a reply: a space (LLaVA's), or nothing (Qwen's)."""
+    """What makes an answer behind a token the ids that it is behind the cue: a space (LLaVA's), or nothing (Qwen's)."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,12 @@ def missing_end(renderer: Renderer) -> str:
 
 
 def before_words(renderer: Renderer) -> str:
-    """What the chat template writes between its cue and the assistant's words."""
+    """What the chat template writes between its cue and the assistant's words.
+
+    Behind a special token nothing, where the tokenizer begins a word there by itself: Llama's legacy one.
+    """
+    if renderer.tokenizer.tokenize("</s> a")[-2:] == ["▁", "▁a"]:
+        return ""
     asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q"}]}
     said = {"role": "assistant", "content": [{"type": "text", "text": "WORDS"}]}
     cue = renderer.processor.apply_chat_template([asked], add_generation_prompt=True)
@@ -91,10 +96,6 @@ def test_an_answer_behind_a_token_is_the_tokens_that_a_base_model_answers_with(r
     passage = Passage("e", 0, 0, title="T", lead="", heading="", text="A text.")
     labels = scheme.passage_reply(renderer, Branch(passage, True, answer))[1]
     said = labels[labels.index(renderer.token_id("relevant")) + 1 :]
-    behind_special = renderer.tokenizer.tokenize("</s> a")[-2:]
-    if behind_special == ["▁", "▁a"]:  # a legacy tokenizer of Llama: a space more behind every special token
-        assert renderer.tokenizer.convert_ids_to_tokens(said[0]) == "▁"
-        said = said[1:]
     assert said == renderer.reply_ids(answer)
 
 

@@ -85,9 +85,9 @@ class Activations:
 
 def activations(model: Architecture, batch: Batch, how: Passing) -> Activations:
     """What a batch takes."""
-    layer = batch.tokens * _decoder_layer(model, how) + _masks(batch, how)
+    layer = batch.tokens * _decoder_layer(model, how)
     vision_layer = batch.patches * _vision_layer(model, how) if how.trains_vision else 0
-    ends = batch.tokens * model.width * 4  # the last norm's input
+    ends = batch.tokens * model.width * 4 + _masks(batch, how)  # the last norm's input; what all layers are given
     if how.adapters is None:
         ends += batch.tokens * model.width * how.residual  # scaled by a weight that trains
     logits = batch.supervised * model.vocabulary * (8 if how.compute == 4 else 4 + 4 + how.compute)
@@ -129,8 +129,8 @@ def _decoder_layer(model: Architecture, how: Passing) -> int:
 
 
 def _masks(batch: Batch, how: Passing) -> int:
-    """Bytes of the scores' mask of a layer: sdpa writes it out in the products' precision."""
-    return 0 if how.by_parts else how.compute * batch.trees * batch.longest**2
+    """Bytes of the scores' mask in the products' precision, one for all layers; its rows begin at multiples of 8."""
+    return 0 if how.by_parts else how.compute * batch.trees * batch.longest * (batch.longest + -batch.longest % 8)
 
 
 def _vision_layer(model: Architecture, how: Passing) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
+from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.rescoring import by_judge, by_metric, rescore, said_in
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, Reply
 from reflectune.metrics.judges import PROTOCOLS, Judging
@@ -74,3 +75,10 @@ def test_a_judge_decides_and_what_it_mumbles_is_not_right() -> None:
     said = said_in(PROBES)
     judging = Judging(PROTOCOLS["mrag"], "stub", complete)
     assert by_judge(said, QUESTIONS, judging) == {said[0]: 0.0, said[1]: 1.0}
+
+
+def test_a_judge_is_asked_at_temperature_0_as_its_record_says() -> None:
+    server = {"llm_url": "http://localhost:8000/v1", "llm_model": "stub", "llm_options": '{"temperature": 1}'}
+    judged, unjudged = (DeriveConfig(metric=metric, **server).problems() for metric in ("judge", "infoseek"))
+
+    assert set(judged) - set(unjudged) == {"`llm_options` can't set the temperature of a judge: it is 0"}

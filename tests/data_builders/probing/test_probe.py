@@ -20,7 +20,7 @@ from reflectune.data_builders.probing.records import Probe
 from reflectune.data_builders.probing.statistics import probe_statistics
 from reflectune.metrics.registry import find_metric
 from reflectune.models.loading import Loaded
-from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.retrieval.contexts import Document
 from reflectune.retrieval.passages import split_passages
@@ -72,6 +72,20 @@ def test_every_answer_is_that_of_the_whole_prompt_read_alone(llava: Loaded, ques
         scored = engine.score(whole, [(k, 0) for k in range(len(contexts))], gold)
         logs = [probe.gold_log_prob, *(document.gold_log_prob for document in probe.documents)]
         assert logs == pytest.approx([sum(log_probs) for log_probs in scored], abs=1e-3)
+
+
+def test_what_a_model_thinks_before_it_answers_is_no_part_of_its_answer(
+    llava: Loaded, questions: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = probes(llava, questions[:2])
+    generate = PrefixEngine.generate
+
+    def thinking(*args, **kwargs) -> list[Generation]:
+        made = generate(*args, **kwargs)
+        return [dataclasses.replace(each, text=f"<think>Is it so?</think> {each.text}") for each in made]
+
+    monkeypatch.setattr(PrefixEngine, "generate", thinking)
+    assert probes(llava, questions[:2]) == expected
 
 
 def test_the_miniature_reads_its_documents(llava: Loaded, questions: list) -> None:

@@ -17,7 +17,6 @@ from reflectune.inference.operators.parsing import (
     queries,
     shares,
     verdict,
-    without_thoughts,
 )
 
 REPLIES = {
@@ -173,21 +172,6 @@ def test_shares_are_found(reply: str, expected: tuple[float, ...] | None) -> Non
 )
 def test_an_answer_behind_thoughts_is_found(reply: str, expected: str) -> None:
     assert answer(reply) == expected
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        pytest.param("<think>a</think> oak\n", "oak", id="first"),
-        pytest.param("a</think>oak", "oak", id="opened by the prompt"),
-        pytest.param("<THINK>a<think>b</think>oak", "oak", id="in any case"),
-        pytest.param("<think>a</think>oak<think>b", "oak", id="twice"),
-        pytest.param("<think>a", "", id="cut off"),
-        pytest.param(" oak ```x``` \n", " oak ```x``` \n", id="none"),
-    ],
-)
-def test_thoughts_are_cut_off_and_nothing_else(reply: str, expected: str) -> None:
-    assert without_thoughts(reply) == expected
 
 
 @settings(deadline=None)

@@ -9,7 +9,7 @@ from reflectune.core.errors import UserError
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.reading.reader import Reader
 from reflectune.models.loading import Loaded, load
-from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.schemes.passages import PassageScheme
 
 MAX_NEW = 5
@@ -110,6 +110,33 @@ def test_a_batch_answers_like_its_questions_one_by_one(make, reader, pictures) -
     alone = [reader.answer_directly(reader.open([questions[i]], [pictures[i]]), [0])[0] for i in (0, 2)]
     assert [a.text for a in together] == [a.text for a in alone]
     assert [a.score for a in together] == pytest.approx([a.score for a in alone], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "said"),
+    [
+        pytest.param("", "oak", id="no thoughts"),
+        pytest.param("<think>It is red: elm?</think>", "\noak", id="thoughts"),
+        pytest.param("<think>It is red: elm?", "", id="thoughts that were cut off"),
+    ],
+)
+def test_what_a_reasoning_model_thinks_is_neither_answered_nor_scored(
+    make, checkpoints, pictures, monkeypatch, thoughts: str, said: str
+) -> None:
+    """As in iterative pipelines, which a baseline stands beside."""
+    loaded = load(checkpoints.base)
+    engine, tokenizer = PrefixEngine(loaded), loaded.renderer.tokenizer
+    before, after = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (thoughts, said))
+    ids = [*before, *after, *([loaded.renderer.end_token_id] if said else [])]
+    log_probs = [-0.1 * place for place in range(len(ids))]
+    made = Generation(ids, thoughts + said, log_probs, math.exp(sum(log_probs) / len(ids)), bool(said))
+    monkeypatch.setattr(engine, "generate", lambda *args, **kwargs: [made])
+
+    (answer,) = Reader(engine, 99).answer_plainly([make.question(0)], pictures[:1], [[]])
+
+    behind = log_probs[len(before) :]
+    assert (answer.text, answer.tokens) == (said.strip(), len(ids))
+    assert answer.score == pytest.approx(math.exp(sum(behind) / len(behind)) if behind else 0.0)
 
 
 def test_nothing_to_answer_costs_nothing(make, reader, pictures) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from reflectune.inference.scoring.reflection_metrics import reflection, ret_rows, srt_rows
@@ -39,6 +41,19 @@ def test_ret_is_measured_against_what_the_base_model_gets_wrong(ret) -> None:
     assert ret_scores["overall"]["base_wrong"]["value"] == pytest.approx(3 / 4)
     # Bins of one each: |0.9 - 1|, |0.2 - 0|, |0.6 - 1|, |0.5 - 1|.
     assert ret_scores["overall"]["calibration_error"]["value"] == pytest.approx((0.1 + 0.2 + 0.4 + 0.5) / 4)
+
+
+def test_an_answer_worth_a_part_of_a_point_is_right_or_wrong_as_the_labels_have_it(make) -> None:
+    """By VQA's accuracy; calibration and the share `base_wrong` take the parts themselves."""
+    questions = [replace(make.question(i, UE), answers=("oak",) * i + ("fir",) * (10 - i)) for i in range(4)]
+    worth = Measure("vqa")
+    closed_book = {q.id: make.trace(i, "closed_book", "oak") for i, q in enumerate(questions)}
+    assert [worth.correctness(q, closed_book[q.id]) for q in questions] == pytest.approx([0.0, 0.3, 0.6, 0.9])
+    judged = {q.id: make.trace(i, "reflection", "", gate=0.9 - 0.2 * i) for i, q in enumerate(questions)}
+    traces = {"reflection": judged, "closed_book": closed_book}
+    scores = reflection(questions, traces, measure=worth, gamma=0.6, seed=0)["ret"]["overall"]
+    assert scores["auroc"]["value"] == scores["accuracy"]["value"] == 1.0
+    assert scores["base_wrong"]["value"] == pytest.approx((1.0 + 0.7 + 0.4 + 0.1) / 4)
 
 
 def test_ret_is_measured_by_split_too(ret) -> None:

@@ -131,6 +131,28 @@ def test_a_layout_written_out_and_kept():
     assert TreeLayout.of(torch.tensor([[-1, -1]])).causal == ()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_layers_keep_one_dense_mask_for_the_backward_pass(monkeypatch, dtype):
+    monkeypatch.setattr(sys.modules[tree_attention.__module__], "has_backward", lambda *kind: False)
+    segments = packed(segments_of([(3, [2, 2], 0)]))[:, None, None]  # a row of 7, which no kernel takes as it is
+    kept = []
+
+    def keep(tensor):
+        if tensor.shape[-2:] == (7, 7):
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        inputs = [torch.randn(1, 4, 7, 8, dtype=dtype, requires_grad=True) for _ in range(3)]
+        for _ in range(3):
+            inputs[0] = tree_attention(*inputs, segments, SCALE).transpose(1, 2)
+    assert len(kept) == 3
+    assert {tensor.untyped_storage().data_ptr() for tensor in kept} == {
+        layout_of(segments).dense(dtype).untyped_storage().data_ptr()
+    }
+    assert {stride % 8 for stride in kept[0].stride()[:-1]} == {0}
+
+
 @given(st.lists(st.integers(1, 2000), max_size=7))
 def test_rows_of_like_length_go_together(lengths):
     def cost(groups):

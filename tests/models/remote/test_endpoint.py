@@ -51,9 +51,9 @@ def test_options_change_a_request_and_null_takes_a_field_out() -> None:
         llm_url=URL, llm_model="m", llm_options='{"max_tokens": null, "max_completion_tokens": 9, "temperature": 1}'
     )
 
-    body = config.endpoint().request([])
-
-    assert body == {"model": "m", "messages": [], "temperature": 1, "max_completion_tokens": 9}
+    for limits in ({}, {"max_tokens": 32}):  # a pipeline's step has a limit of its own
+        body = config.endpoint().request([], **limits)
+        assert body == {"model": "m", "messages": [], "temperature": 1, "max_completion_tokens": 9}
 
 
 def test_the_cost_is_tokens_times_price() -> None:

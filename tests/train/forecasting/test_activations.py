@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 
+from reflectune.models.attention import tree_mask
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.forecasting.architecture import Architecture
@@ -21,6 +22,7 @@ from reflectune.models.miniature.architecture import Family, build_model
 from reflectune.train.config import SftConfig
 from reflectune.train.data.examples import Collator, EncodedExample, load_examples
 from reflectune.train.fine_tuning.fine_tune import encoded_examples, prepare_model
+from reflectune.train.forecasting import forecast as forecasting
 from reflectune.train.forecasting.activations import Activations, Batch, activations
 from reflectune.train.forecasting.forecast import Forecast, forecast, largest_batch
 from reflectune.train.forecasting.memory import total
@@ -120,6 +122,18 @@ def test_so_they_do_without_the_vision_tower_and_with_dropout(
     dtype = changes.get("dtype", "float32")
 
     assert predicted.activations().kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
+
+
+def test_so_they_do_where_trees_have_a_dense_mask(
+    prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on accelerators: one mask for all layers."""
+    for module in (tree_mask, forecasting):
+        monkeypatch.setattr(module, "has_backward", lambda *kind: False)
+    model, batch, predicted = prepared("llava", freeze_vision=True)
+    assert not predicted.passing.by_parts
+
+    assert predicted.activations().kept == pytest.approx(saved_bytes(model, batch, "float32"), rel=0.05)
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
