@@ -181,6 +181,17 @@ def test_points_and_accents_do_not() -> None:
     assert annotate_by_string(question("\u05e9\u05dc\u05d5\u05dd"), passage(f"x {pointed} y")).relevant
 
 
+@pytest.mark.parametrize("answers", [("no",), ("No.",), ("yes", "yes, it is")])
+def test_yes_and_no_are_told_by_no_words(answers: tuple[str, ...]) -> None:
+    """A "no" that stands in a passage ("There is no record of it") says nothing of the question."""
+    asked = question(*answers)
+    text = "There is no record of it. Yes, it is."
+
+    assert annotate_by_string(asked, passage(text)).label == "unclear"
+    assert not states_a_part(asked, passage(text))
+    assert annotate_by_string(question("No Gods"), passage("It is the church of No Gods.")).relevant
+
+
 def test_a_multi_answer_needs_every_part() -> None:
     films = question("Silent Road && Paper Moon", "Paper Moon && Red Sea", kind="multi_answer")
 
