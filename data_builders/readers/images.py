@@ -136,6 +136,8 @@ class Images:
         if self.root is None:
             return ""
         if escapes(image_id):
+            if Path(image_id).is_relative_to(self.root) and ".." not in image_id:
+                raise row.bad(image_field, f"`{image_id}` is an absolute path", f"give the path from {self.root} on")
             raise row.bad(image_field, f"`{image_id}` leads out of {self.root}", "use a path below the image folder")
         path = self.find_for(row, image_field, image_id)
         if path is None:

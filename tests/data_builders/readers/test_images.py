@@ -87,6 +87,12 @@ def test_no_id_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
         images.path(ROW, "image", path)
 
 
+def test_an_absolute_path_into_the_folder_is_to_be_given_from_there_on(tmp_path: Path) -> None:
+    (tmp_path / "x.jpg").write_bytes(b"x")
+    with pytest.raises(BadRow, match=r"x.jpg` is an absolute path; give the path from .* on"):
+        Images(tmp_path).path(ROW, "image", str(tmp_path / "x.jpg"))
+
+
 @given(st.text(alphabet="ab./\\", max_size=12))
 def test_what_does_not_escape_stays_inside(path: str) -> None:
     if not escapes(path):
