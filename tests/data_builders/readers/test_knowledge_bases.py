@@ -221,6 +221,15 @@ def test_a_folder_without_articles_is_refused(tmp_path: Path) -> None:
         list(own_folder.entries(tmp_path))
 
 
+def test_an_article_has_no_other_ones_picture(tmp_path: Path) -> None:
+    (tmp_path / "zoo").mkdir()
+    for name in ("owl.md", "zoo/owl.md"):
+        (tmp_path / name).write_text("A bird.")
+    (tmp_path / "zoo" / "owl.png").write_bytes(b"x")
+    images = {entry.id: entry.images for entry in own_folder.entries(tmp_path)}
+    assert images == {"owl": (), "zoo/owl": ("zoo/owl.png",)}
+
+
 def test_a_file_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "owl.jpg").write_bytes(b"x")
