@@ -28,6 +28,8 @@ def main() -> None:
     if config.check:
         numbers, first = check(config)
         print("\n".join([table(numbers), *first]))
+        if more := sum(numbers["dropped"].values()) - len(first):
+            print(f"and {more:,} more; `on_error: skip` lists every bad row in rejected.jsonl")
     else:
         numbers, new = convert(config)
         print(table(numbers))
@@ -49,13 +51,18 @@ def table(numbers: dict[str, Any]) -> str:
         shown = ", ".join(f"{count:,} {kind}" for kind, count in numbers["images"].items())
         lines.append(f"  {'images of questions':<24} {shown}")
     lines += [f"  {'kinds of questions':<24} {_kinds(counts)}"] if (counts := numbers.get("kinds")) else []
+    if unanswered := numbers.get("unanswered"):
+        lines.append(f"  {'without an answer':<24} {unanswered:>12,} questions: they can't be trained on or scored")
     if knowledge := numbers.get("knowledge"):
         lines.append(
             f"  {'knowledge base':<24} {knowledge['entries']:>12,} entries with {knowledge['images']:,} images; "
             f"{knowledge['entries_without_image']:,} entries have none"
         )
         if gold := knowledge.get("gold_entries"):
-            lines.append(f"  {'gold entries':<24} {gold['found']:,} of the {gold['named']:,} that questions name")
+            told = f"{gold['found']:,} of the {gold['named']:,} that questions name"
+            if missing := gold.get("missing"):
+                told += f"; the knowledge base lacks {gold['named'] - gold['found']:,}, e.g. {', '.join(missing)}"
+            lines.append(f"  {'gold entries':<24} {told}")
     lines.append(f"  {'rows left out':<24} {sum(numbers['dropped'].values()):>12,}")
     lines += [f"    {count:>10,} × {reason}" for reason, count in numbers["dropped"].items()]
     return "\n".join(lines)

@@ -25,7 +25,15 @@ UNSPACED = (
 )
 """Letters of scripts that put no spaces between words, as ranges of a regular expression's set: each is a token."""
 
-_TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+VOWEL_SIGNS = "".join(
+    chr(code)
+    for first, last in ((0x0900, 0x109F), (0x1780, 0x17D3))
+    for code in range(first, last + 1)
+    if unicodedata.category(chr(code)) in ("Mn", "Mc") and not re.match(f"[{UNSPACED}]", chr(code))
+)
+"""Marks of the scripts from Devanagari to Khmer that spell a word as letters do; no `\\w` of a regular expression."""
+
+_TOKEN = re.compile(rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{VOWEL_SIGNS}])+")
 _NUMBER = re.compile(r"[-+]?\d*\.\d+|[-+]?\d+")
 _ARTICLES = frozenset({"a", "an", "the"})
 

@@ -19,7 +19,10 @@ DEFAULT_SIZES: dict[str, int] = {"windows": 300, "words": 100}
 """Tokens of a window and words of a block, as ReflectiVA and wiki18 have them."""
 
 _PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=\S)")
-_SENTENCE_END = re.compile(r"[.!?][\"”’)\]]*(?=\s|$)")
+_SENTENCE_END = re.compile(
+    r"[.!?\u0589\u061f\u06d4\u0964\u0965\u104b\u1362][\"”’)\]]*(?=\s|$)"  # Armenian to Ethiopic: with a space behind
+    r"|[\u3002\uff01\uff0e\uff1f\uff61][\"”’)\]\u300d\u300f\uff09]*"  # Chinese and Japanese: with none
+)
 _ABBREVIATIONS = "St Mt Ft Dr Mr Mrs Ms Prof Jr Sr No Nos ca approx cf esp fl pron sp spp ssp subsp syn var vs".split()
 _NO_END = re.compile(rf"(?:^|[\s(\[.])(?:[A-Za-z]|{'|'.join(_ABBREVIATIONS)})\.$")
 """A full stop after an initial or an abbreviation: "J. R. R. Tolkien", "St. Gallen", "(syn. Quercus pedunculata)"."""
@@ -107,7 +110,7 @@ def sentences(text: str) -> Iterator[str]:
         end = match.end()
         if not _NO_END.search(text, max(0, start - 1, end - _LONGEST_ABBREVIATION), end):
             yield text[start:end]
-            start = end + 1
+            start = end + text.startswith(" ", end)
     if start < len(text):
         yield text[start:]
 

@@ -3,7 +3,8 @@
 `string`: a passage is evidence if an accepted answer occurs in its text (mR²AG, section 3.3). It is also the paper's
 strict filter: "ensuring answers appear only in evidence paragraphs". Answer and text are compared token by token after
 numbers and dates have been normalised. InfoSeek accepts country codes too (`in`, `IN`, `us`, `USA`): an alias as short
-as that is compared as it is written, and only if it has a capital.
+as that is compared as it is written, and only if it has a capital. "Yes" and "no" are not searched for: of a question
+that is answered so, no passage can be told by its words.
 
 `gold`: a passage is evidence if it stands in a section that the data set names as evidence. Encyclopedic-VQA names
 evidence sections, Natural Questions has long answers; InfoSeek has neither.
@@ -25,6 +26,8 @@ from reflectune.metrics.vqa import DIGITS
 
 NO_EVIDENCE_NAMED = Judgement("unclear", note="the data set names no evidence for the question")
 
+YES_OR_NO = Judgement("unclear", note="the answer is yes or no, which no search for words finds")
+
 _LETTERS = re.compile(rf"[^\W\d_{UNSPACED}]+")
 _LONGEST_CODE = 3
 _ARTICLES = frozenset({"a", "an", "the"})
@@ -40,8 +43,10 @@ def annotate_by_string(question: Question, passage: Passage) -> Judgement:
 
     A `multi_answer` needs every part of one of its lists. A `numerical` answer occurs also where a number within the
     question's range stands in the text; if the reference has a unit or the question names one (`in metre`), with that
-    behind it.
+    behind it. Of a question that is answered with yes or no, every passage is `unclear`.
     """
+    if is_yes_or_no(question):
+        return YES_OR_NO
     answer = stated_answer(question, passage)
     return Judgement("relevant", answer) if answer else IRRELEVANT
 
@@ -62,6 +67,11 @@ def states_a_part(question: Question, passage: Passage) -> bool:
     """Whether a part of a list of answers, or any other answer, occurs in the passage's text."""
     parts = itertools.chain.from_iterable(_parts(question, answer) for answer in question.answers)
     return any(_states(question, part, passage.text) for part in parts)
+
+
+def is_yes_or_no(question: Question) -> bool:
+    """Whether the question is answered with yes or no."""
+    return tokenize(canonical_answer(question)) in (("yes",), ("no",))
 
 
 def canonical_answer(question: Question) -> str:
@@ -103,7 +113,9 @@ def _is_bare_number(answer: str) -> bool:
 
 
 def _states(question: Question, part: str, text: str) -> bool:
-    """Whether an answer, or a part of a list, occurs in a text."""
+    """Whether an answer, or a part of a list, occurs in a text; "yes" and "no" don't."""
+    if is_yes_or_no(question):
+        return False
     if code := _code(question, part):
         return not code.islower() and code in _LETTERS.findall(text)
     return _occurs(tokenize(part), tokenize(text))

@@ -6,11 +6,9 @@ import functools
 import re
 import unicodedata
 
-from reflectune.metrics.cover import UNSPACED
+from reflectune.metrics.cover import UNSPACED, VOWEL_SIGNS
 
-_TOKEN = re.compile(rf"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[{UNSPACED}]|[^\W\d_{UNSPACED}]+")
-_VOICED = "\u3099\u309a"
-"""Marks that make another letter of a kana (ga of ka): they are no accents."""
+_TOKEN = re.compile(rf"\d+s\b|(?:(?<![\w.])-)?\d+(?:\.\d+)?|[{UNSPACED}]|(?:[^\W\d_{UNSPACED}]|[{VOWEL_SIGNS}])+")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d)")
 MONTHS = tuple("january february march april may june july august september october november december".split())
@@ -36,12 +34,20 @@ def tokenize(text: str) -> tuple[str, ...]:
         ('on', '1999', 'march', '12', '1234', 'guests', 'came')
     """
     decomposed = unicodedata.normalize("NFKD", text.casefold())
-    bare = (mark for mark in decomposed if mark in _VOICED or not unicodedata.combining(mark))
-    plain = unicodedata.normalize("NFC", "".join(bare))
+    plain = unicodedata.normalize("NFC", "".join(letter for letter in decomposed if not _is_accent(letter)))
     plain = THOUSANDS.sub(lambda match: match[0].replace(",", ""), plain.replace("\N{MINUS SIGN}", "-"))
     for pattern in _DATES:
         plain = pattern.sub(_year_first, plain)
     return tuple(canonical_number(token) if NUMBER.fullmatch(token) else token for token in _TOKEN.findall(plain))
+
+
+def _is_accent(letter: str) -> bool:
+    """Whether a letter is a mark that a word may be written without: an accent, a point of Hebrew or Arabic, a nukta.
+
+    The other combining classes spell the word: a kana's voicing (8), a virama (9), vowel signs and tones (84 to 132).
+    """
+    mark_class = unicodedata.combining(letter)
+    return 0 < mark_class < 8 or 9 < mark_class < 84 or mark_class > 132
 
 
 def _year_first(match: re.Match[str]) -> str:

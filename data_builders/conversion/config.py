@@ -40,7 +40,7 @@ class ConvertConfig:
         "stop", "stop at a bad row, or leave it out, list it in rejected.jsonl and exit with 3"
     )
     verify_images: Literal["none", "header", "decode"] = setting(
-        "header", "trust the files, read their headers, or decode them whole"
+        "header", "of the questions' images: trust the files, read their headers, or decode them whole"
     )
     workers: int = setting(
         0, "processes; 0: one for each core", low=0, high=4096, says="can't be negative, nor above 4096"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -38,13 +38,19 @@ BATCH = 500
 
 @dataclass
 class KnowledgeTotals:
-    """What the entries came to; `gold` of them are those that the questions speak of."""
+    """What the entries came to; `gold` has hashes of the ids of those that the questions speak of."""
 
     entries: int = 0
     images: int = 0
     without_image: int = 0
-    gold: int = 0
+    gold: list[Hashes] = field(default_factory=list)
     shards: list[dict[str, Any]] = field(default_factory=list)
+
+    def lacking(self, named: Iterable[str]) -> list[str]:
+        """Of the entries that questions name those that are not there."""
+        names = sorted(named)
+        is_there = is_among(hash_ids(names), np.sort(np.concatenate(self.gold))) if self.gold else [False] * len(names)
+        return [name for name, there in zip(names, is_there, strict=True) if not there]
 
     def add(self, number: int, entries: int, images: int, without_image: int) -> None:
         """Count a batch in."""
@@ -136,7 +142,7 @@ class KnowledgeRun:
 
     def _count(self, totals: KnowledgeTotals, number: int, row: dict[str, Any], ids: Hashes, gold: Hashes) -> None:
         totals.add(number, row["entries"], row["images"], row["without_image"])
-        totals.gold += int(is_among(ids, gold).sum())
+        totals.gold.append(ids[is_among(ids, gold)])
 
     def _sample(self, workers: Workers) -> _Sample | None:
         """Read the source once for its ids, and find the bound that draws as many as asked; None: keep everything."""

@@ -37,6 +37,7 @@ class QuestionTotals:
     kinds: Counter[str] = field(default_factory=Counter)
     entity_ids: set[str] = field(default_factory=set)
     digests: list[str] = field(default_factory=list)
+    unanswered: int = 0
 
     def add(self, done: QuestionsDone) -> None:
         """Count a batch in."""
@@ -48,6 +49,7 @@ class QuestionTotals:
         self.kinds.update(done.kinds)
         self.entity_ids.update(done.entity_ids)
         self.digests.append(done.digest)
+        self.unanswered += done.unanswered
 
 
 @dataclass(frozen=True)

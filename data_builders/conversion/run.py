@@ -28,6 +28,8 @@ VERSION = 2
 """Of the layout of what is written; part of every key."""
 
 _JOURNAL = ".convert"
+_SHOWN = 5
+"""Entries that are missing: so many of them are named."""
 
 
 def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
@@ -216,6 +218,7 @@ def _numbers(
         "counts": {split: dict(sorted(counts.items())) for split, counts in sorted(questions.counts.items())},
         "images": {kind: coverage.get(kind, 0) for kind in ("found", "missing", "unreadable", "unverified")},
         "kinds": dict(sorted(questions.kinds.items())),
+        **({"unanswered": questions.unanswered} if questions.unanswered else {}),
         "dropped": dict(rejected.reasons.most_common()) if rejected is not None else {},
     }
     if config.knowledge:
@@ -225,7 +228,13 @@ def _numbers(
             "entries_without_image": knowledge.without_image,
         }
         if config.questions:
-            numbers["knowledge"]["gold_entries"] = {"named": len(questions.entity_ids), "found": knowledge.gold}
+            lacking = knowledge.lacking(questions.entity_ids)
+            named = len(questions.entity_ids)
+            numbers["knowledge"]["gold_entries"] = {
+                "named": named,
+                "found": named - len(lacking),
+                **({"missing": lacking[:_SHOWN]} if lacking else {}),
+            }
     return numbers
 
 

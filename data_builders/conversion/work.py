@@ -52,7 +52,10 @@ class QuestionBatch:
 
 @dataclass(frozen=True)
 class QuestionsDone:
-    """What came of a batch; `parts` are (split, file, rows), `counts` by split and answer type, `kinds` by `kind`."""
+    """What came of a batch; `parts` are (split, file, rows), `counts` by split and answer type, `kinds` by `kind`.
+
+    `unanswered` is how many questions have neither an answer nor a range.
+    """
 
     parts: list[tuple[str, str, int]]
     counts: dict[str, dict[str, int]]
@@ -61,6 +64,7 @@ class QuestionsDone:
     kinds: dict[str, int] = field(default_factory=dict)
     entity_ids: list[str] = field(default_factory=list)
     rejected: list[BadRow] = field(default_factory=list)
+    unanswered: int = 0
 
 
 def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
@@ -91,6 +95,7 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
         kinds=dict(Counter(kind(q) for questions in by_split.values() for q in questions)),
         entity_ids=sorted(_named_entries(q for questions in by_split.values() for q in questions)),
         rejected=rejected,
+        unanswered=sum(not (q.answers or q.range) for questions in by_split.values() for q in questions),
     )
 
 

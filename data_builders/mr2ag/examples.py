@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.protocol import Judgement
-from reflectune.data_builders.annotators.string import canonical_answer, stated_answer, states_a_part
+from reflectune.data_builders.annotators.string import canonical_answer, is_yes_or_no, stated_answer, states_a_part
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 
@@ -70,6 +70,10 @@ class Outcome:
 NO_EVIDENCE = "no paragraph of the question's articles is evidence"
 NO_ANSWER_IN_EVIDENCE = "no accepted answer occurs in the evidence (`string_filter: strict`)"
 ALL_UNCLEAR = "the annotator can't say which paragraph is evidence"
+YES_OR_NO = (
+    "the answer is yes or no, which no search for words finds (`annotator: llm` with `string_filter: negatives` can "
+    "tell its evidence)"
+)
 
 
 def candidates(question: Question, article: Sequence[Passage], recipe: Recipe) -> list[Passage]:
@@ -196,6 +200,8 @@ class _Draw:
 
     def why_none(self) -> str:
         """Why there is no evidence."""
+        if (self.without_answer or self.unclear) and is_yes_or_no(self.question):
+            return YES_OR_NO
         if self.without_answer:
             return NO_ANSWER_IN_EVIDENCE
         return ALL_UNCLEAR if self.unclear else NO_EVIDENCE

@@ -127,6 +127,9 @@ def build_split(
     numbers = statistics(whole, knowledge, visual_wanted) | {"annotator": _described(annotate, config)}
     if not whole.examples:
         reasons = "; ".join(f"{count} × {reason}" for reason, count in numbers["questions_left_out"].items())
+        if bad := numbers["bad_rows"]:
+            first = f"{len(bad):,} bad rows, the first: question {bad[0]['id']}: {bad[0]['reason']}"
+            reasons = f"{reasons}; {first}" if reasons else first
         raise UserError(
             f"no question of split {config.split} of {dataset.root} gave an example: {reasons or 'none there'}"
         )

@@ -52,6 +52,12 @@ def summary(target: Path, numbers: dict[str, Any]) -> str:
         f"{numbers['branches']:,} passages ({sources})",
         *(f"left out: {count:,} questions: {reason}" for reason, count in numbers["questions_left_out"].items()),
     ]
+    words = numbers["words_of_a_passage"]
+    if numbers["branches"]:
+        lines.append(
+            f"words of a passage: median {words['median']:,}, 95 % have at most {words['p95']:,}, the longest "
+            f"{words['most']:,}"
+        )
     if numbers["unclear_to_the_annotator"]:
         lines.append(f"left out: {numbers['unclear_to_the_annotator']:,} passages unclear to the annotator")
     if numbers["without_retrieval"] < numbers["without_retrieval_wanted"]:

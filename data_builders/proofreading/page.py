@@ -17,6 +17,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.html import read_asset, render
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
+from reflectune.metrics.cover import UNSPACED, VOWEL_SIGNS
 from reflectune.models.schemes.examples import ReflectionExample
 
 LONGEST_SIDE = 320
@@ -69,9 +70,15 @@ def marked(text: str, answers: Sequence[str]) -> list[tuple[str, bool]]:
     parts = {part.strip() for answer in answers for part in answer.split("&&") if part.strip()}
     if not parts:
         return [(text, False)]
-    longest_first = "|".join(re.escape(part) for part in sorted(parts, key=len, reverse=True))
-    pieces = re.split(rf"(?<!\w)({longest_first})(?!\w)", text, flags=re.IGNORECASE)
+    longest_first = "|".join(_whole(part) for part in sorted(parts, key=len, reverse=True))
+    pieces = re.split(f"({longest_first})", text, flags=re.IGNORECASE)
     return [(piece, bool(i % 2)) for i, piece in enumerate(pieces)]
+
+
+def _whole(part: str) -> str:
+    """The pattern of an answer that is no part of a word; in a script without spaces nothing is told of words."""
+    before, after = ("" if re.match(f"[{UNSPACED}]", edge) else f"[^\\W{UNSPACED}]" for edge in (part[0], part[-1]))
+    return (f"(?<!{before})" if before else "") + re.escape(part) + (f"(?!{after}|[{VOWEL_SIGNS}])" if after else "")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -49,7 +50,7 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
     A record with more or fewer values than the header has names goes to `reject`.
 
     Raises:
-        UserError: The file is missing or has no header row, or a name is in it twice.
+        UserError: The file is missing or has no header row, or that is not UTF-8 or has a name twice.
     """
     with open_source(path) as file:
         lines = _CsvLines(file)
@@ -57,6 +58,8 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
         try:
             reader = csv.reader(lines, strict=True)
             header = [name.strip() for name in next(reader, [])]
+            if problem := lines.problem_since(1):
+                raise UserError(f"{path}:1: the header {problem}; save the file as UTF-8")
             _check_header(path, header)
             while True:
                 start = reader.line_num + 1
@@ -89,7 +92,7 @@ def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> 
         UserError: The file is missing, has no array there, or is damaged; what comes after the damage can't be read.
     """
     reader = json_reader_of(path)
-    with open_source(path) as file:
+    with _open_json(path) as file:
         number = 0
         try:
             for number, value in enumerate(reader.items(file, prefix, use_float=True), 1):
@@ -117,9 +120,18 @@ def json_reader_of(path: Path) -> ModuleType:
 
 def _has_array(path: Path, reader: ModuleType, prefix: str) -> bool:
     """Whether there is an array where `prefix` says, maybe an empty one."""
-    with open_source(path) as file:
+    with _open_json(path) as file:
         place = prefix.removesuffix("item").removesuffix(".")
         return any(event_prefix == place and event == "start_array" for event_prefix, event, _ in reader.parse(file))
+
+
+@contextmanager
+def _open_json(path: Path) -> Iterator[BinaryIO]:
+    """Open a JSON document behind its byte order mark, which programs of Windows write and `ijson` refuses."""
+    with open_source(path) as file:
+        if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+            file.seek(0)
+        yield file
 
 
 def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Iterator[tuple[int, Row]]:
@@ -134,7 +146,7 @@ def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Itera
         UserError: The file is missing, or is damaged; what comes after the damage can't be read.
     """
     reader = json_reader_of(path)
-    with open_source(path) as file:
+    with _open_json(path) as file:
         number = 0
         try:
             for number, (name, value) in enumerate(reader.kvitems(file, "", use_float=True), 1):
@@ -298,7 +310,7 @@ def open_source(path: Path, *, counted: bool = True) -> Iterator[BinaryIO]:
     if not path.is_file():
         raise UserError(f"source file not found: {path}; check the path, or download it")
     with io.BufferedReader(_Counted(path, counted), buffer_size=1 << 20) as raw:
-        if path.suffix == ".gz":
+        if path.suffix.lower() == ".gz":
             with gzip.open(raw) as file:
                 yield cast(BinaryIO, file)
         elif path.suffix == ".zip":

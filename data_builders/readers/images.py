@@ -16,7 +16,7 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, read_header
 from reflectune.core.paths import OutsideRoot, resolve_below
-from reflectune.core.rejected import MissingImage, UnreadableImage
+from reflectune.core.rejected import BadRow, MissingImage, UnreadableImage
 from reflectune.data_builders.readers.rows import Row
 
 EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif", ".bmp")
@@ -82,7 +82,12 @@ class Images:
         """
         if self.root is None or escapes(path) or not self._is_file(path):
             return None
-        return self.find_for(row, image_field, path)
+        direct = os.path.normpath(path)
+        try:
+            self._refuse_outside(direct)
+        except OutsideRoot as error:
+            raise _leads_out(row, image_field, error) from error
+        return direct
 
     def _refuse_outside(self, path: str) -> None:
         """Follow the links of a path, those of its folder once: a look-up costs one `lstat` more as a rule.
@@ -119,15 +124,16 @@ class Images:
         try:
             return self.find(image_id)
         except OutsideRoot as error:
-            raise row.bad(image_field, str(error), "or leave the row out with `on_error: skip`") from error
+            raise _leads_out(row, image_field, error) from error
 
-    def path(self, row: Row, image_field: str, image_id: str) -> str:
+    def path(self, row: Row, image_field: str, image_id: str, *, search: bool = True) -> str:
         """Path of a row's image relative to `root`, for `Question.image` and `Entry.images`; "" if `root` is None.
 
         Args:
             row: The row, for the error.
             image_field: The field that the id stands in, for the error.
             image_id: The image's id or its path below `root`.
+            search: Whether it may lie elsewhere below `root` or have another extension; else it is a path.
 
         Raises:
             BadRow: The id leads out of the folder, by itself or by a link.
@@ -136,8 +142,10 @@ class Images:
         if self.root is None:
             return ""
         if escapes(image_id):
+            if Path(image_id).is_relative_to(self.root) and ".." not in image_id:
+                raise row.bad(image_field, f"`{image_id}` is an absolute path", f"give the path from {self.root} on")
             raise row.bad(image_field, f"`{image_id}` leads out of {self.root}", "use a path below the image folder")
-        path = self.find_for(row, image_field, image_id)
+        path = self.find_for(row, image_field, image_id) if search else self.exact(row, image_field, image_id)
         if path is None:
             problem = f"no image of `{image_id}` below {self.root}"
             fix = "download it or check `images`; `on_error: skip` leaves such rows out"
@@ -174,7 +182,7 @@ class Images:
                 "download the images once, e.g. with `img2dataset` or `wget -i urls.txt -P images/`, and put their "
                 "paths in this column: a run must not depend on somebody's server"
             )
-        return self.path(row, image_field, value.strip())
+        return self.path(row, image_field, value.strip(), search=False)
 
     def _kept(self, row: Row, image_field: str, content: bytes) -> str:
         """Write the bytes under a name made of their hash, once; the path of it."""
@@ -240,6 +248,10 @@ class Images:
 
     def _is_file(self, path: str) -> bool:
         return os.path.isfile(f"{self.root}/{path}")
+
+
+def _leads_out(row: Row, image_field: str, error: OutsideRoot) -> BadRow:
+    return row.bad(image_field, str(error), "or leave the row out with `on_error: skip`")
 
 
 def address_path(url: str) -> str:

@@ -15,6 +15,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.readers.base import Images, Reject, Row, each, stop, text
+from reflectune.data_builders.readers.images import EXTENSIONS
 
 _HEADING = re.compile(r"^#{2,6}[ \t]+(.+)$", re.MULTILINE)
 
@@ -64,6 +65,7 @@ def entry(row: Row, images: Images) -> Entry:
     sections += [Section(marked[i].strip(), marked[i + 1].strip()) for i in range(0, len(marked), 2)]
     if not sections:
         raise row.bad("", "has a title and no text", "write the article below its title")
-    image = images.find_for(row, "", name)
+    beside = (images.exact(row, "", name + extension) for extension in EXTENSIONS)
+    image = next((path for path in beside if path), None)
     summary = sections[0].text.split("\n\n")[0]
     return Entry(name, title, summary=summary, images=(image,) if image else (), sections=tuple(sections))

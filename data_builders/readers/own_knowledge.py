@@ -1,7 +1,7 @@
 """A knowledge base of the user's own: `knowledge.jsonl` or Parquet, an article a row.
 
 Fields: `id` and `title`; `text`, or `sections` as a list of `{"title", "text"}`; and, where there are any, `summary`,
-`url`, and `image` or `images` (paths, or the bytes of files).
+`url`, `image` and `images` (paths, or the bytes of files; that of `image` is the first).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]
     """
     if source.is_dir():
         return read_parquet(source, reject)
-    name = source.name.removesuffix(".gz")
+    name = source.name.lower().removesuffix(".gz")
     kind = next((read for suffix, read in _KINDS.items() if name.endswith(suffix)), None)
     if kind is None:
         raise UserError(f"{source}: a knowledge base is read from {', '.join(_KINDS)} (also `.gz`) or a folder")
@@ -60,18 +60,17 @@ def entry(row: Row, images: Images) -> Entry:
     if isinstance(row.get("id"), int):
         row["id"] = str(row["id"])
     sections = _sections(row)
-    given = row.get("images")
-    if given is None or given == []:
-        given = [row["image"]] if row.get("image") not in (None, "") else []
-    elif not isinstance(given, list):
-        raise row.bad("images", f"is {type(given).__name__}", "it should be a list; one image alone goes into `image`")
-    field = "images" if row.get("images") else "image"
+    first = [row["image"]] if row.get("image") not in (None, "") else []
+    others = row.get("images") or []
+    if not isinstance(others, list):
+        raise row.bad("images", f"is {type(others).__name__}", "it should be a list; one image alone goes into `image`")
+    named = [*(("image", image) for image in first), *(("images", image) for image in others)]
     return Entry(
         id=text(row, "id"),
         title=text(row, "title"),
         url=text(row, "url", default=""),
         summary=text(row, "summary", default="") or sections[0].text.split("\n")[0],
-        images=tuple(path for path in (images.keep(row, field, image) for image in given) if path),
+        images=tuple(dict.fromkeys(path for field, image in named if (path := images.keep(row, field, image)))),
         sections=sections,
     )
 
@@ -79,6 +78,9 @@ def entry(row: Row, images: Images) -> Entry:
 def _sections(row: Row) -> tuple[Section, ...]:
     """The article's sections; a plain `text` is one without a heading."""
     if row.get("sections"):
+        if row.get("text"):
+            fix = "leave one out: what `text` has beside the sections belongs into a section"
+            raise row.bad("text", "is given beside `sections`", fix)
         parts = rows(row, "sections")
         return tuple(Section(text(part, "title", default=""), text(part, "text", empty=True)) for part in parts)
     return (Section("", text(row, "text")),)

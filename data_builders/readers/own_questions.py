@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, get_args
@@ -36,6 +37,7 @@ FIELDS = ("id", "image", "question", "answers", "range", "answer_type", "split",
 NEEDED = ("id", "image", "question")
 
 _SEPARATOR = "|"
+_LIST_AS_TEXT = re.compile(r"\[\s*(?:(?P<quote>['\"]).*['\"]|[-\d., ]+)\s*\]", re.DOTALL)
 _KINDS = {".jsonl": read_jsonl, ".csv": read_csv, ".parquet": read_parquet, ".json": read_json_array}
 
 
@@ -54,8 +56,9 @@ def questions(
 
     In a CSV file a list (`answers`, `range`, `entity_ids`) is written with `|` between its items. The answer type,
     where no column says it, is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`;
-    `time` and `free_form` (an answer in sentences) must be said. Ids and answers may be numbers. A column that is
-    nearly called like a field that is missing is an error.
+    `time` and `free_form` (an answer in sentences) must be said. Ids and answers may be numbers; a whole number is
+    taken without a fraction, since tables store 1990 as 1990.0 where another row has none. A column that is nearly
+    called like a field that is missing is an error.
 
     Args:
         source: A file `*.jsonl`, `*.csv`, `*.parquet` or `*.json` (`.gz` too), a folder of Parquet files, or
@@ -70,8 +73,8 @@ def questions(
         number_rows: Make ids of the file's name and the row's number, for a file that has none.
 
     Raises:
-        UserError: A key of `columns` or `constants` is no field, the source is of no known kind, or the image
-            column holds URLs.
+        UserError: A key of `columns` or `constants` is no field, no row has a column of `meta`, the source is of no
+            known kind, or the image column holds URLs.
     """
     unknown = set(columns or {}) - set(FIELDS)
     if unknown:
@@ -81,11 +84,26 @@ def questions(
         raise UserError(f"`constants` has the keys {', '.join(sorted(beyond))}; it may have {may}")
     read = partial(_checked, split=split, images=images, columns=dict(columns or {}), meta=tuple(meta))
 
+    held: set[str] = set()
+
     def make(row: Row) -> Question:
+        held.update(column for column in meta if column in row)
         _complete(row, columns or {}, constants or {}, number_rows=number_rows)
         return read(row)
 
-    return placed(_rows(source, reject), make, reject)
+    return _with_all(meta, held, placed(_rows(source, reject), make, reject), source)
+
+
+def _with_all(
+    meta: Sequence[str], held: Set[str], stream: Iterator[Placed[Question]], source: Path | Mapping[str, Any]
+) -> Iterator[Placed[Question]]:
+    """The stream; at its end an error if no row had a column of `meta`, as `held` then tells."""
+    count = 0
+    for placed_question in stream:
+        count += 1
+        yield placed_question
+    if count and (missing := [column for column in meta if column not in held]):
+        raise UserError(f"`meta` names `{'`, `'.join(missing)}`, which no row of {source} has; correct it")
 
 
 def _rows(source: Path | Mapping[str, Any], reject: Reject) -> Iterator[tuple[int, Row]]:
@@ -93,7 +111,7 @@ def _rows(source: Path | Mapping[str, Any], reject: Reject) -> Iterator[tuple[in
         return _loaded(source)
     if source.is_dir():
         return read_parquet(source, reject)
-    name = source.name.removesuffix(".gz")
+    name = source.name.lower().removesuffix(".gz")
     kind = next((read for suffix, read in _KINDS.items() if name.endswith(suffix)), None)
     if kind is None:
         raise UserError(f"{source}: questions are read from {', '.join(_KINDS)} (also `.gz`), or by `load_dataset`")
@@ -189,11 +207,15 @@ def _question(row: Row, *, split: str, images: Images, columns: Mapping[str, str
 
 
 def _texts(row: Row, field: str) -> tuple[str, ...]:
-    """A list of texts, or one alone; numbers are taken as they are written."""
+    """A list of texts, or one alone, which may be numbers."""
     value = _split(row, field)
     items = value if isinstance(value, list) else [value]
     if any(type(item) is float and not math.isfinite(item) for item in items):
         raise row.bad(field, f"is {value!r}", "it should be a list of texts or numbers")
+    if written := next((item for item in items if isinstance(item, str) and _LIST_AS_TEXT.fullmatch(item.strip())), ""):
+        fix = f"write its items with `{_SEPARATOR}` between them in a CSV file, as a list of texts elsewhere"
+        raise row.bad(field, f"is the text {written:.60}, a list that was written as text", fix)
+    items = [int(item) if type(item) is float and item.is_integer() else item for item in items]
     if all(type(item) in (int, float, str) for item in items):
         return tuple(part for item in items if (part := str(item).strip()))
     return texts(row, field, default=())
@@ -204,7 +226,8 @@ def _range(row: Row) -> tuple[float, float] | None:
         return None
     values = _split(row, "range")
     if not isinstance(values, (list, tuple)) or len(values) != 2:
-        raise row.bad("range", f"is {values!r}", "it should be the lowest and the highest accepted number")
+        fix = f"it should be the lowest and the highest accepted number (in a CSV file `45{_SEPARATOR}55`)"
+        raise row.bad("range", f"is {values!r}", fix)
     ends = Row({"id": row["id"], "range": values[0], "end": values[1]}, row.file, row.line)
     low, high = number(ends, "range"), number(Row({**ends, "range": ends["end"]}, row.file, row.line), "range")
     if low > high:
@@ -215,7 +238,7 @@ def _range(row: Row) -> tuple[float, float] | None:
 def _split(row: Row, field: str) -> Any:
     """The field's value; a CSV's `a|b` as a list."""
     value = row[field]
-    if not isinstance(value, str) or not str(row.file).removesuffix(".gz").endswith(".csv"):
+    if not isinstance(value, str) or not str(row.file).lower().removesuffix(".gz").endswith(".csv"):
         return value
     return [part for part in value.split(_SEPARATOR) if part.strip()]
 

@@ -41,6 +41,13 @@ def test_the_exit_status_tells_good_rows_from_rows_left_out_and_from_a_stop(conf
     assert run(monkeypatch, config, "--output", str(config.parent / "other")) == 0
 
 
+def test_a_check_says_how_many_bad_rows_it_does_not_name(config, monkeypatch, capsys) -> None:
+    rows = [{"id": f"{number}", "title": "", "text": "Text."} for number in range(25)]
+    (config.parent / "knowledge.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(monkeypatch, config, "--check") == ROWS_LEFT_OUT
+    assert "and 15 more; `on_error: skip` lists every bad row" in capsys.readouterr().out
+
+
 def test_the_table_has_a_line_for_each_thing_counted() -> None:
     shown = table(
         {

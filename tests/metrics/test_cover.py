@@ -24,6 +24,8 @@ from reflectune.metrics.cover import cover_match, cover_one, spaced_tokens
         ("\u9996\u90fd\u306f\u6771\u4eac\u3067\u3042\u308b", "\u6771\u4eac", 1, 1),
         ("\u9996\u90fd\u306f\u6771\u4eac\u3067\u3042\u308b", "\u4eac\u6771", 0, 0),
         ("\u0e1b\u0e23\u0e30\u0e40\u0e17\u0e28\u0e44\u0e17\u0e22", "\u0e44\u0e17\u0e22", 1, 1),
+        ("\u092f\u0939 \u0926\u093e\u0932", "\u0926\u093f\u0932", 0, 0),  # Hindi: dal, dil
+        ("\u092f\u0939 \u0926\u093f\u0932", "\u0926\u093f\u0932", 1, 1),
         ("\uc11c\uc6b8\uc740", "\uc11c\uc6b8", 0, 1),
         ("anything", "", 0, 1),
         ("anything", "the", 0, 0),

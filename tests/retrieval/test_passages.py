@@ -88,6 +88,14 @@ def test_no_word_is_lost_or_doubled_and_ids_are_unique(texts: list[str]) -> None
         ("The town (c. 1753) lies on St. Mary's Isle. Two.", "The town (c. 1753) lies on St. Mary's Isle."),
         ("It said “hello.” Then it left.", "It said “hello.”"),
         ("It is first. Two.", "It is first."),
+        (
+            "\u72d0\u306f\u52d5\u7269\u3002\u9b5a\u3092\u98df\u3079\u308b\u3002",
+            "\u72d0\u306f\u52d5\u7269\u3002",
+        ),  # Japanese, without a space
+        (
+            "\u092f\u0939 \u0926\u093e\u0932 \u0939\u0964 \u0935\u0939\u0964",
+            "\u092f\u0939 \u0926\u093e\u0932 \u0939\u0964",
+        ),
         ("", ""),
     ],
 )
@@ -164,6 +172,10 @@ def test_words_run_across_sections_and_belong_where_they_begin() -> None:
         ("It ended. St. Gallen is near.", ["It ended.", "St. Gallen is near."]),
         ('He said "Stop." She did.', ['He said "Stop."', "She did."]),
         ("It is 3.5 m high (approx. 11 ft). Good.", ["It is 3.5 m high (approx. 11 ft).", "Good."]),
+        (
+            "\u52d5\u7269\u3002\u300c\u9b5a\uff01\u300d Ja. Nein\u3002",
+            ["\u52d5\u7269\u3002", "\u300c\u9b5a\uff01\u300d", "Ja.", "Nein\u3002"],
+        ),
         ("", []),
     ],
 )

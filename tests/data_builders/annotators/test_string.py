@@ -160,6 +160,38 @@ def test_letters_of_such_a_script_are_compared_in_order(answer: str, text: str) 
     assert not annotate_by_string(question(answer), passage(text)).relevant
 
 
+@pytest.mark.parametrize(
+    ("answer", "other"),
+    [
+        ("\u0926\u093f\u0932", "\u0926\u093e\u0932"),  # Hindi: dil, dal
+        ("\u0995\u09b2", "\u0995\u09be\u09b2"),  # Bengali: kol, kal
+        ("\u0bae\u0bb0\u0bae\u0bcd", "\u0bae\u0bb0\u0bc1\u0bae\u0bcd"),  # Tamil: maram, marum
+        ("\u0e14\u0e38", "\u0e14\u0e39"),  # Thai: du, duu
+        ("\u0e14\u0e38", "\u0e14\u0e35"),  # Thai: du, dii
+    ],
+)
+def test_vowel_signs_tell_words_apart(answer: str, other: str) -> None:
+    assert annotate_by_string(question(answer), passage(f"x {answer} y")).answer == answer
+    assert not annotate_by_string(question(answer), passage(f"x {other} y")).relevant
+    assert not annotate_by_string(question(other), passage(f"x {answer} y")).relevant
+
+
+def test_points_and_accents_do_not() -> None:
+    pointed = "\u05e9\u05c1\u05b8\u05dc\u05d5\u05b9\u05dd"
+    assert annotate_by_string(question("\u05e9\u05dc\u05d5\u05dd"), passage(f"x {pointed} y")).relevant
+
+
+@pytest.mark.parametrize("answers", [("no",), ("No.",), ("yes", "yes, it is")])
+def test_yes_and_no_are_told_by_no_words(answers: tuple[str, ...]) -> None:
+    """A "no" that stands in a passage ("There is no record of it") says nothing of the question."""
+    asked = question(*answers)
+    text = "There is no record of it. Yes, it is."
+
+    assert annotate_by_string(asked, passage(text)).label == "unclear"
+    assert not states_a_part(asked, passage(text))
+    assert annotate_by_string(question("No Gods"), passage("It is the church of No Gods.")).relevant
+
+
 def test_a_multi_answer_needs_every_part() -> None:
     films = question("Silent Road && Paper Moon", "Paper Moon && Red Sea", kind="multi_answer")
 
@@ -216,7 +248,8 @@ def test_a_number_is_trained_as_the_official_score_reads_it(asked: Question, tex
 )
 def test_whatever_number_is_found_in_a_range_scores(number: Decimal, magnitude: str, unit: str, width: float) -> None:
     value = float(number) * {"": 1, "thousand": 1e3, "million": 1e6, "trillion": 1e12}[magnitude]
-    ends = value - abs(value) * width, value + abs(value) * width + 1e-6
+    room = abs(value) * (width + 1e-9) + 1e-6  # 129.181 times 1e3 is no whole number
+    ends = value - room, value + room
     asked = question(f"{value:f} {unit}", kind="numerical", limits=ends)
     answer = annotate_by_string(asked, passage(f"It is {number} {magnitude} {unit}")).answer
 

@@ -143,6 +143,18 @@ def test_a_check_says_which_questions_are_taken_as_knowledge_based(source: Path)
     assert convert(config(source))[0]["kinds"] == numbers["kinds"]
 
 
+def test_a_check_counts_what_has_no_answer_and_names_the_articles_that_are_missing(source: Path) -> None:
+    answered = [{"answers": ["x"]}, {"range": [1, 2]}, {}, {"entity_ids": ["e1", "Entry 2"]}]
+    write(source / "questions.jsonl", [{**question(n), **more} for n, more in enumerate(answered)])
+    numbers, _ = check(config(source))
+    assert numbers["unanswered"] == 2
+    assert numbers["knowledge"]["gold_entries"] == {"named": 4, "found": 3, "missing": ["Entry 2"]}
+    shown = table(numbers)
+    assert "2 questions: they can't be trained on or scored" in shown
+    assert "3 of the 4 that questions name; the knowledge base lacks 1, e.g. Entry 2" in shown
+    assert convert(config(source))[0]["knowledge"] == numbers["knowledge"]
+
+
 def test_the_knowledge_bases_fingerprint_is_of_its_content_alone(source: Path) -> None:
     convert(config(source))
     entries = own_knowledge.entries(source / "knowledge.jsonl")

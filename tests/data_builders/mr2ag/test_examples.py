@@ -13,6 +13,7 @@ from reflectune.data_builders.mr2ag.examples import (
     ALL_UNCLEAR,
     NO_ANSWER_IN_EVIDENCE,
     NO_EVIDENCE,
+    YES_OR_NO,
     Outcome,
     Recipe,
     StringFilter,
@@ -102,6 +103,21 @@ def test_an_article_whose_lead_gives_the_answer_away_has_no_negatives() -> None:
 
     assert outcome.example is not None
     assert sorted(branch.source for branch in outcome.example.branches) == ["gold", "look_alike"]
+
+
+def test_of_yes_and_no_a_search_for_words_tells_nothing_and_an_annotator_does() -> None:
+    asked = replace(QUESTION, text="Is it old?", answers=("no",), evidence=())
+    article = [passage("gold", 0, "History", "There is no older tower."), passage("gold", 1, "People", "No one came.")]
+
+    def judged(cases: Sequence[tuple[Question, Passage]]) -> list[Judgement]:
+        return [Judgement("relevant", "no"), Judgement("irrelevant")]
+
+    assert hang(asked, article, RANKED, draw, RECIPE).reason == YES_OR_NO
+    assert hang(asked, article, RANKED, draw, RECIPE, judged).reason == YES_OR_NO
+    outcome = hang(asked, article, RANKED, draw, replace(RECIPE, string_filter="negatives"), judged)
+    assert outcome.example is not None
+    labels = {branch.passage.id: branch.relevant for branch in outcome.example.branches}
+    assert (labels["gold#0.0"], labels["gold#1.0"]) == (True, False)
 
 
 def test_evidence_beyond_the_wanted_number_is_left_out() -> None:

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -246,11 +247,18 @@ def test_a_question_without_evidence_is_left_out_and_counted(config: Callable[..
     assert numbers["bad_rows"] == []
 
 
-def test_a_split_that_gives_nothing_is_an_error(config: Callable[..., BuildConfig], folder: Path) -> None:
+def test_a_split_that_gives_nothing_is_an_error(
+    config: Callable[..., BuildConfig], folder: Path, tmp_path: Path
+) -> None:
     write_questions(folder, "train", [dataclasses.replace(knowledge_question(0), answers=("1066",))])
 
     with pytest.raises(UserError, match=f"gave an example: 1 × {NO_EVIDENCE}"):
         build(config())
+
+    write_questions(folder, "train", [dataclasses.replace(knowledge_question(0), entity_ids=("Entry 0",))])
+
+    with pytest.raises(UserError, match="gave an example: 1 bad rows, the first: question k0: entry Entry 0 is not in"):
+        build(config(on_error="skip", output=str(tmp_path / "other")))
 
 
 def test_a_limit_draws_questions_by_seed(config: Callable[..., BuildConfig], tmp_path: Path) -> None:
@@ -370,7 +378,9 @@ def test_too_few_visual_questions_are_said(
 ) -> None:
     build(config(visual_ratio=0.5))
 
-    assert "asks for 30 visual-dependent questions, there are 12" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "asks for 30 visual-dependent questions, there are 12" in told
+    assert re.search(r"words of a passage: median \d+, 95 % have at most \d+, the longest \d+", told)
 
 
 def test_a_question_without_an_image_gets_a_black_one_if_wanted(

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Passage
-from reflectune.data_builders.proofreading.page import write_page
+from reflectune.data_builders.proofreading.page import marked, write_page
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 
 ATTACK = "<script>alert(1)</script> & \"'"
@@ -40,6 +40,22 @@ def test_the_answer_is_marked_wherever_it_stands_as_a_whole(root: Path) -> None:
     page = page_of(root, example(1, "1872, and again 1872."))
 
     assert page.count("<mark>1872</mark>") == 2  # not in 18720
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "count"),
+    [
+        ("\u65e5\u672c\u306e\u9996\u90fd\u306f\u6771\u4eac\u3067\u3042\u308b", "\u6771\u4eac", 1),
+        ("\u6771\u4eacNHK\u3068NHKs", "NHK", 1),
+        ("\u0926\u093f\u0932 \u0926\u093f\u0932\u094b\u0902", "\u0926\u093f\u0932", 1),  # Hindi: a word, and its plural
+        ("Rome, Romeo, Jerome", "Rome", 1),
+    ],
+)
+def test_an_answer_is_marked_in_any_script(text: str, answer: str, count: int) -> None:
+    pieces = marked(text, [answer])
+
+    assert "".join(piece for piece, _ in pieces) == text
+    assert [piece for piece, is_answer in pieces if is_answer] == [answer] * count
 
 
 def test_a_visual_question_shows_its_answer(root: Path) -> None:

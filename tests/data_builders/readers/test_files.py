@@ -153,6 +153,16 @@ def test_csv_records_know_the_line_they_begin_at(tmp_path: Path) -> None:
     assert list(read_csv(path)) == [(2, {"id": "1", "text": "two\nlines"}), (4, {"id": "2", "text": "plain"})]
 
 
+@pytest.mark.parametrize("read", [read_json_array, read_json_dict])
+def test_a_byte_order_mark_is_no_part_of_a_document(tmp_path: Path, read) -> None:
+    path = tmp_path / "a.json"
+    content = b'[{"a": "b"}]' if read is read_json_array else b'{"x": {"a": "b"}}'
+    path.write_bytes(content)
+    plain = [dict(row) for _, row in read(path)]
+    path.write_bytes(b"\xef\xbb\xbf" + content)
+    assert [dict(row) for _, row in read(path)] == plain
+
+
 def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b'id,text\n1,a\n2,b,c\n3\n4,\xff\n5,"x"y\n6,f\n')
@@ -170,6 +180,13 @@ def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
         ("a.jsonl", b'{"a": "\xf9"}\n', read_jsonl, "a.jsonl:1: is not UTF-8 .*; save the file as UTF-8"),
         ("a.jsonl", b'[{"a": 1}]\n', read_jsonl, "a.jsonl:1: is list; .*one array over the whole file is no JSONL"),
         ("a.csv", b"", read_csv, "is empty"),
+        (
+            "a.csv",
+            "id,text\n1,a\n".encode("utf-16"),
+            read_csv,
+            "a.csv:1: the header is not UTF-8 .*; save the file as UTF-8",
+        ),
+        ("a.csv", b"id,\xe9t\xe9\n1,a\n", read_csv, "a.csv:1: the header is not UTF-8"),
         ("a.csv", b"id,id\n", read_csv, "`id` twice"),
         ("a.json", b'[{"a": 1}, {"a"', read_json_array, "damaged after record 1"),
         ("a.json", b'{"x": {"a": 1}, "y": {', read_json_dict, "damaged after record 1"),

@@ -87,6 +87,24 @@ def test_no_id_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
         images.path(ROW, "image", path)
 
 
+def test_a_path_of_the_users_own_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
+    """Of two pictures `1.jpg` in two folders, either could be meant."""
+    for name in ("train/1.jpg", "val/2.png", "a.tif"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    images = Images(tmp_path)
+    for path in ("1.jpg", "val/2.jpg", "val/2"):
+        with pytest.raises(MissingImage):
+            images.keep(ROW, "image", path)
+    assert [images.keep(ROW, "image", path) for path in ("./train/1.jpg", "a.tif")] == ["train/1.jpg", "a.tif"]
+
+
+def test_an_absolute_path_into_the_folder_is_to_be_given_from_there_on(tmp_path: Path) -> None:
+    (tmp_path / "x.jpg").write_bytes(b"x")
+    with pytest.raises(BadRow, match=r"x.jpg` is an absolute path; give the path from .* on"):
+        Images(tmp_path).path(ROW, "image", str(tmp_path / "x.jpg"))
+
+
 @given(st.text(alphabet="ab./\\", max_size=12))
 def test_what_does_not_escape_stays_inside(path: str) -> None:
     if not escapes(path):

@@ -221,6 +221,15 @@ def test_a_folder_without_articles_is_refused(tmp_path: Path) -> None:
         list(own_folder.entries(tmp_path))
 
 
+def test_an_article_has_no_other_ones_picture(tmp_path: Path) -> None:
+    (tmp_path / "zoo").mkdir()
+    for name in ("owl.md", "zoo/owl.md"):
+        (tmp_path / name).write_text("A bird.")
+    (tmp_path / "zoo" / "owl.png").write_bytes(b"x")
+    images = {entry.id: entry.images for entry in own_folder.entries(tmp_path)}
+    assert images == {"owl": (), "zoo/owl": ("zoo/owl.png",)}
+
+
 def test_a_file_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "owl.jpg").write_bytes(b"x")
@@ -237,13 +246,22 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
     assert list(own_knowledge.entries(tmp_path / "knowledge.parquet")) == [oak]
 
 
+def test_the_image_comes_before_the_images(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.jpg").write_bytes(b"x")
+    row = {"id": "a", "title": "A", "text": "Text.", "image": "b.jpg", "images": ["a.jpg", "b.jpg", "c.jpg"]}
+    (entry,) = own_knowledge.entries(dump(tmp_path / "knowledge.jsonl", row))
+    assert entry.images == ("b.jpg", "a.jpg", "c.jpg")
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         ({"text": None}, "field `text`: is null"),
         ({"title": 3}, "field `title`: is 3"),
-        ({"sections": ["a"]}, "field `sections`"),
+        ({"sections": ["a"], "text": None}, "field `sections`"),
         ({"image": "images/none.jpg"}, "no image of `images/none.jpg`"),
+        ({"sections": [{"title": "", "text": "x"}]}, "field `text`: is given beside `sections`; leave one out"),
         ({"images": "a.jpg"}, "one image alone goes into `image`"),
         ({"image": "https://e.org/a.jpg"}, "holds a URL"),
     ],

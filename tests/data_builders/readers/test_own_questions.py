@@ -109,6 +109,12 @@ def test_a_set_that_datasets_loads_with_images_as_bytes(folder: Path) -> None:
         ({"image": ["images/1.png"]}, r"field `image`: is \['images/1.png'\] \(list\), not an image"),
         ({"answers": [True]}, "field `answers`"),
         ({"answers": {"text": "x"}}, "field `answers`"),
+        (
+            {"answers": "['Japan', 'Nippon']"},
+            r"field `answers`: is the text \['Japan', 'Nippon'\], a list that was written",
+        ),
+        ({"answers": ['["Japan"]']}, "a list that was written as text; write its items with `|` between them"),
+        ({"entity_ids": "[12, 13]"}, "field `entity_ids`: is the text"),
         ({"answers": [float("nan")]}, r"field `answers`: is \[nan\]"),
         ({"range": [3, 1]}, "begins at 3 and ends at 1"),
         ({"range": [3]}, "lowest and the highest"),
@@ -128,6 +134,34 @@ def test_an_unknown_kind_of_file_is_refused(folder: Path) -> None:
     (folder / "q.xlsx").write_bytes(b"x")
     with pytest.raises(UserError, match=r"read from .jsonl, .csv, .parquet"):
         read(folder / "q.xlsx", folder)
+
+
+def test_what_is_in_brackets_and_no_list_is_an_answer(folder: Path) -> None:
+    answers = ["[sic]", "[Fe/H]", "the so-called [U]"]
+    (question,) = read(jsonl(folder / "q.jsonl", {**ROWS[2], "answers": answers}), folder)
+    assert question.answers == tuple(answers)
+
+
+def test_a_whole_number_has_no_fraction_however_a_table_stores_it(folder: Path) -> None:
+    """A column of whole numbers with one that is missing is a column of floats."""
+    table = {"id": [1, 2], "image": ["images/1.png"] * 2, "question": ["When?"] * 2}
+    pq.write_table(pa.table({**table, "answers": [1990.0, 2.5], "entity_ids": [12.0, None]}), folder / "q.parquet")
+    first, second = read(folder / "q.parquet", folder)
+    assert (first.answers, first.entity_ids) == (("1990",), ("12",))
+    assert (second.answers, second.entity_ids) == (("2.5",), ())
+
+
+def test_a_file_s_ending_may_be_in_capitals(folder: Path) -> None:
+    (folder / "Q.CSV").write_text("id,image,question,answers\na,images/1.png,Who?,Ann|Anna\n")
+    (question,) = read(folder / "Q.CSV", folder)
+    assert question.answers == ("Ann", "Anna")
+
+
+def test_a_column_to_carry_along_that_no_row_has_is_an_error(folder: Path) -> None:
+    path = jsonl(folder / "q.jsonl", {**ROWS[2], "topic": "art"}, {**ROWS[2], "id": "d"})
+    assert [question.meta for question in read(path, folder, meta=["topic"])] == [{"topic": "art"}, {}]
+    with pytest.raises(UserError, match=r"`meta` names `topik`, which no row of .*q.jsonl has"):
+        read(path, folder, meta=["topic", "topik"])
 
 
 def test_numbers_are_taken_as_ids_and_answers(folder: Path) -> None:
