@@ -8,6 +8,7 @@ from typing import Any
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
+from reflectune.core.resumable import launch_state
 from reflectune.inference.running.config import EvaluateConfig
 
 
@@ -16,15 +17,13 @@ def main() -> None:
     """Read the config, run the pipelines, and print the scores."""
     (config,) = parse_config(EvaluateConfig)
     hold(config.output, unless=config.dry_run)
-    from accelerate import PartialState  # slow to import, so only once the config is known to be right
-
-    from reflectune.inference.running import experiment
+    from reflectune.inference.running import experiment  # slow to import, so only once the config is known to be right
 
     if config.dry_run:
         print(experiment.describe(config))
         return
     metrics = experiment.run(config)
-    if PartialState().is_main_process:
+    if launch_state().is_main_process:
         print(summary(metrics))
         print(f"report: {Path(config.output, 'report.html')}")
 

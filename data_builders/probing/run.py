@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-from accelerate import PartialState
-
-from reflectune.core.resumable import Processes, run_batches
+from reflectune.core.resumable import Processes, launch_state, run_batches
 from reflectune.core.rows import to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
@@ -31,9 +27,6 @@ _DECIDES: Final = (
 )
 """Settings that decide what is found. `limit` is not one: a higher one adds to the same questions."""
 
-_PATIENCE: Final = timedelta(days=30)
-"""How long a process waits for the others: hours lie between those that finish first and last."""
-
 
 def run(config: ProbeConfig) -> None:
     """Probe as the config says; a dry run shows one prompt and writes nothing.
@@ -45,7 +38,7 @@ def run(config: ProbeConfig) -> None:
     Raises:
         UserError: A question is bad (and `on_error` is stop), or the folder holds probes of other settings.
     """
-    state = PartialState(cpu=not torch.cuda.is_available(), timeout=_PATIENCE)
+    state = launch_state()
     device = str(state.device) if config.device == "auto" else config.device
     dataset = Dataset(Path(config.dataset), config.part)
     bem = config.open_bem(device)
