@@ -122,7 +122,7 @@ def test_a_server_that_lost_its_rows_is_sent_them_by_the_command_that_the_error_
 def test_pictures_that_changed_are_no_rows_that_a_server_has(kb, encoder, picture, tmp_path, monkeypatch) -> None:
     """A knowledge base's fingerprint is of its pictures' paths; what the server proposes must be of their pixels."""
     pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
-    monkeypatch.setattr("reflectune.retrieval.stores.milvus._LEAST", 1)
+    monkeypatch.setattr("reflectune.retrieval.stores.milvus.LEAST", 1)
     monkeypatch.setattr("reflectune.retrieval.stores.milvus.BATCH", 4)
     store = str(tmp_path / "server.db")
     build_index(kb, encoder, tmp_path / "before", store=store).store.close()
