@@ -67,7 +67,7 @@ class BadRows:
             self._kept.append({"file": str(self._path), "row": row, "reason": reason})
 
     def settle(self, output: Path, *, write: bool) -> None:
-        """Raise if bad rows are not to be skipped, else list them in `rejected.jsonl`.
+        """Raise if bad rows are not to be skipped, else list them in `rejected.jsonl`, beside those of other files.
 
         Raises:
             UserError: There are bad rows, and `on_error` is `stop`.
@@ -79,6 +79,15 @@ class BadRows:
                 f"{self._path} has {self.count:,} bad rows; mend them, or leave them out with --on_error skip:\n"
                 f"  {shown}{more}"
             )
-        if self.count and write:
-            lines = (json.dumps(bad, ensure_ascii=False) + "\n" for bad in self._kept)
-            write_atomically(output / REJECTED, "".join(lines))
+        if write:
+            self._list(output / REJECTED)
+
+    def _list(self, rejected: Path) -> None:
+        """Replace what a list of bad rows says of this file; one with nothing to say is removed."""
+        lines = rejected.read_text(encoding="utf-8").split("\n") if rejected.is_file() else []
+        kept = [line for line in lines if line and json.loads(line)["file"] != str(self._path)]
+        kept += [json.dumps(bad, ensure_ascii=False) for bad in self._kept]
+        if kept:
+            write_atomically(rejected, "\n".join(kept) + "\n")
+        else:
+            rejected.unlink(missing_ok=True)

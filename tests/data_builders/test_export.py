@@ -126,6 +126,22 @@ def test_bad_rows_are_left_out_and_listed_if_asked(
     assert [bad["row"] for bad in rejected] == ["no image", "no answer"]
 
 
+def test_bad_rows_of_every_split_stay_listed_until_they_are_mended(data: Callable[..., Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def listed(split: str, *examples: ReflectionExample) -> list[str]:
+        folder = data(*GOOD)
+        write_examples(folder / f"{split}.parquet", examples)
+        export(ExportConfig(data=str(folder), to="trl", output=str(out), split=split, on_error="skip"))
+        rejected = out / "rejected.jsonl"
+        return [json.loads(line)["row"] for line in rejected.read_text().splitlines()] if rejected.exists() else []
+
+    assert listed("train", *GOOD, BAD[0]) == ["no image"]
+    assert listed("val", *GOOD, BAD[1]) == ["no image", "no answer"]
+    assert listed("train", *GOOD) == ["no answer"]
+    assert listed("val", *GOOD) == []
+
+
 def test_a_dry_run_shows_a_row_and_writes_nothing(
     data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
