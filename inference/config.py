@@ -127,7 +127,7 @@ class PipelineConfig(RerankerConfig, RetrieverConfig, ImageKeys):
         if not self.dataset:
             return ["`dataset` is needed: a data set folder, e.g. the output of build_world"]
         if not Path(self.dataset, "dataset.json").is_file():
-            return [f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world wrote"]
+            return [f"`dataset`: {self.dataset} has no dataset.json; give a folder that build_world or convert wrote"]
         return []
 
     def roles(self) -> list[ModelRole]:

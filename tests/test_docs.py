@@ -104,6 +104,16 @@ def test_the_picture_is_what_its_source_draws() -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, *BENCHMARKS], ids=name)
+def test_tables_have_a_head(page: Path) -> None:
+    """Rows behind a blank line are no table."""
+    lines = ["", *FENCE.sub("", page.read_text(encoding="utf-8")).splitlines(), ""]
+    heads = [
+        number for number, line in enumerate(lines) if line.startswith("|") and not lines[number - 1].startswith("|")
+    ]
+    assert [lines[number] for number in heads if not re.fullmatch(r"\|[-:| ]+\|", lines[number + 1])] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *BENCHMARKS], ids=name)
 def test_every_fence_is_read_here(page: Path) -> None:
     """One that is indented, or of another language, would be left out of what follows."""
     text = page.read_text(encoding="utf-8")

@@ -61,7 +61,10 @@ class DeriveConfig(RemoteConfig):
     def problems(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
         issues = [f"`{name}` is needed" for name in ("probes", "dataset", "output") if not getattr(self, name)]
-        for name, marker, maker in (("probes", "probes.json", "probe.py"), ("dataset", "dataset.json", "build_world")):
+        for name, marker, maker in (
+            ("probes", "probes.json", "probe.py"),
+            ("dataset", "dataset.json", "build_world or convert"),
+        ):
             folder = getattr(self, name)
             if folder and not Path(folder, marker).is_file():
                 issues.append(f"`{name}`: {folder} has no {marker}; give a folder that {maker} wrote to its end")

@@ -32,7 +32,7 @@ class EvaluateConfig(RemoteConfig, MetricConfig, ReadingConfig):
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", low=1)
     batch_questions: int = setting(8, "questions answered together", low=1)
     traces: TraceForm = setting(
-        "auto", "jsonl: text to read and grep; parquet: a tenth of that; auto: parquet beyond 64 MiB of JSONL"
+        "auto", "jsonl: text to read and grep; parquet: a twentieth of that; auto: parquet beyond 64 MiB of JSONL"
     )
     report_questions: int = setting(1000, "questions to list in the report", low=0)
     text_index: str = setting("", "text_rag, iterative: index of passages; see retrieval.build_text_index")
