@@ -1,6 +1,6 @@
 """Visual benchmarks before and after reflection: `python -m reflectune.inference.visual_benchmarks --results DIR`.
 
-DIR holds what lmms-eval wrote (`--output_path DIR --log_samples`), one run a mode; see docs/evaluation.md.
+DIR holds what lmms-eval wrote (`--output_path DIR --log_samples`), one run a mode; see docs/visual_benchmarks.md.
 """
 
 from __future__ import annotations
