@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ RowSource = Callable[[Path, Reject], Iterator[tuple[int, Row]]]
 
 BLOCK_BYTES = 4 << 20
 _LONGEST_FIELD = 64 << 20
+_HUB_PART = re.compile(r"(.+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
 
 
 def read_jsonl(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
@@ -201,6 +203,21 @@ def source_files(path: Path, *suffixes: str) -> list[Path]:
     if not path.is_file():
         raise UserError(f"source file not found: {path}; check the path, or download it")
     return [path]
+
+
+def several_splits(path: Path) -> str:
+    """The splits that a folder's Parquet files are of, by the Hub's names (`train-00000-of-00002.parquet`).
+
+    Returns:
+        Their names; "" if the path is no folder, or its files are of one split or named otherwise.
+
+    Example:
+        >>> several_splits(Path("EVQA_data"))
+        'test, train, valid'
+    """
+    files = path.iterdir() if path.is_dir() else ()
+    names = sorted({part[1] for file in files if (part := _HUB_PART.fullmatch(file.name))})
+    return ", ".join(names) if len(names) > 1 else ""
 
 
 @dataclass(frozen=True)
