@@ -10,7 +10,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,7 +215,7 @@ def several_splits(path: Path) -> str:
         >>> several_splits(Path("EVQA_data"))
         'test, train, valid'
     """
-    files = path.iterdir() if path.is_dir() else ()
+    files: Iterable[Path] = path.iterdir() if path.is_dir() else ()
     names = sorted({part[1] for file in files if (part := _HUB_PART.fullmatch(file.name))})
     return ", ".join(names) if len(names) > 1 else ""
 
