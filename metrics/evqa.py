@@ -80,26 +80,28 @@ def comma_list(answer: str) -> str:
     return answer.replace("&&", ",")
 
 
-def answer_items(answer: str) -> list[str]:
-    """The items of an answer to our instruction: parted at `&&` alone if it has one, else as the official code does.
+def answer_readings(answer: str) -> list[list[str]]:
+    """The items of an answer to our instruction, in each way that it may be meant.
 
-    Not the official reading: that parts names such as "Trinidad and Tobago", too.
+    Parted at `&&` alone if it has one; else as the official code does, or one item. The official reading alone parts
+    names such as "Trinidad and Tobago", too.
 
     Example:
-        >>> answer_items("Trinidad and Tobago&&Washington, D.C.")
-        ['Trinidad and Tobago', 'Washington, D.C.']
+        >>> answer_readings("Trinidad and Tobago&&Washington, D.C.")
+        [['Trinidad and Tobago', 'Washington, D.C.']]
+        >>> answer_readings("Trinidad and Tobago")
+        [['Trinidad', 'Tobago'], ['Trinidad and Tobago']]
     """
-    return answer.split("&&") if "&&" in answer else list_items(answer)
+    return [answer.split("&&")] if "&&" in answer else [list_items(answer), [answer]]
 
 
 def list_match(answer: str, references: Sequence[str]) -> bool:
-    """Whether a list, its items as `answer_items` parts them, overlaps enough with a reference.
+    """Whether a list, by one of its `answer_readings`, overlaps enough with a reference.
 
     Raises:
         ValueError: A reference is empty.
     """
-    items = answer_items(answer)
-    return any(_overlaps(reference, items) for reference in references)
+    return any(_overlaps(reference, items) for reference in references for items in answer_readings(answer))
 
 
 def list_iou(target: Collection[str], prediction: Collection[str]) -> float:

@@ -40,7 +40,7 @@ def score_one(prediction: str, question: Question) -> float:
 
     `string` and `time` need an exact match with an accepted answer, `numerical` a value in the range or a range that
     overlaps it. `multi_answer`, which InfoSeek does not have, is compared as E-VQA compares lists; an answer with the
-    `&&` that mR²AG's prompt asks for (arXiv 2411.15041, §7.3) is parted there alone (`evqa.answer_items`).
+    `&&` that mR²AG's prompt asks for (arXiv 2411.15041, §7.3) is parted there alone (`evqa.answer_readings`).
 
     Raises:
         UserError: The question has no range (`numerical`) or no answers (all others), or is `free_form`.

@@ -132,7 +132,7 @@ def exact_match(answer: str, question: Question) -> float:
     """1.0 if an answer is an accepted one after InfoSeek's normalisation, else 0.0.
 
     A number must lie in the question's range, where it has one; a list (`multi_answer`) must have the same items,
-    parted at `&&` if it has one, else as E-VQA's code parts lists.
+    parted at `&&` if it has one, else as E-VQA's code parts lists, or as a list of one.
 
     Raises:
         UserError: The question has no answers, and no range.
@@ -140,8 +140,8 @@ def exact_match(answer: str, question: Question) -> float:
     if question.answer_type == "numerical" and question.range is not None:
         return float(infoseek.numerical(answer, question.range))
     if question.answer_type == "multi_answer":
-        items = {infoseek.normalize_answer(item) for item in evqa.answer_items(answer)} - {""}
-        return float(any(items == _items(reference) for reference in references(question)))
+        readings = [_normalized(items) for items in evqa.answer_readings(answer)]
+        return float(any(_normalized(reference.split("&&")) in readings for reference in references(question)))
     return float(infoseek.exact_match(answer, references(question)))
 
 
@@ -178,8 +178,8 @@ def never(*segments: str) -> tuple[float, float]:
     return (1.0, 0.0)
 
 
-def _items(reference: str) -> set[str]:
-    return {infoseek.normalize_answer(item) for item in reference.split("&&")} - {""}
+def _normalized(items: Sequence[str]) -> set[str]:
+    return {infoseek.normalize_answer(item) for item in items} - {""}
 
 
 def _wrong_if_too_long(bem: evqa.BemLogits) -> evqa.BemLogits:

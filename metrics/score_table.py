@@ -73,10 +73,13 @@ def compare(first: Scored, second: Scored, seed: int) -> dict[str, Any]:
 
 
 def retrieval_table(file: PredictionFile, joined: Joined) -> dict[str, Any]:
-    """What the file says of retrieval: article recall and MRR over ranked articles; PMSR's entity-mention recall."""
-    known = [(p.retrieved, q.entity_ids) for q, p in joined.pairs if p.retrieved and q.entity_ids]
+    """What the file says of retrieval: article recall and MRR over ranked articles; PMSR's entity-mention recall.
+
+    In a file that says what was retrieved, a question for which nothing was counts as not found.
+    """
+    known = [(p.retrieved, q.entity_ids) for q, p in joined.pairs if q.entity_ids]
     retrieval_scores: dict[str, Any] = {}
-    if known:
+    if any(ranked for ranked, _ in known):
         for k in RECALLS:
             retrieval_scores[f"article_recall@{k}"] = sum(article_recall_at_k(*pair, k) for pair in known) / len(known)
         retrieval_scores["mrr"] = sum(reciprocal_rank(*pair) for pair in known) / len(known)

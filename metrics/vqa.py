@@ -1,8 +1,10 @@
-"""VQA's soft accuracy over ten annotators, as VQA v2 and OK-VQA score it.
+"""VQA's soft accuracy over ten annotators, by which VQA v2 and OK-VQA are scored.
 
 Written after the VQA evaluation that LAVIS carries, which it matches. Quirks are kept: only the prediction is
 lower-cased and loses its articles; references lose punctuation only where the annotators disagree; at most 32 full
-stops are deleted.
+stops are deleted. This is the program of GT-Vision-Lab/VQA as it was until March 2021. Since then (commit a013f00)
+that one rewrites the references as it does the prediction where the annotators disagree, and neither where they all
+agree, so that its scores are others: "two" against nine times "two" and once "2" is worth 1 there, and 0.3 here.
 
 The words that the VQA family of metrics rewrites before it compares are below, digits and contractions. Both lists are
 those of the VQA evaluation (Antol et al. 2015) as E-VQA's and LAVIS's evaluators carry them. They are kept whole, odd

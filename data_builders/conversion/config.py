@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from reflectune.core import checks
 from reflectune.core.config import bound_problems, setting
+from reflectune.data_builders.readers.files import several_splits
 from reflectune.data_builders.readers.registry import KNOWLEDGE, METRIC_OF, QUESTIONS, option_problems
 from reflectune.metrics.registry import MetricChoice
 
@@ -135,6 +136,11 @@ class ConvertConfig:
         for split in self.chosen():
             missing = [path for path in self.question_files(split) if not path.exists()]
             issues += [f"`splits`: {split}: not found: {path}" for path in missing]
+            issues += [
+                f"`splits`: {split}: {path} holds the files of {names}; name one file, or a folder of one split's"
+                for path in self.question_files(split)
+                if (names := several_splits(path))
+            ]
         return issues
 
     def _knowledge_problems(self) -> list[str]:

@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import ijson.backends.python as careful
+
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import sha256_of, sha256_of_blocks
@@ -229,15 +231,16 @@ def _first_rows(file: PublicFile, place: Path) -> str:
 
 
 def _rows(file: PublicFile, place: Path) -> Iterator[tuple[int, Row]]:
+    """The rows of a file, of which the first are read alone: no document is gone through before."""
     kind = place.with_suffix("").suffix if place.suffix in _PACKED else place.suffix
     if file.rows_at:
-        return read_json_array(place, prefix=file.rows_at)
+        return read_json_array(place, prefix=file.rows_at, reader=careful)
     readers = {".jsonl": read_jsonl, ".csv": read_csv, ".parquet": read_parquet}
     if kind in readers:
         return readers[kind](place)
     with place.open("rb") as opened:
         is_array = place.suffix == ".json" and opened.read(64).lstrip()[:1] == b"["
-    return read_json_array(place) if is_array else read_json_dict(place)
+    return read_json_array(place, reader=careful) if is_array else read_json_dict(place, reader=careful)
 
 
 def _whole(config: DownloadList, file: PublicFile, place: Path, known: _Known) -> str:

@@ -7,9 +7,10 @@ import csv
 import gzip
 import io
 import json
+import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ RowSource = Callable[[Path, Reject], Iterator[tuple[int, Row]]]
 
 BLOCK_BYTES = 4 << 20
 _LONGEST_FIELD = 64 << 20
+_HUB_PART = re.compile(r"(.+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
 
 
 def read_jsonl(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
@@ -80,18 +82,21 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
             csv.field_size_limit(previous_limit)
 
 
-def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> Iterator[tuple[int, Row]]:
+def read_json_array(
+    path: Path, reject: Reject = stop, prefix: str = "item", *, reader: ModuleType | None = None
+) -> Iterator[tuple[int, Row]]:
     """The objects of a JSON array, numbered from 1, without reading the file whole.
 
     Args:
         path: The file.
         reject: Gets an element that is no object.
         prefix: Where the array is, in `ijson`'s words: `item` for the document itself, `questions.item` for a field.
+        reader: The part of `ijson` that reads it; None looks at the whole document before, to choose it.
 
     Raises:
         UserError: The file is missing, has no array there, or is damaged; what comes after the damage can't be read.
     """
-    reader = json_reader_of(path)
+    reader = reader or json_reader_of(path)
     with _open_json(path) as file:
         number = 0
         try:
@@ -134,18 +139,21 @@ def _open_json(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Iterator[tuple[int, Row]]:
+def read_json_dict(
+    path: Path, reject: Reject = stop, key: str = "key", *, reader: ModuleType | None = None
+) -> Iterator[tuple[int, Row]]:
     """The values of a JSON dict, numbered from 1, without reading the file whole.
 
     Args:
         path: The file.
         reject: Gets a member that has a field called `key` of its own that says something else.
         key: The field of the row that the member's name is put into. A value that is no object stands in `value`.
+        reader: As that of `read_json_array`.
 
     Raises:
         UserError: The file is missing, or is damaged; what comes after the damage can't be read.
     """
-    reader = json_reader_of(path)
+    reader = reader or json_reader_of(path)
     with _open_json(path) as file:
         number = 0
         try:
@@ -195,6 +203,21 @@ def source_files(path: Path, *suffixes: str) -> list[Path]:
     if not path.is_file():
         raise UserError(f"source file not found: {path}; check the path, or download it")
     return [path]
+
+
+def several_splits(path: Path) -> str:
+    """The splits that a folder's Parquet files are of, by the Hub's names (`train-00000-of-00002.parquet`).
+
+    Returns:
+        Their names; "" if the path is no folder, or its files are of one split or named otherwise.
+
+    Example:
+        >>> several_splits(Path("EVQA_data"))
+        'test, train, valid'
+    """
+    files: Iterable[Path] = path.iterdir() if path.is_dir() else ()
+    names = sorted({part[1] for file in files if (part := _HUB_PART.fullmatch(file.name))})
+    return ", ".join(names) if len(names) > 1 else ""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,15 @@ from reflectune.data_builders.readers.rows import Row
 
 EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif", ".bmp")
 """As found in the public sets; OVEN's images have three of them."""
+ADDRESSES = "addresses.parquet"
+"""Lies in a folder of pictures that were fetched by their addresses (`address_path`)."""
 
 _MANY_FOLDERS = 64
 _MANY_NAMES = 256
 _MOST_LISTED = 16_384
 _MOST_KEPT = 4096
 _NUMBER = re.compile(r"\d{3,}")
+_OF_ADDRESS = re.compile(r"[0-9a-f]{2}(?:/[0-9a-f]{2})?")
 
 
 @dataclass
@@ -37,7 +40,7 @@ class Images:
     two digits of the number: OVEN; the first three letters, one folder each: GLDv2; the first four characters: the
     images of Wiki6M), and in the sub-folders that there are, two levels deep. The way that found the last image is
     tried first, so that a look-up costs one `stat` as a rule. Small folders are listed once: an entry without an
-    image would cost fifty.
+    image would cost fifty. A worker process that is sent the images with each batch keeps what it knows of the folder.
 
     Args:
         root: The folder. None: nobody wants images, every look-up by `path` gives "" (for scoring, or text-only sets).
@@ -53,6 +56,9 @@ class Images:
     _lately: list[tuple[str, str]] = field(default_factory=list, init=False, repr=False, compare=False)
     _inside: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     _listed: dict[str, frozenset[str] | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self.root, self.save_to)
 
     @property
     def start(self) -> Path | None:
@@ -228,10 +234,16 @@ class Images:
 
     @cached_property
     def _folders(self) -> list[str]:
-        """Sub-folders, at most two levels deep, literally (a brace in a name can't be read as a way of sharding)."""
+        """Sub-folders, at most two levels deep, literally (a brace in a name can't be read as a way of sharding).
+
+        The 65,000 of pictures that were fetched are left out: there a picture is found by its address alone.
+        """
         root = self.root or Path()
-        folders = [path for level in ("*", "*/*") for path in sorted(root.glob(level)) if path.is_dir()]
-        return [str(folder.relative_to(root)).replace("{", "{{") for folder in folders]
+        first = _folders_in(root)
+        folders = [*first, *(f"{folder}/{name}" for folder in first for name in _folders_in(root / folder))]
+        if (root / ADDRESSES).is_file():
+            folders = [folder for folder in folders if not _OF_ADDRESS.fullmatch(folder)]
+        return [folder.replace("{", "{{") for folder in folders]
 
     def _names_in(self, folder: str) -> frozenset[str] | None:
         """What lies in a folder, as it was when first asked for; None if that is much."""
@@ -248,6 +260,21 @@ class Images:
 
     def _is_file(self, path: str) -> bool:
         return os.path.isfile(f"{self.root}/{path}")
+
+
+@lru_cache(maxsize=8)
+def _received(root: Path | None, save_to: Path | None) -> Images:
+    """The images that another process has sent: one object, however often they are sent."""
+    return Images(root, save_to)
+
+
+def _folders_in(folder: Path) -> list[str]:
+    """Names of the folders in a folder, in order; of the files, which may be millions, nothing is kept."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted(entry.name for entry in found if entry.is_dir())
+    except OSError:
+        return []
 
 
 def _leads_out(row: Row, image_field: str, error: OutsideRoot) -> BadRow:

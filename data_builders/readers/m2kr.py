@@ -1,8 +1,8 @@
 """M2KR's questions, each with the passages that answer it, and those passages as entries.
 
-E-VQA, InfoSeek, OK-VQA and others are in one layout. Every passage (`<NAME>_passages`, Parquet) is an entry, since the
-questions name passages by id. Passages are of text alone. A title is the column `title`, or is read off a text of the
-form "title: X content: Y".
+E-VQA, InfoSeek, OK-VQA and others are in one layout. Every passage (`<NAME>_passages`, Parquet, a file for each split)
+is an entry, since the questions name passages by id. Passages are of text alone. A title is the column `title`, or is
+read off a text of the form "title: X content: Y".
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from reflectune.data_builders.readers.base import (
     text,
     texts,
 )
+from reflectune.data_builders.readers.files import several_splits
 from reflectune.data_builders.readers.infoseek import derived_kind, split_of
-
-read_source = read_parquet
 
 _KINDS: Mapping[str, AnswerType] = {"string": "string", "time": "time", "numerical": "numerical"}
 _CARRIED = ("question_type", "entity_id", "entity_text", "image_id", "instruction", "llava_split", "wiki_entity_id")
@@ -132,11 +131,23 @@ def _image(row: Row, images: Images) -> str:
     return images.find_for(row, "img_path", path) or images.path(row, "img_path", PurePosixPath(path).stem)
 
 
+def read_source(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
+    """The rows of one split's passages.
+
+    Raises:
+        UserError: The folder holds those of several splits, which M2KR retrieves from one at a time: many passages are
+            in all of them.
+    """
+    if names := several_splits(path):
+        raise UserError(f"{path} holds the files of {names}; name one: a split is searched in its own passages")
+    return read_parquet(path, reject)
+
+
 def entries(source: Path, *, images: Images | None = None, reject: Reject = stop) -> Iterator[Entry]:
     """The passages.
 
     Args:
-        source: A Parquet file, or a folder of them.
+        source: A Parquet file, or a folder with those of one split.
         images: A folder with an image named by the passage's id, where a user has made one.
         reject: What to do with a bad row.
     """

@@ -21,8 +21,6 @@ from reflectune.data_builders.readers.images import escapes
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.data_builders.web_pictures.config import PictureConfig
 
-ADDRESSES: Final = "addresses.parquet"
-"""Lies in the output: `url` and `path` of each picture, in the knowledge base's order."""
 CHUNK: Final = 256
 """Pictures that are fetched, and noted, together."""
 
@@ -37,6 +35,8 @@ def addresses_key(config: PictureConfig) -> str:
 
 def write_addresses(config: PictureConfig, path: Path, key: str) -> int:
     """Read the knowledge base and write down the pictures that it names, each once; memory holds eight bytes of each.
+
+    The table has `url` and `path` of each picture, in the knowledge base's order.
 
     Returns:
         How many there are.

@@ -20,8 +20,8 @@ from reflectune.core.parquet import WRITING
 from reflectune.core.partials import writing
 from reflectune.core.progress import progress_bar
 from reflectune.core.resumable import Logs
+from reflectune.data_builders.readers.images import ADDRESSES
 from reflectune.data_builders.web_pictures.addresses import (
-    ADDRESSES,
     CHUNK,
     addresses_key,
     count_addresses,

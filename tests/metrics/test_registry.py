@@ -62,6 +62,16 @@ def test_a_perfect_list_is_right_whatever_its_items_hold(metric: registry.Metric
     assert metric_of_one(metric)("Trinidad && Tobago && R & D", listed) == 0.0
 
 
+@pytest.mark.parametrize("metric", ["exact_match", "infoseek"])
+def test_an_answer_of_one_item_is_right_whatever_it_holds(metric: registry.Metric) -> None:
+    """Natural Questions' annotators may answer by one item or by several."""
+    one_or_two = ("Trinidad and Tobago", "Spain && Portugal")
+    listed = dataclasses.replace(OAK, answers=one_or_two, answer_type="multi_answer")
+    worth = metric_of_one(metric)
+    assert [worth(answer, listed) for answer in ("Trinidad and Tobago", "Spain and Portugal")] == [1.0, 1.0]
+    assert worth("Trinidad and Spain", listed) == 0.0
+
+
 def test_evqa_reads_a_list_as_its_official_code_does() -> None:
     listed = dataclasses.replace(OAK, answers=("Trinidad and Tobago&&oak",), answer_type="multi_answer")
     assert metric_of_one("evqa_exact")("Trinidad and Tobago&&oak", listed) == 0.0

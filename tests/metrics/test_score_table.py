@@ -108,3 +108,14 @@ def test_retrieval_where_the_file_says_what_was_found() -> None:
     scores = retrieval_table(file, join(rows, questions, "official"))
     assert (scores["article_recall@1"], scores["article_recall@5"], scores["mrr"], scores["n"]) == (0.0, 0.5, 0.25, 2)
     assert retrieval_table(file, join((), questions, "official")) == {}
+
+
+def test_a_question_for_which_nothing_was_retrieved_is_not_found() -> None:
+    """Left out, it would raise the recall of a system that retrieves for easy questions alone."""
+    questions = [Question("a", "", "?", entity_ids=("u1",)), Question("b", "", "?", entity_ids=("u2",))]
+    rows = (Prediction("r:1", ("a",), retrieved=("u1",)), Prediction("r:2", ("b",), retrieved=()))
+    scores = retrieval_table(PredictionFile(Path("r"), "traces", rows), join(rows, questions, "official"))
+    assert (scores["article_recall@1"], scores["mrr"], scores["n"]) == (0.5, 0.5, 2)
+    closed_book = rows[1:]
+    file = PredictionFile(Path("r"), "traces", closed_book)
+    assert retrieval_table(file, join(closed_book, questions, "official")) == {}

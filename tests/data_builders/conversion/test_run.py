@@ -352,6 +352,18 @@ def test_problems_are_found_before_anything_is_read(source: Path, values, proble
     assert any(problem in issue for issue in ConvertConfig(**{**good, **values}).problems())
 
 
+def test_a_folder_of_several_splits_is_no_split(source: Path) -> None:
+    """A dataset's folder of the Hub holds them side by side: `test` would be trained on, or training data scored."""
+    folder = source / "hub"
+    folder.mkdir()
+    for name in ("train-00000-of-00002", "train-00001-of-00002-0a1b", "mine"):
+        (folder / f"{name}.parquet").touch()
+    asked = dataclasses.replace(config(source), splits={"train": "hub"}, output=str(source.parent / "out"))
+    assert not asked.problems()
+    (folder / "test-00000-of-00001.parquet").touch()
+    assert any("holds the files of test, train; name one file" in issue for issue in asked.problems())
+
+
 @pytest.mark.parametrize(
     ("output", "changes"),
     [

@@ -17,6 +17,7 @@ from reflectune.data_builders.downloading.checking import CHECKED, FileState, ch
 from reflectune.data_builders.downloading.config import DownloadList
 from reflectune.data_builders.downloading.listing import listed as as_text
 from reflectune.data_builders.downloading.listing import reported
+from reflectune.data_builders.readers import files
 
 Listed = Callable[..., dict[str, Any]]
 
@@ -140,6 +141,23 @@ def test_a_checksum_can_be_that_of_a_zips_member(
 def test_each_format_is_looked_at_in_its_own_way(listed: Listed, name: str, content: Any, state: str) -> None:
     told = state_of(of_kb(listed, name), content)
     assert told.state == state, told.why
+
+
+@pytest.mark.parametrize(
+    ("content", "values"),
+    [
+        (KB, {}),
+        (b'[{"key": 1, "title": "", "image_urls": []}]', {}),
+        (b'{"all": [{"key": 1, "title": "", "image_urls": []}]}', {"rows_at": "all.item"}),
+    ],
+    ids=["dict", "array", "field"],
+)
+def test_only_the_first_rows_of_a_document_are_read(
+    listed: Listed, monkeypatch: pytest.MonkeyPatch, content: bytes, values: dict[str, Any]
+) -> None:
+    """E-VQA's knowledge base has 16 GB: each check would go through all of it."""
+    monkeypatch.setattr(files, "json_reader_of", lambda path: pytest.fail("goes through the whole document"))
+    assert state_of(of_kb(listed, "kb.json", **values), content).state == "there"
 
 
 def test_rows_can_stand_in_a_field(listed: Listed) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.data_builders.readers.base import BadRow, Images, MissingImage, Row, UnreadableImage
-from reflectune.data_builders.readers.images import escapes
+from reflectune.data_builders.readers.images import ADDRESSES, escapes
 
 ROW = Row({"id": "q"}, "f.jsonl", 3)
 
@@ -70,6 +70,37 @@ def test_small_folders_are_not_searched_file_by_file(tmp_path: Path, monkeypatch
     assert all(images.find(f"Q9{n:02d}000") is None for n in range(50))
     assert len(asked) <= 50
     assert images.find("Q8061") == "Q806/Q8061.jpg"
+
+
+def test_a_process_that_is_sent_images_again_keeps_what_it_knows(tmp_path: Path) -> None:
+    """A conversion sends them with each of its thousands of batches; Wiki6M's folder takes half a minute to list."""
+    sent = pickle.dumps(Images(tmp_path))
+    assert pickle.loads(sent) is pickle.loads(sent)
+    assert pickle.loads(sent) is not pickle.loads(pickle.dumps(Images(tmp_path, tmp_path)))
+
+
+def test_files_are_passed_over_where_folders_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OVEN's and Wiki6M's folders hold millions of files two levels deep."""
+    for name in ("01/a.jpg", "01/b.jpg", "deep/er/c.jpg", "deep/er/too/d.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "02").symlink_to(tmp_path / "deep")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", lambda path: pytest.fail(f"asks about {path}"))
+        assert Images(tmp_path)._folders == ["01", "02", "deep", "02/er", "deep/er"]
+
+
+def test_fetched_pictures_are_not_looked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of E-VQA's pictures a million are not to be had, and those that are lie in 65,536 folders."""
+    for name in ("ab/cd/abcd.jpg", "fa/ce/face.jpg", "named/Facade.jpg", f"{ADDRESSES}"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    images = Images(tmp_path)
+    assert images.find("Facade.jpg") == "named/Facade.jpg"
+    assert images.find("abcd.jpg") is None
+    assert images.exact(ROW, "image", "fa/ce/face.jpg") == "fa/ce/face.jpg"
+    (tmp_path / ADDRESSES).unlink()
+    assert Images(tmp_path).find("abcd.jpg") == "ab/cd/abcd.jpg"
 
 
 def test_a_missing_image_is_its_own_kind_of_error(tmp_path: Path) -> None:

@@ -175,6 +175,16 @@ def test_m2kr_passages_are_entries(tmp_path: Path) -> None:
     ]
 
 
+def test_m2krs_passages_are_of_one_split(tmp_path: Path) -> None:
+    """Its folders hold a file for each split, with much the same passages."""
+    for split in ("train", "test"):
+        row = {"passage_id": "WikiWeb_2", "passage_content": "title: Oak content: A tree."}
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{split}_passages-00000-of-00001.parquet")
+    with pytest.raises(UserError, match="holds the files of test_passages, train_passages; name one"):
+        list(m2kr.entries(tmp_path))
+    assert [entry.id for entry in m2kr.entries(tmp_path / "test_passages-00000-of-00001.parquet")] == ["WikiWeb_2"]
+
+
 def test_wiki18_has_its_title_in_the_first_line(tmp_path: Path) -> None:
     path = dump(
         tmp_path / "wiki18_100w.jsonl",
