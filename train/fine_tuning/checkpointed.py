@@ -54,7 +54,8 @@ class CheckpointedTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self.args.should_save:
-            refuse_full_disk(self._folder, checkpoint_bytes(self._bare_model, deepspeed=self.is_deepspeed_enabled))
+            needed = checkpoint_bytes(self._bare_model, deepspeed=self.is_deepspeed_enabled, fsdp=self.is_fsdp_enabled)
+            refuse_full_disk(self._folder, needed)
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -100,7 +101,7 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None
     model.load_state_dict(state)
 
 
-def checkpoint_bytes(model: nn.Module, *, deepspeed: bool) -> int:
+def checkpoint_bytes(model: nn.Module, *, deepspeed: bool, fsdp: bool) -> int:
     """About what a checkpoint takes: the weights (or adapters) and, for what trains, the optimiser's two moments.
 
     DeepSpeed writes the weights a second time, and masters in fp32.
@@ -110,4 +111,6 @@ def checkpoint_bytes(model: nn.Module, *, deepspeed: bool) -> int:
         parameter_count(p) * p.element_size() for p in (trained if isinstance(model, PeftModel) else model.parameters())
     )
     moments = 2 * sum(parameter_count(p) * 4 for p in trained)
-    return saved + moments + (saved + moments // 2 if deepspeed else 0) + 2**24  # and the tokenizer
+    again = saved if deepspeed or fsdp else 0
+    masters = moments // 2 if deepspeed else 0
+    return saved + moments + again + masters + 2**24  # and the tokenizer

@@ -208,7 +208,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         if is_better:
             partial = partial_path(self._folder / BEST, common=True)
             if self.args.should_save:
-                refuse_full_disk(self._folder, checkpoint_bytes(self._bare_model, deepspeed=False))
+                refuse_full_disk(self._folder, checkpoint_bytes(self._bare_model, deepspeed=False, fsdp=False))
             self.save_model(str(partial), _internal_call=True)
             if self.args.should_save:
                 put_in_place(partial, self._folder, self.settings, step)
