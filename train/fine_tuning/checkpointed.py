@@ -54,13 +54,30 @@ class CheckpointedTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self.args.should_save:
-            refuse_full_disk(self._folder, checkpoint_bytes(self._bare_model, deepspeed=self.is_deepspeed_enabled))
+            needed = checkpoint_bytes(self._bare_model, deepspeed=self.is_deepspeed_enabled, fsdp=self.is_fsdp_enabled)
+            refuse_full_disk(self._folder, needed)
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             step = self.state.global_step
             mark_checkpoint_whole(self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}", self.settings, step)
             keep_newest(self._folder, self._checkpoints_to_keep)
+
+    def _init_training_state(self, *arguments: Any, **named: Any) -> tuple[int, int]:
+        """The state that training begins or goes on with, but `save_steps`, `logging_steps` and `eval_steps` as asked.
+
+        The stock trainer goes on with the checkpoint's, and warns.
+        """
+        trained: tuple[int, int] = super()._init_training_state(*arguments, **named)
+        self.state.compute_steps(self.args, self.state.max_steps)
+        return trained
+
+    def _run_epoch(self, *arguments: Any, **named: Any) -> None:
+        """An epoch, unless all steps are taken: the stock trainer takes one more, if a run ends within its epoch."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*arguments, **named)
+        else:
+            self.control.should_training_stop = True
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self.is_fsdp_enabled:  # each process loads its part of what FSDP has saved
@@ -100,14 +117,16 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None
     model.load_state_dict(state)
 
 
-def checkpoint_bytes(model: nn.Module, *, deepspeed: bool) -> int:
+def checkpoint_bytes(model: nn.Module, *, deepspeed: bool, fsdp: bool) -> int:
     """About what a checkpoint takes: the weights (or adapters) and, for what trains, the optimiser's two moments.
 
-    DeepSpeed writes the weights a second time, and masters in fp32.
+    DeepSpeed and FSDP write the weights a second time, and DeepSpeed masters in fp32.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     saved = sum(
         parameter_count(p) * p.element_size() for p in (trained if isinstance(model, PeftModel) else model.parameters())
     )
     moments = 2 * sum(parameter_count(p) * 4 for p in trained)
-    return saved + moments + (saved + moments // 2 if deepspeed else 0) + 2**24  # and the tokenizer
+    again = saved if deepspeed or fsdp else 0
+    masters = moments // 2 if deepspeed else 0
+    return saved + moments + again + masters + 2**24  # and the tokenizer

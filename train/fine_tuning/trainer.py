@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import gather_object
 from peft import PeftModel
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import (
     PreTrainedModel,
     ProgressCallback,
@@ -68,8 +68,8 @@ class TrainingRun:
 class ReflectionTrainer(CheckpointedTrainer):
     """Trains on batches from `reflectune.train.data.examples.Collator`.
 
-    The stock Trainer is kept but for five things: the loss, the order of the data, what an error names, a learning rate
-    of the projector's own, and its checkpoints (`CheckpointedTrainer`).
+    The stock Trainer is kept but for six things: the loss, the order of the data, where batches wait, what an error
+    names, a learning rate of the projector's own, and its checkpoints (`CheckpointedTrainer`).
 
     Args:
         run: What trains, on what, and how it is kept.
@@ -104,6 +104,12 @@ class ReflectionTrainer(CheckpointedTrainer):
         if is_new and self._projector_rate is not None:
             give_projector_a_rate(optimizer, model or self._bare_model, self._projector_rate)
         return optimizer
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The stock loader, whose batches wait on the CPU: all of an optimiser step are taken at its beginning."""
+        loader: Any = super().get_train_dataloader()
+        loader.device = None  # `_prepare_inputs` moves a batch when its turn comes
+        return loader
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
@@ -208,7 +214,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         if is_better:
             partial = partial_path(self._folder / BEST, common=True)
             if self.args.should_save:
-                refuse_full_disk(self._folder, checkpoint_bytes(self._bare_model, deepspeed=False))
+                refuse_full_disk(self._folder, checkpoint_bytes(self._bare_model, deepspeed=False, fsdp=False))
             self.save_model(str(partial), _internal_call=True)
             if self.args.should_save:
                 put_in_place(partial, self._folder, self.settings, step)

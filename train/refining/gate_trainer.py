@@ -145,8 +145,8 @@ class GateTrainer(ReflectionTrainer):
             expected_rewards(probabilities, rewards) * weights,
             divergence(log_odds, reference) * weights,
             weights,
-            probabilities[:, 0] * retrieval,
-            retrieval.float(),
+            probabilities[:, 0] * retrieval * weights,  # a retrieval gate weighs one, and a filler's nothing
+            retrieval * weights,
         ]
         self._sums[:5] += torch.stack([each.sum() for each in counted]).cpu()
 

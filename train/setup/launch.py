@@ -52,6 +52,17 @@ def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) ->
             "`fsdp_cpu_ram_efficient_loading: true` has the first process hold the whole model; set it to false in the "
             "launch's config: here each process maps the weights' file, and holds its own part alone"
         )
+    if kind == "fsdp" and environment.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT").upper() != "FULL_STATE_DICT":
+        raise UserError(
+            "this launch saves FSDP's parts alone, and training would end without a checkpoint that can be loaded; set "
+            "`fsdp_state_dict_type: FULL_STATE_DICT` in its config, as in configs/accelerate/fsdp2.yaml"
+        )
+    if kind == "zero3" and not _gathers_weights(environment):
+        raise UserError(
+            "this launch saves ZeRO-3's parts alone, and training would end without a checkpoint that can be loaded; "
+            "set `zero3_save_16bit_model: true` in its config, as in configs/accelerate/zero3.yaml, or in DeepSpeed's "
+            "own file `stage3_gather_16bit_weights_on_model_save: true`"
+        )
     if kind and config.device == "cpu" and torch.accelerator.is_available():
         raise UserError(f"{kind} uses the accelerators of this machine, and `device` is cpu; leave `device` out")
     if kind and config.dtype != "float32" and not torch.accelerator.is_available():
@@ -187,6 +198,13 @@ def _zero_stage(environment: Mapping[str, str]) -> int:
     if settings is not None:
         return int(settings.get("stage", 0))
     return int(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))
+
+
+def _gathers_weights(environment: Mapping[str, str]) -> bool:
+    """Whether ZeRO-3 has the first process write whole weights; neither accelerate nor DeepSpeed does so unasked."""
+    settings = _own_settings(environment)
+    asked = "auto" if settings is None else settings.get("stage3_gather_16bit_weights_on_model_save", False)
+    return _is_true(environment, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL") if asked == "auto" else bool(asked)
 
 
 def _is_offloaded(environment: Mapping[str, str], what: str) -> bool:

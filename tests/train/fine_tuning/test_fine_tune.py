@@ -298,6 +298,37 @@ def test_a_finished_run_is_left_alone(config: Callable[..., SftConfig], capsys: 
     assert Path(run.output_dir, "model.safetensors").stat().st_mtime_ns == written
 
 
+def test_a_run_that_was_cut_off_after_its_last_checkpoint_takes_no_step_more(
+    config: Callable[..., SftConfig],
+    weights: Callable[..., dict[str, torch.Tensor]],
+    losses: Callable[..., list[float]],
+) -> None:
+    run = config(max_steps=2, lr_scheduler="constant_with_warmup")  # within an epoch, at the full learning rate
+    fine_tune(run)
+    before, losses_before = weights(run.output_dir), losses(run.output_dir)
+    Path(run.output_dir, RECORD).unlink()  # as if it had been killed while it wrote the final checkpoint
+
+    fine_tune(run)
+
+    assert losses(run.output_dir) == losses_before
+    assert [folder.name for folder in checkpoint_folders(run.output_dir)] == ["checkpoint-2"]
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(run.output_dir).items())
+
+
+def test_a_run_that_goes_on_is_saved_and_logged_as_often_as_is_asked_for_now(
+    config: Callable[..., SftConfig], losses: Callable[..., list[float]], interrupted: Callable[..., None]
+) -> None:
+    interrupted(config(save_steps=2, logging_steps=1), 3)
+    run = config(save_steps=3, logging_steps=2, save_total_limit=9, max_steps=8)
+
+    fine_tune(run)
+
+    assert [folder.name for folder in checkpoint_folders(run.output_dir)] == [
+        f"checkpoint-{step}" for step in (2, 3, 6, 8)
+    ]
+    assert len(losses(run.output_dir)) == 2 + 3  # of steps 1 and 2, and then of 4, 6 and 8
+
+
 def test_a_half_written_checkpoint_is_passed_over(
     config: Callable[..., SftConfig],
     straight: Callable[..., SftConfig],

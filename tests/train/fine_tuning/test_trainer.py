@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
@@ -17,7 +17,7 @@ from reflectune.models.miniature.architecture import Family
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.train.config import SftConfig
-from reflectune.train.fine_tuning.checkpointed import load_weights
+from reflectune.train.fine_tuning.checkpointed import checkpoint_bytes, load_weights
 from reflectune.train.fine_tuning.fine_tune import fine_tune, prepare_model
 from reflectune.train.fine_tuning.trainer import ReflectionTrainer, supervised_weight
 from reflectune.train.refining.gate_trainer import GateTrainer
@@ -101,6 +101,47 @@ def test_deepspeed_rounds_a_models_inputs_and_not_the_losss_weights(trainer_clas
         "weights": torch.float32,
     }
     assert torch.equal(prepared["weights"], weights)
+
+
+def test_the_batches_of_a_step_wait_on_the_cpu(
+    config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are taken at its beginning: 128 pictures of 1,280 tokens would hold 3 GB of an accelerator."""
+    devices: set[str] = set()
+
+    def look(trainer: Any, **_: Any) -> None:
+        monkeypatch.setattr(trainer.accelerator.state, "device", torch.device("meta"))
+        batch = next(iter(trainer.get_train_dataloader()))
+        devices.update(value.device.type for value in batch.values() if isinstance(value, Tensor))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ReflectionTrainer, "train", look)
+    with pytest.raises(KeyboardInterrupt):
+        fine_tune(config())
+
+    assert devices == {"cpu"}
+
+
+def test_a_checkpoint_of_divided_weights_holds_them_twice() -> None:
+    model = nn.Linear(100, 10, bias=False)  # 4,000 bytes
+    whole = checkpoint_bytes(model, deepspeed=False, fsdp=False)
+
+    assert checkpoint_bytes(model, deepspeed=False, fsdp=True) - whole == 4000
+    assert checkpoint_bytes(model, deepspeed=True, fsdp=False) - whole == 8000  # and masters
+
+
+def test_a_filler_is_not_among_the_questions_whose_gates_are_logged() -> None:
+    class Counting(GateTrainer):
+        def counted(self, log_odds: list[float], weights: list[float]) -> list[float]:
+            gates = torch.tensor(log_odds)
+            self._sums = torch.zeros(7)
+            retrieval = torch.ones_like(gates, dtype=torch.bool)
+            self._count(gates, gates, torch.zeros(len(gates), 2), retrieval, torch.tensor(weights))
+            return self._sums.tolist()
+
+    trainer = object.__new__(Counting)
+
+    assert trainer.counted([0.0, 3.0], [1.0, 0.0]) == trainer.counted([0.0], [1.0])
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -30,9 +30,11 @@ from reflectune.train.setup.launch import (
     sharding,
 )
 
-ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+PARTS_OF_ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+ZERO_3 = PARTS_OF_ZERO_3 | {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true"}
 ZERO_2 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}
-FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+PARTS_OF_FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+FSDP = PARTS_OF_FSDP | {"FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
 LAUNCH_CONFIGS = sorted((Path(__file__).parents[3] / "configs/accelerate").glob("*.yaml"))
 
 
@@ -123,6 +125,46 @@ def test_the_first_fsdp_is_refused() -> None:
     refuse_bad_launch(SftConfig(), FSDP)
     with pytest.raises(UserError, match=r"in version 2 alone; launch with .*fsdp2\.yaml"):
         refuse_bad_launch(SftConfig(), FSDP | {"FSDP_VERSION": "1"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "key"),
+    [
+        (PARTS_OF_FSDP, "fsdp_state_dict_type: FULL_STATE_DICT"),
+        (PARTS_OF_FSDP | {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, "fsdp_state_dict_type: FULL_STATE_DICT"),
+        (PARTS_OF_ZERO_3, "zero3_save_16bit_model: true"),
+        (ZERO_3 | {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "false"}, "zero3_save_16bit_model: true"),
+    ],
+)
+def test_a_launch_whose_checkpoints_would_hold_no_whole_weights_is_refused(
+    environment: dict[str, str], key: str
+) -> None:
+    with pytest.raises(UserError, match=f"training would end without a checkpoint that can be loaded; set `{key}`"):
+        refuse_bad_launch(SftConfig(), environment)
+    refuse_bad_launch(SftConfig(), FSDP if "fsdp" in key else ZERO_3)
+
+
+@pytest.mark.parametrize(
+    ("gathers", "asked_of_accelerate", "refused"),
+    [(None, "true", True), (False, "true", True), (True, "false", False), ("auto", "true", False), ("auto", "", True)],
+)
+def test_deepspeeds_own_file_says_whether_whole_weights_are_saved(
+    gathers: bool | str | None, asked_of_accelerate: str, refused: bool, tmp_path: Path
+) -> None:
+    zero: dict[str, Any] = {"stage": 3}
+    if gathers is not None:
+        zero["stage3_gather_16bit_weights_on_model_save"] = gathers
+    (tmp_path / "deepspeed.json").write_text(json.dumps({"zero_optimization": zero}))
+    environment = ZERO_3 | {
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "deepspeed.json"),
+        "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": asked_of_accelerate,
+    }
+
+    if not refused:
+        refuse_bad_launch(SftConfig(), environment)
+        return
+    with pytest.raises(UserError, match="stage3_gather_16bit_weights_on_model_save: true"):
+        refuse_bad_launch(SftConfig(), environment)
 
 
 @pytest.mark.parametrize(
