@@ -87,7 +87,8 @@ def test_files_are_passed_over_where_folders_are_listed(tmp_path: Path, monkeypa
     (tmp_path / "02").symlink_to(tmp_path / "deep")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "is_dir", lambda path: pytest.fail(f"asks about {path}"))
-        assert Images(tmp_path)._folders == ["01", "02", "deep", "02/er", "deep/er"]
+        images = Images(tmp_path)
+        assert [images.find(name) for name in "abcd"] == ["01/a.jpg", "01/b.jpg", "02/er/c.jpg", None]
 
 
 def test_fetched_pictures_are_not_looked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
