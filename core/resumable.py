@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
@@ -32,6 +33,15 @@ class Processes:
     count: int = 1
     wait: Callable[[], None] = lambda: None
 
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """What the first process does before the others do it, too."""
+        if self.index:
+            self.wait()
+        yield
+        if not self.index:
+            self.wait()
+
 
 ALONE: Final = Processes()
 """One process, which waits for nobody."""
@@ -49,15 +59,25 @@ def launch_state() -> PartialState:
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
 
 
+def launch_processes() -> Processes:
+    """The processes of the launch that this one belongs to."""
+    state = launch_state()
+    return Processes(state.process_index, state.num_processes, state.wait_for_everyone)
+
+
+def launch_device(device: str) -> str:
+    """A device as a config has it; `auto` is this process's in its launch."""
+    return str(launch_state().device) if device == "auto" else device
+
+
 def join_launch(device: str) -> tuple[Processes, str]:
     """The processes of the launch that this one belongs to, and this one's device.
 
     Args:
         device: As a config has it; `auto` is this process's accelerator in a launch of several, and stays otherwise.
     """
-    state = launch_state()
-    place = str(state.device) if device == "auto" and state.num_processes > 1 else device
-    return Processes(state.process_index, state.num_processes, state.wait_for_everyone), place
+    processes = launch_processes()
+    return processes, launch_device(device) if processes.count > 1 else device
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 from reflectune.core.config import parse_config
 from reflectune.core.errors import entry_point
 from reflectune.core.outputs import hold
-from reflectune.core.resumable import launch_state
 from reflectune.inference.running.config import EvaluateConfig
 
 
@@ -22,8 +21,7 @@ def main() -> None:
     if config.dry_run:
         print(experiment.describe(config))
         return
-    metrics = experiment.run(config)
-    if launch_state().is_main_process:
+    if metrics := experiment.run(config):
         print(summary(metrics))
         print(f"report: {Path(config.output, 'report.html')}")
 

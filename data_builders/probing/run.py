@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from reflectune.core.resumable import Processes, launch_state, run_batches
+from reflectune.core.resumable import launch_device, launch_processes, run_batches
 from reflectune.core.rows import to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
@@ -38,8 +38,7 @@ def run(config: ProbeConfig) -> None:
     Raises:
         UserError: A question is bad (and `on_error` is stop), or the folder holds probes of other settings.
     """
-    state = launch_state()
-    device = str(state.device) if config.device == "auto" else config.device
+    processes, device = launch_processes(), launch_device(config.device)
     dataset = Dataset(Path(config.dataset), config.part)
     bem = config.open_bem(device)
     config.metric = config.scored_by(config.dataset)
@@ -62,7 +61,7 @@ def run(config: ProbeConfig) -> None:
     )
     work = Work(dataset, document_source(config, dataset, device), loaded, config, bem)
     if config.dry_run:
-        if state.is_main_process:
+        if processes.index == 0:
             print(describe(work, questions, config))
         return
     logs = begin(config.output, settings(config, dataset, loaded, bem))
@@ -81,7 +80,7 @@ def run(config: ProbeConfig) -> None:
         logs,
         done,
         merge=finish,
-        processes=Processes(state.process_index, state.num_processes, state.wait_for_everyone),
+        processes=processes,
         desc="probing",
     )
 

@@ -9,13 +9,13 @@ from typing import Any, Literal, Protocol
 
 from PIL import Image
 
-from reflectune.core.resumable import run_to_file
+from reflectune.core.resumable import launch_processes, run_to_file
 from reflectune.core.types import Question
 from reflectune.inference.grid.caching import CacheStats
 from reflectune.inference.grid.judging import Judge
 from reflectune.inference.grid.outcomes import Outcome, Results, Row, outcome, to_row
 from reflectune.inference.grid.points import Point
-from reflectune.inference.running.runner import open_questions, processes
+from reflectune.inference.running.runner import open_questions
 from reflectune.inference.scoring.scores import Measure
 from reflectune.inference.trace import Trace
 
@@ -102,7 +102,7 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: PointRunn
         lambda batch: _rows(grid_run, batch, runner).items(),
         grid_run.fingerprint,
         grid_run.batch_questions,
-        processes(),
+        launch_processes(),
     )
     counted = [rows[question.id]["passes"] for question in ordered]
     stats = CacheStats(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))

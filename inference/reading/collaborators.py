@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from reflectune.core.errors import UserError
-from reflectune.core.resumable import launch_state
+from reflectune.core.resumable import launch_device
 from reflectune.data_builders.dataset import image_roots
 from reflectune.inference.config import ModelRole, ReadingConfig
 from reflectune.models.loading import ADAPTER_FILE, Loaded, is_stored_in, load, read_info, resolve
@@ -96,14 +96,10 @@ def _load(config: ReadingConfig, model: str, scheme: str | None) -> Loaded:
         model,
         scheme=scheme,
         dtype=config.dtype,
-        device=_device(config),
+        device=launch_device(config.device),
         images=config.image_settings(),
         device_map=config.device_map,
     )
-
-
-def _device(config: ReadingConfig) -> str:
-    return str(launch_state().device) if config.device == "auto" else config.device
 
 
 def open_engine(config: ReadingConfig, loaded: Loaded) -> PrefixEngine:
@@ -114,9 +110,9 @@ def open_engine(config: ReadingConfig, loaded: Loaded) -> PrefixEngine:
 def open_retriever(config: ReadingConfig, knowledge: KnowledgeBase) -> Retriever:
     """The retriever over the config's ranked entities, or its index, which must be of this knowledge base."""
     roots = image_roots(config.dataset)
-    return entry_retriever.open_retriever(config, knowledge, image_roots=roots, device=_device(config))
+    return entry_retriever.open_retriever(config, knowledge, image_roots=roots, device=launch_device(config.device))
 
 
 def open_reranker(config: ReadingConfig) -> Reranker:
     """The reranker that picks naive RAG's passages."""
-    return rerankers.open_reranker(config, device=_device(config))
+    return rerankers.open_reranker(config, device=launch_device(config.device))

@@ -15,7 +15,7 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.resumable import launch_state
+from reflectune.core.resumable import launch_device, launch_processes, launch_state
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import Dataset
 from reflectune.inference.config import SERVER, ModelRole
@@ -35,7 +35,7 @@ from reflectune.inference.reading.collaborators import (
 from reflectune.inference.report.page import write_report
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.facts import budgets, data_set_name, minutes, peak_gib, run_facts
-from reflectune.inference.running.runner import processes, run_pipeline
+from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Measure, Traces, check_scorable
@@ -61,7 +61,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     state = launch_state()
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed)
-    metric, device = config.scored_by(config.dataset), str(state.device) if config.device == "auto" else config.device
+    metric, device = config.scored_by(config.dataset), launch_device(config.device)
     check_scorable(questions, metric)
     measure = Measure(metric, config.open_bem(device) if state.is_main_process else None)
     planned = plan(config, questions)
@@ -210,7 +210,7 @@ def open_journal(
     if not find_recipe(name).is_iterative:
         yield None
         return
-    launch, folder = processes(), Path(config.output, "traces", "journal")
+    launch, folder = launch_processes(), Path(config.output, "traces", "journal")
     with Journal(folder, name, determined, launch.index, Budget.of(config, None).limits) as journal:
         yield journal
     launch.wait()
@@ -309,7 +309,7 @@ def _pages(config: EvaluateConfig, planned: Iterable[str]) -> Iterator[ServedPag
 
 def _own(path: Path) -> Path:
     """This process's file of replies."""
-    index = processes().index
+    index = launch_processes().index
     return path if index == 0 else path.with_suffix(f".{index}{path.suffix}")
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
-from reflectune.core.resumable import Processes, Row, launch_state
+from reflectune.core.resumable import Row, launch_processes
 from reflectune.core.types import Question
 from reflectune.data_builders.dataset import image_roots
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
@@ -73,13 +73,7 @@ def run_pipeline(
         return ((trace.question_id, to_row(trace)) for trace in traces)
 
     store = TraceStore(folder, name, fingerprint, form)
-    return store.fill(ordered, answer, batch_questions, processes(), reopen=reopen)
-
-
-def processes() -> Processes:
-    """The processes of the launch that this one belongs to."""
-    state = launch_state()
-    return Processes(state.process_index, state.num_processes, state.wait_for_everyone)
+    return store.fill(ordered, answer, batch_questions, launch_processes(), reopen=reopen)
 
 
 def open_questions(

@@ -140,11 +140,8 @@ def build_index(
         convert_index(folder, manifest, kb, encoder)
     processes.wait()
     check_shareable(choice_of(read_manifest(folder)).address, processes)
-    if not is_first:
-        processes.wait()  # the first one may have to send a server what it lost
-    index = load_index(folder, kb, encoder, verify=verify, resend=is_first)
-    if is_first:
-        processes.wait()
+    with processes.main_process_first():  # which may have to send a server what it lost
+        index = load_index(folder, kb, encoder, verify=verify, resend=is_first)
     check_store(folder, index.manifest, store)
     if on_error == "stop" and left_out(index):
         raise UserError(

@@ -142,11 +142,8 @@ def build_text_index(
             shutil.rmtree(shards)
     processes.wait()
     check_shareable(read_text_manifest(folder)["address"], processes)
-    if processes.index:
-        processes.wait()  # the first one may have to send a server what it lost
-    index = load_text_index(folder, kb, encoder, cutting, resend=processes.index == 0)
-    if not processes.index:
-        processes.wait()
+    with processes.main_process_first():  # which may have to send a server what it lost
+        index = load_text_index(folder, kb, encoder, cutting, resend=processes.index == 0)
     check_store(folder, index.manifest, store)
     return index
 

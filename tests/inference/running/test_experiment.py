@@ -111,7 +111,9 @@ def test_no_process_goes_on_while_the_first_one_removes_a_journal(
 
     state = threading.local()
     monkeypatch.setattr(experiment, "remove_journal", slowly)
-    monkeypatch.setattr(experiment, "processes", lambda: Processes(state.index, 2, lambda: (together.wait(), None)[1]))
+    monkeypatch.setattr(
+        experiment, "launch_processes", lambda: Processes(state.index, 2, lambda: (together.wait(), None)[1])
+    )
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(run, range(2))) == [False, False]
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,12 +130,12 @@ import torch
 from torch import distributed
 
 from reflectune.core.errors import entry_point
-from reflectune.inference.running.runner import processes
+from reflectune.core.resumable import launch_processes
 
 
 @entry_point
 def main():
-    processes()
+    launch_processes()
     print(distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout.days, flush=True)
 
 
@@ -145,18 +144,12 @@ main()
 
 
 def test_processes_of_a_launch_wait_for_one_another_as_long_as_it_takes(
-    start_program: Callable[[Sequence[str]], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_processes: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     """PyTorch ends a wait after 30 minutes, of NVIDIA's GPUs after 10: others may be at a pipeline for longer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "ACCELERATE_USE_CPU": "true"}
-    sizes = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
-    for name, value in {**launched, **sizes}.items():
-        monkeypatch.setenv(name, value)
     script = tmp_path / "waiting.py"
     script.write_text(WAITING)
 
-    program = start_program([str(script)])
+    (program,) = start_processes([str(script)])
 
     assert (program.wait(timeout=60), program.stdout) == (0, "30\n"), program.stderr
