@@ -293,6 +293,31 @@ def start_program(
 
 
 @pytest.fixture
+def start_processes(
+    start_program: Callable[[Sequence[str]], Program], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[Program]]]:
+    """Starts the processes of a launch without a launcher, each with arguments of its own; ends them after the test."""
+    started: list[Program] = []
+
+    def start(*each: Sequence[str]) -> list[Program]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(len(each)))
+        for rank, arguments in enumerate(each):
+            ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+            for name, value in {**place, **sizes, **ranks, "ACCELERATE_USE_CPU": "true"}.items():
+                monkeypatch.setenv(name, value)
+            started.append(start_program(arguments))
+        return started[-len(each) :]
+
+    yield start
+    for program in started:
+        if program.poll() is None:
+            program.kill()
+
+
+@pytest.fixture
 def start_launch(start_program: Callable[[Sequence[str]], Program]) -> Callable[..., Program]:
     """Starts `accelerate launch … SCRIPT …` from an empty folder, with the libraries imported already."""
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -178,27 +177,14 @@ main()
     ],
 )
 def test_a_users_mistake_in_a_launch_ends_its_process_with_2(
-    doing: tuple[str, str], said: str, start_program: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    doing: tuple[str, str], said: str, start_processes: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    for name, value in {**launched, "ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
     script = tmp_path / "one_of_two.py"
     script.write_text(ONE_OF_TWO)
-    both = []
-    try:
-        for rank in "01":
-            monkeypatch.setenv("RANK", rank)
-            monkeypatch.setenv("LOCAL_RANK", rank)
-            both.append(start_program([str(script), ",".join(doing)]))
-        failing = [program for program, does in zip(both, doing, strict=True) if "fail" in does]
-        assert [program.wait(timeout=60) for program in failing] == [2] * len(failing)
-    finally:
-        for program in both:
-            if program.poll() is None:
-                program.kill()
+    arguments = [str(script), ",".join(doing)]
+    both = start_processes(arguments, arguments)
+    failing = [program for program, does in zip(both, doing, strict=True) if "fail" in does]
+    assert [program.wait(timeout=60) for program in failing] == [2] * len(failing)
     for program in failing:
         assert program.stdout == said
         assert "error: `splits`: none of these\n" in program.stderr

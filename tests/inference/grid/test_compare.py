@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -306,29 +305,14 @@ main()
 
 
 def test_of_a_launch_the_first_process_compares_what_it_alone_has_scored(
-    start_program: Callable[[Sequence[str]], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_processes: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     """The others are through with an evaluation before its metrics.json is there."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    for name, value in {**launched, "ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
     (tmp_path / "finished").mkdir()
     script = tmp_path / "one_of_two.py"
     script.write_text(ONE_OF_TWO)
-    both = []
-    try:
-        for rank in "01":
-            monkeypatch.setenv("RANK", rank)
-            monkeypatch.setenv("LOCAL_RANK", rank)
-            both.append(
-                start_program([str(script), *(str(tmp_path / n) for n in ("finished", "out")), json.dumps(FIRST)])
-            )
-        assert [program.wait(timeout=60) for program in both] == [0, 0], [program.stderr for program in both]
-        assert [program.stdout for program in both] == ["True\n", "False\n"]
-    finally:
-        for program in both:
-            if program.poll() is None:
-                program.kill()
+    arguments = [str(script), *(str(tmp_path / name) for name in ("finished", "out")), json.dumps(FIRST)]
+    both = start_processes(arguments, arguments)
+    assert [program.wait(timeout=60) for program in both] == [0, 0], [program.stderr for program in both]
+    assert [program.stdout for program in both] == ["True\n", "False\n"]
     assert (tmp_path / "out/compare.md").is_file()
