@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,11 +39,9 @@ class Answer:
     def of(cls, generation: Generation, renderer: Renderer, passages_read: int = 0) -> Answer:
         """The answer in what a model generated."""
         ids = generation.token_ids
-        text, score = renderer.strip(without_thoughts(generation.text)), generation.score
-        if thoughts := thought_tokens(ids, renderer.decode):
-            log_probs = generation.log_probs[thoughts:]
-            score = math.exp(sum(log_probs) / len(log_probs)) if log_probs else 0.0
-        return cls(text, score, len(ids), passages_read)
+        said = without_thoughts(generation.text)
+        thoughts = 0 if said == generation.text else thought_tokens(ids, renderer.decode)
+        return cls(renderer.strip(said), generation.score_behind(thoughts), len(ids), passages_read)
 
     @property
     def usage(self) -> Mapping[str, int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from reflectune.core.errors import UserError
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.loading import Loaded
-from reflectune.models.prefix.forward import KEPT, Forward, find_budget
+from reflectune.models.prefix.forward import KEPT, Forward, find_budget, within_budget
 from reflectune.models.prefix.image_prefix import WORTHWHILE, ImagePrefixCache, key_of, split_after_images, stacked
 from reflectune.models.prefix.rows import Rows, rows_of
 from reflectune.models.prefix.sampling import Draw, Sampling
@@ -32,15 +32,23 @@ class Generation:
         token_ids: What was generated, the end token included if it was reached; without the forced tokens.
         text: The same as text, without the end token; reflection tokens are kept.
         log_probs: Log-probability of each token by the model, whatever the temperature that it was drawn with.
-        score: S_ans, equation 7 of mR²AG: the geometric mean of the tokens' probabilities, the end token's included.
         finished: Whether the end token was reached.
     """
 
     token_ids: list[int]
     text: str
     log_probs: list[float]
-    score: float
     finished: bool
+
+    @property
+    def score(self) -> float:
+        """S_ans, equation 7 of mR²AG: the geometric mean of the tokens' probabilities, the end token's included."""
+        return self.score_behind(0)
+
+    def score_behind(self, first: int) -> float:
+        """S_ans of the tokens behind so many; 0 if there are none."""
+        log_probs = self.log_probs[first:]
+        return math.exp(sum(log_probs) / len(log_probs)) if log_probs else 0.0
 
 
 @dataclass(frozen=True)
@@ -137,11 +145,11 @@ class PrefixEngine:
             places.update({q: (len(chunks), row) for row, q in enumerate(questions)})
             chunks.append(rows)
 
-        for part in _split([len(prefixes[q].ids) for q in whole], self.token_budget):
+        for part in within_budget([len(prefixes[q].ids) for q in whole], self.token_budget):
             questions = [whole[i] for i in part]
             add(questions, self._forward.prefill([prefixes[q] for q in questions]))
         sharing = list(shared)
-        for part in _split([len(shared[q][2]) for q in sharing], self.token_budget):
+        for part in within_budget([len(shared[q][2]) for q in sharing], self.token_budget):
             questions = [sharing[i] for i in part]
             add(questions, self._read_suffixes([shared[q] for q in questions]))
         return Prefixes(self, chunks, places)
@@ -165,7 +173,7 @@ class PrefixEngine:
         by_key = {key: image_prefix for key, image_prefix, _ in parts}
         known = {key: kept for key in by_key if (kept := self.image_prefixes.get(key)) is not None}
         new = [key for key in by_key if key not in known]
-        for part in _split([len(by_key[key].ids) for key in new], self.token_budget):
+        for part in within_budget([len(by_key[key].ids) for key in new], self.token_budget):
             read = self._forward.prefill([by_key[new[i]] for i in part])
             for row, i in enumerate(part):
                 known[new[i]] = read.take(self._index([row])).compact()
@@ -198,7 +206,7 @@ class PrefixEngine:
                 if prefixes.places[q][0] == number
                 for k in range(len(question_branches))
             ]
-            for part in _split([len(branches[q][k]) for q, k in rows], self.token_budget):
+            for part in within_budget([len(branches[q][k]) for q, k in rows], self.token_budget):
                 chosen = [rows[i] for i in part]
                 read = self._read_branches(prefixes, branches, chosen)
                 kept += read.last_level.real.numel()
@@ -305,7 +313,7 @@ class PrefixEngine:
         places = [state.places[row[0]] if isinstance(state, Prefixes) else state.places[row] for row in rows]
         for chunk in sorted({chunk for chunk, _ in places}):
             members = [i for i, (c, _) in enumerate(places) if c == chunk]
-            for part in _split([new[i] for i in members], self.token_budget):
+            for part in within_budget([new[i] for i in members], self.token_budget):
                 chosen = [members[i] for i in part]
                 if isinstance(state, Prefixes):
                     read = state.chunks[chunk].take(self._index([places[i][1] for i in chosen]))
@@ -361,7 +369,7 @@ class PrefixEngine:
 
     def _generation(self, ids: list[int], log_probs: list[float], finished: bool) -> Generation:
         text = self.renderer.decode(ids[:-1] if finished else ids)
-        return Generation(ids, text, log_probs, math.exp(sum(log_probs) / max(1, len(log_probs))), finished)
+        return Generation(ids, text, log_probs, finished)
 
     def _log_probabilities(self, hidden: Tensor) -> Tensor:
         log_probs: Tensor = self._model.get_output_embeddings()(hidden).float().log_softmax(-1)  # (rows, vocabulary)
@@ -381,17 +389,6 @@ class PrefixEngine:
 def _forget(rows: Rows) -> Rows:
     """The rows without the keys and values of their last level."""
     return replace(rows, levels=(*rows.levels[:-1], replace(rows.last_level, cache=[])))
-
-
-def _split(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Batches of rows of similar length, as indices; each takes at most `budget` tokens, or is a single longer row."""
-    batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        if batches and (len(batches[-1]) + 1) * lengths[index] <= budget:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
 
 
 def _end_tokens(loaded: Loaded) -> list[int]:

@@ -161,6 +161,17 @@ def find_budget(forward: Forward) -> int:
     )
 
 
+def within_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Batches of rows of similar length, as indices; each takes at most `budget` tokens, or is a single longer row."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        if batches and (len(batches[-1]) + 1) * lengths[index] <= budget:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
 def fitting_budget(free: float, passing: float, kept: float) -> int:
     """The largest power of two up to `LARGEST` that fits.
 

@@ -105,7 +105,7 @@ class Chatty:
         assert not (wants_word and wants_list), text
         said = WORD if wants_word else LIST if wants_list else SENTENCE
         token_ids = engine.renderer.reply_ids(said)
-        return Generation(token_ids, said, [-0.1] * len(token_ids), 0.9, True)
+        return Generation(token_ids, said, [-0.1] * len(token_ids), True)
 
 
 @pytest.fixture

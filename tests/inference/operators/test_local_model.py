@@ -140,7 +140,7 @@ def test_a_replys_lines_are_kept_since_queries_stand_in_them(
     engine: PrefixEngine, model: LocalModel, pictures: list[Image.Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = "## Analysis\nOf  oak. \n\n## Queries\nQuestion 1: Where?\nQuestion 2: When?"
-    generation = Generation([1], said, [-1.0], 0.5, True)
+    generation = Generation([1], said, [-1.0], True)
     monkeypatch.setattr(engine, "generate", lambda *_, **__: [generation])
 
     (reply,) = model.write([(pictures[0], PROMPTS["one document"])], 8)

@@ -129,7 +129,7 @@ def test_what_a_reasoning_model_thinks_is_neither_answered_nor_scored(
     before, after = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (thoughts, said))
     ids = [*before, *after, *([loaded.renderer.end_token_id] if said else [])]
     log_probs = [-0.1 * place for place in range(len(ids))]
-    made = Generation(ids, thoughts + said, log_probs, math.exp(sum(log_probs) / len(ids)), bool(said))
+    made = Generation(ids, thoughts + said, log_probs, bool(said))
     monkeypatch.setattr(engine, "generate", lambda *args, **kwargs: [made])
 
     (answer,) = Reader(engine, 99).answer_plainly([make.question(0)], pictures[:1], [[]])
