@@ -52,6 +52,10 @@ class Rule:
         if not self.margin >= 0:
             raise UserError(f"`margin` must be at least 0, found {self.margin}")
 
+    def is_wrong(self, worth: float) -> bool:
+        """Whether an answer worth so much is wrong."""
+        return worth < self.right_from
+
 
 @dataclass(frozen=True)
 class RetLabel:
@@ -86,7 +90,7 @@ def ret_label(probe: Probe, rule: Rule) -> RetLabel | None:
     The rule `rate` judges the rate over the drawn answers, the others the greedy answer.
     """
     correctness = _correctness(probe.replies, rule)
-    return None if correctness is None else RetLabel(probe.question_id, correctness < rule.right_from, correctness)
+    return None if correctness is None else RetLabel(probe.question_id, rule.is_wrong(correctness), correctness)
 
 
 def srt_labels(probe: Probe, rule: Rule) -> list[SrtLabel]:
@@ -114,7 +118,7 @@ def external_labels(probe: Probe, question: Question) -> list[SrtLabel]:
 def is_right(replies: tuple[Reply, ...], rule: Rule) -> bool | None:
     """Whether answers are right by a rule; None if none of those that count can be judged."""
     correctness = _correctness(replies, rule)
-    return None if correctness is None else correctness >= rule.right_from
+    return None if correctness is None else not rule.is_wrong(correctness)
 
 
 def _correctness(replies: tuple[Reply, ...], rule: Rule) -> float | None:

@@ -42,9 +42,8 @@ def select_questions(
     Raises:
         UserError: There is no such question, two have the same id, or none of the split has an id of `without`.
     """
-    known = _known_facts(dataset, split, without) if without else set()
-    if not without_facts:
-        known.clear()
+    tuned = _known_facts(dataset, split, without) if without else set()
+    known = tuned if without_facts else set()
     candidates, ids = 0, []
     for question in _candidates(dataset, split, visual):
         if _is_free_form(question):

@@ -49,7 +49,7 @@ def _judge_mmkb(question: Question, traces: Mapping[str, Trace], measure: Measur
     trace, closed = traces[REFLECTION], traces[CLOSED_BOOK]
     judgements = []
     if trace.gate is not None and not closed.error and (measure.official([question]) or measure.visual([question])):
-        judgements.append(Judgement("gate", trace.gate, measure.correctness(question, closed) < Rule.right_from))
+        judgements.append(Judgement("gate", trace.gate, Rule().is_wrong(measure.correctness(question, closed))))
     return judgements + _relevance(question, trace, measure)
 
 

@@ -181,7 +181,7 @@ def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], 
     return (
         None
         if base is None or base.error or not measure.has_truth(question)
-        else measure.correctness(question, base) < Rule.right_from
+        else Rule().is_wrong(measure.correctness(question, base))
     )
 
 

@@ -79,7 +79,7 @@ def ret_rows(questions: Iterable[Question], traces: Traces, measure: Measure) ->
 
 def ret_decisions(rows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """`ret_rows` with 1 for a wrong answer and 0 for a right one, which is worth half a point or more."""
-    return [(gate, float(wrong > 1 - Rule.right_from)) for gate, wrong in rows]
+    return [(gate, float(Rule().is_wrong(1 - wrong))) for gate, wrong in rows]
 
 
 def srt_rows(traces: Iterable[Trace]) -> list[tuple[float, float]]:
