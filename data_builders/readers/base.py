@@ -9,13 +9,12 @@ from reflectune.data_builders.readers.files import (
     count_bytes,
     line_blocks,
     read_csv,
-    read_json_array,
-    read_json_dict,
     read_jsonl,
     read_parquet,
     source_files,
 )
 from reflectune.data_builders.readers.images import Images
+from reflectune.data_builders.readers.json_documents import read_json_array, read_json_dict
 from reflectune.data_builders.readers.rows import (
     Place,
     Placed,

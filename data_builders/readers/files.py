@@ -1,8 +1,7 @@
-"""Source files as streams of rows: JSONL, CSV, JSON arrays and dicts, Parquet; `.gz` and one-file `.zip` too."""
+"""Source files as streams of rows: JSONL, CSV, Parquet; `.gz` and one-file `.zip` too. JSON: `json_documents`."""
 
 from __future__ import annotations
 
-import codecs
 import csv
 import gzip
 import io
@@ -14,16 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO, cast
-
-import ijson
 
 from reflectune.core.errors import UserError
 from reflectune.core.parquet import UNREADABLE, open_checked, stream_rows
 from reflectune.core.paths import resolve_below
 from reflectune.core.rejected import BadRow, Reject, stop
-from reflectune.data_builders.readers.json_texts import HALF, has_half, json_reader
+from reflectune.data_builders.readers.json_texts import HALF, has_half
 from reflectune.data_builders.readers.rows import Row
 
 RowSource = Callable[[Path, Reject], Iterator[tuple[int, Row]]]
@@ -82,95 +78,6 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
             csv.field_size_limit(previous_limit)
 
 
-def read_json_array(
-    path: Path, reject: Reject = stop, prefix: str = "item", *, reader: ModuleType | None = None
-) -> Iterator[tuple[int, Row]]:
-    """The objects of a JSON array, numbered from 1, without reading the file whole.
-
-    Args:
-        path: The file.
-        reject: Gets an element that is no object.
-        prefix: Where the array is, in `ijson`'s words: `item` for the document itself, `questions.item` for a field.
-        reader: The part of `ijson` that reads it; None looks at the whole document before, to choose it.
-
-    Raises:
-        UserError: The file is missing, has no array there, or is damaged; what comes after the damage can't be read.
-    """
-    reader = reader or json_reader_of(path)
-    with _open_json(path) as file:
-        number = 0
-        try:
-            for number, value in enumerate(reader.items(file, prefix, use_float=True), 1):
-                if reader is not ijson and has_half(value):
-                    reject(BadRow(path, number, "", "", *HALF))
-                elif isinstance(value, dict):
-                    yield number, Row(value, path, number)
-                else:
-                    reject(BadRow(path, number, "", "", f"is {type(value).__name__}", "it should be an object"))
-        except ijson.JSONError as error:
-            raise _damaged(path, number, error) from error
-    if not number and not _has_array(path, reader, prefix):
-        where = "it is" if prefix == "item" else f"its field `{prefix.removesuffix('.item')}` is"
-        raise UserError(f"{path}: {where} no JSON array; is it the published file?")
-
-
-def json_reader_of(path: Path) -> ModuleType:
-    """The part of `ijson` that reads a JSON file's texts as they are written; see `json_reader`."""
-    with open_source(path, counted=False) as file:
-        try:
-            return json_reader(file)
-        except (OSError, EOFError, zlib.error, zipfile.BadZipFile):
-            return ijson  # damage is told where rows are read
-
-
-def _has_array(path: Path, reader: ModuleType, prefix: str) -> bool:
-    """Whether there is an array where `prefix` says, maybe an empty one."""
-    with _open_json(path) as file:
-        place = prefix.removesuffix("item").removesuffix(".")
-        return any(event_prefix == place and event == "start_array" for event_prefix, event, _ in reader.parse(file))
-
-
-@contextmanager
-def _open_json(path: Path) -> Iterator[BinaryIO]:
-    """Open a JSON document behind its byte order mark, which programs of Windows write and `ijson` refuses."""
-    with open_source(path) as file:
-        if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
-            file.seek(0)
-        yield file
-
-
-def read_json_dict(
-    path: Path, reject: Reject = stop, key: str = "key", *, reader: ModuleType | None = None
-) -> Iterator[tuple[int, Row]]:
-    """The values of a JSON dict, numbered from 1, without reading the file whole.
-
-    Args:
-        path: The file.
-        reject: Gets a member that has a field called `key` of its own that says something else.
-        key: The field of the row that the member's name is put into. A value that is no object stands in `value`.
-        reader: As that of `read_json_array`.
-
-    Raises:
-        UserError: The file is missing, or is damaged; what comes after the damage can't be read.
-    """
-    reader = reader or json_reader_of(path)
-    with _open_json(path) as file:
-        number = 0
-        try:
-            for number, (name, value) in enumerate(reader.kvitems(file, "", use_float=True), 1):
-                if reader is not ijson and has_half([name, value]):
-                    reject(BadRow(path, number, "", "", *HALF))
-                    continue
-                fields = value if isinstance(value, dict) else {"value": value}
-                if fields.get(key, name) == name:
-                    yield number, Row({key: name, **fields}, path, number)
-                else:
-                    problem = f"is {fields[key]!r} under the name {name!r}"
-                    reject(BadRow(path, number, name, key, problem, "make the two the same"))
-        except ijson.JSONError as error:
-            raise _damaged(path, number, error) from error
-
-
 def read_parquet(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
     """The rows of a Parquet file, or of every `*.parquet` in a folder in order of name, numbered from 1 in each file.
 
@@ -184,7 +91,7 @@ def read_parquet(path: Path, reject: Reject = stop) -> Iterator[tuple[int, Row]]
                 for number, values in enumerate(stream_rows(file), start=1):
                     yield number, Row(values, part, number)
         except UNREADABLE as error:
-            raise _damaged(part, number, error) from error
+            raise damaged(part, number, error) from error
 
 
 def source_files(path: Path, *suffixes: str) -> list[Path]:
@@ -269,7 +176,7 @@ def line_blocks(path: Path, size: int = BLOCK_BYTES, *, offset: int = 0, first_l
             if rest:
                 yield LineBlock(path, first_line, offset, rest)
         except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
-            raise _damaged(path, first_line - 1, error) from error
+            raise damaged(path, first_line - 1, error) from error
 
 
 def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, Row]]:
@@ -418,6 +325,7 @@ def _count_problem(values: list[str], header: list[str]) -> str:
     return f"has {len(values)} values for {len(header)} columns"
 
 
-def _damaged(path: Path, good: int, error: Exception) -> UserError:
+def damaged(path: Path, good: int, error: Exception) -> UserError:
+    """The error of a file that can't be read beyond so many records."""
     reason = " ".join(str(error).split())[:200]
     return UserError(f"{path} is damaged after record {good:,}: {reason}; download it again: the rest can't be read")

@@ -26,7 +26,8 @@ from reflectune.data_builders.readers.base import (
     stop,
     text,
 )
-from reflectune.data_builders.readers.files import json_reader_of, open_source
+from reflectune.data_builders.readers.files import open_source
+from reflectune.data_builders.readers.json_documents import json_reader_of
 
 ROLES = ("questions", "annotations")
 

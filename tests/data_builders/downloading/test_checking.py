@@ -17,7 +17,7 @@ from reflectune.data_builders.downloading.checking import CHECKED, FileState, ch
 from reflectune.data_builders.downloading.config import DownloadList
 from reflectune.data_builders.downloading.listing import listed as as_text
 from reflectune.data_builders.downloading.listing import reported
-from reflectune.data_builders.readers import files
+from reflectune.data_builders.readers import json_documents
 
 Listed = Callable[..., dict[str, Any]]
 
@@ -156,7 +156,7 @@ def test_only_the_first_rows_of_a_document_are_read(
     listed: Listed, monkeypatch: pytest.MonkeyPatch, content: bytes, values: dict[str, Any]
 ) -> None:
     """E-VQA's knowledge base has 16 GB: each check would go through all of it."""
-    monkeypatch.setattr(files, "json_reader_of", lambda path: pytest.fail("goes through the whole document"))
+    monkeypatch.setattr(json_documents, "json_reader_of", lambda path: pytest.fail("goes through the whole document"))
     assert state_of(of_kb(listed, "kb.json", **values), content).state == "there"
 
 
