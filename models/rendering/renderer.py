@@ -29,7 +29,7 @@ from reflectune.models.rendering.turns import (
     documents_text,
     question_turns,
 )
-from reflectune.models.rendering.untrusted import SafeTokenizer, cut_at_slots, slot_mark
+from reflectune.models.rendering.untrusted import SafeTokenizer, cut_at_slots, fill_slots, slot_mark
 
 if TYPE_CHECKING:  # see attention/tree.py
     from torch import Tensor
@@ -143,7 +143,7 @@ class Renderer:
         Both together are the ids of `conversation`; the picture is processed once. Each goes on by one token or more.
         """
         chunks = self._chunks(turns, cue=turns[-1].role == "user")
-        rows = [self._safe.encode_from_start(_fill(chunks, each)) for each in texts]
+        rows = [self._safe.encode_from_start(fill_slots(chunks, each)) for each in texts]
         shared = common_prefix([row[:-1] for row in rows])
         return self._asked(shared, texts[0], image), [row[len(shared) :] for row in rows]
 
@@ -177,7 +177,7 @@ class Renderer:
             image: The picture that the image token in `chunks` stands for, if it is there.
         """
         trusted = tuple(part if isinstance(part, Slot) else self._safe.trust(part) for part in chunks)
-        ids = self._safe.encode_from_start(_fill(trusted, texts))
+        ids = self._safe.encode_from_start(fill_slots(trusted, texts))
         return Rendered(ids, [IGNORE] * len(ids)) if image is None else self._with_image(ids, image)
 
     # What goes on from there.
@@ -189,7 +189,7 @@ class Renderer:
             turns: The whole conversation, which begins with `question_turns` and ends with the user's turn.
             texts: What stands in its slots, but for the question.
         """
-        return self._safe.encode_continuation(_fill(self._after_gate(turns, cue=True), texts))
+        return self._safe.encode_continuation(fill_slots(self._after_gate(turns, cue=True), texts))
 
     def after_question(self, turns: Turns, texts: Texts) -> list[int]:
         """What goes on from `question_prefix` when this is the turn, up to the assistant's cue.
@@ -199,7 +199,7 @@ class Renderer:
             texts: What stands in its slots, but for the question.
         """
         chunks = self._chunks(turns, cue=True)
-        return self._safe.encode_continuation(_fill(chunks[chunks.index(QUESTION) + 1 :], texts))
+        return self._safe.encode_continuation(fill_slots(chunks[chunks.index(QUESTION) + 1 :], texts))
 
     def supervised(self, turns: Turns, texts: Texts) -> Supervised:
         """What goes on from `prefix`; each of the assistant's turns is supervised, from its token to its end.
@@ -209,7 +209,7 @@ class Renderer:
                 the scheme's tokens.
             texts: What stands in its slots, but for the question.
         """
-        ids = self._safe.encode_continuation(_fill(self._after_gate(turns), texts))
+        ids = self._safe.encode_continuation(fill_slots(self._after_gate(turns), texts))
         labels, speaking, end = [], False, 0
         for place, token in enumerate(ids):  # no untrusted text can contain either token, so both are found by id
             speaking = speaking or token in self._reply_ids
@@ -266,14 +266,14 @@ class Renderer:
         chunks = self._after_gate(turns, cue=True)
         slots = [part.name for part in chunks if isinstance(part, Slot)]
         probes = [
-            self._safe.encode_continuation(_fill(chunks, dict.fromkeys(slots, text)))
+            self._safe.encode_continuation(fill_slots(chunks, dict.fromkeys(slots, text)))
             for text in ("The", "a", "1", "«", "木")
         ]
         return tuple(common_prefix(probes))
 
     def _read(self, chunks: Chunks, texts: Texts, image: Image.Image | None) -> Rendered:
         """Encode a conversation from its beginning."""
-        return self._asked(self._safe.encode_from_start(_fill(chunks, texts)), texts, image)
+        return self._asked(self._safe.encode_from_start(fill_slots(chunks, texts)), texts, image)
 
     def _asked(self, ids: list[int], texts: Texts, image: Image.Image | None) -> Rendered:
         """A conversation from its ids: it asks something, and has its image if the ids hold its placeholder."""
@@ -372,7 +372,7 @@ class Renderer:
         for role, token in self.scheme.tokens.items() if self.scheme else ():
             text = self._safe.trust(token)
             if self.scheme and role in self.scheme.replies:
-                text = _fill(self._after_gate((*question_turns(), Turn("assistant", (token,)))), {})
+                text = fill_slots(self._after_gate((*question_turns(), Turn("assistant", (token,)))), {})
             first = self._safe.encode_continuation(text)[:1]
             ids_by_role[role] = self.tokenizer.convert_tokens_to_ids(token)
             if first != [ids_by_role[role]] or ids_by_role[role] == self.tokenizer.unk_token_id:
@@ -388,11 +388,6 @@ class Renderer:
 
 
 _NOT_VISION = frozenset({"attention_mask", "mm_token_type_ids", "token_type_ids"})
-
-
-def _fill(chunks: Chunks, texts: Texts) -> str:
-    """Put untrusted texts into their slots, cleaned so that they cannot hold a secret name."""
-    return "".join(SafeTokenizer.clean(texts[part.name]) if isinstance(part, Slot) else part for part in chunks)
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -116,6 +116,11 @@ def cut_at_slots(text: str) -> tuple[str | Slot, ...]:
     """Cut a rendered text at its slots' marks."""
     pieces = _SLOT.split(text)
     return tuple(Slot(piece) if i % 2 else piece for i, piece in enumerate(pieces) if i % 2 or piece)
+
+
+def fill_slots(pieces: Iterable[str | Slot], texts: Mapping[str, str]) -> str:
+    """Put untrusted texts into their slots, by name, cleaned so that they cannot hold a secret name."""
+    return "".join(SafeTokenizer.clean(texts[piece.name]) if isinstance(piece, Slot) else piece for piece in pieces)
 
 
 def _leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
