@@ -26,6 +26,8 @@ RECORD: Final = "stages.json"
 """Of a run's folder: which of its stages are finished."""
 WAIT: Final = 0.2
 """Seconds between two looks at what runs."""
+NOTED: Final = 30.0
+"""Seconds between two notes of how long what runs has run: so much of a stage's minutes a crash can lose."""
 
 
 def module(name: str, config: str, folder: str = "miniature") -> list[str]:
@@ -56,11 +58,13 @@ def run_stages(run: Path, commands: Mapping[str, list[str]], processes: int = 1)
             print(f"{name}: finished earlier")
             continue
         print(f"\n== {name}\n$ {' '.join(command)}", flush=True)
-        start = time.monotonic()
-        status = subprocess.run(command, env=_environment(processes), check=False).returncode
+        start, status = _begun(run, name, command), None
+        try:
+            status = subprocess.run(command, env=_environment(processes), check=False).returncode
+        finally:
+            minutes[name] = _note(run, name, command, start, finished=status == 0)
         if status:
             sys.exit(status)
-        minutes[name] = _note(run, name, command, start)
     return minutes
 
 
@@ -72,6 +76,7 @@ class _Lanes:
     commands: Mapping[str, list[str]]
     count: int
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = field(default_factory=dict)
+    noted: float = field(default_factory=time.monotonic)
 
     def start(self, name: str) -> None:
         command = self.commands[name]
@@ -80,7 +85,13 @@ class _Lanes:
             process = subprocess.Popen(
                 command, env=_environment(self.count), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
-        self.running[name] = process, time.monotonic()
+        self.running[name] = process, _begun(self.run, name, command)
+
+    def note(self) -> None:
+        """Keep how long what runs has run."""
+        for name, (_, start) in self.running.items():
+            _note(self.run, name, self.commands[name], start, finished=False)
+        self.noted = time.monotonic()
 
     def ended(self) -> list[str]:
         """What has ended since the last look, noted as finished; one that failed ends everything."""
@@ -88,10 +99,10 @@ class _Lanes:
         failed: dict[str, int] = {}
         for name in names:
             process, start = self.running.pop(name)
+            minutes = _note(self.run, name, self.commands[name], start, finished=process.returncode == 0)
             if process.returncode:
                 failed[name] = process.returncode
             else:
-                minutes = _note(self.run, name, self.commands[name], start)
                 print(f"== {name}: finished after {minutes} minutes", flush=True)
         for name, status in failed.items():
             self.stop()
@@ -102,6 +113,7 @@ class _Lanes:
 
     def stop(self) -> None:
         """End what still runs; each stage is a process group with its children."""
+        self.note()
         for process, _ in self.running.values():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
@@ -150,6 +162,8 @@ def run_in_lanes(
                     work.start(ready.pop(0))
                 time.sleep(WAIT)
                 earlier = work.ended()
+                if time.monotonic() - work.noted > NOTED:
+                    work.note()
             ready = [name for name in ready if name not in earlier]
             sorter.done(*earlier)
     finally:
@@ -186,13 +200,14 @@ def finished(run: Path, commands: Mapping[str, list[str]]) -> dict[str, float]:
     """
     stages = _record(run)
     for name, command in commands.items():
-        was, wanted = stages.get(name, {}).get("command"), _said(command)
+        stage = stages.get(name, {})
+        was, wanted = stage.get("command") if "minutes" in stage else None, _said(command)
         if was not in (None, wanted):
             sys.exit(
                 f"{run / RECORD}: {name} is finished, but it was another command; choose another folder, or remove "
                 f"{name} from that file to run it again\n  then: {was}\n  now:  {wanted}"
             )
-    return {name: stage["minutes"] for name, stage in stages.items()}
+    return {name: stage["minutes"] for name, stage in stages.items() if "minutes" in stage}
 
 
 def cores() -> int:
@@ -200,16 +215,26 @@ def cores() -> int:
     return psutil.cpu_count(logical=False) or 1
 
 
-def _note(run: Path, name: str, command: list[str], start: float) -> float:
-    """Keep a stage as finished; the minutes since its start."""
+def _begun(run: Path, name: str, command: list[str]) -> float:
+    """When a stage that begins now would have begun had it run in one go: what was cut off of it counts."""
+    earlier = _record(run).get(name, {})
+    spent = earlier.get("spent", 0.0) if earlier.get("command") == _said(command) else 0.0
+    return time.monotonic() - 60 * spent
+
+
+def _note(run: Path, name: str, command: list[str], start: float, *, finished: bool) -> float:
+    """Keep a stage as finished, or as one that has run so long; the minutes since its start."""
     minutes = round((time.monotonic() - start) / 60, 2)
-    stage = {"minutes": minutes, "command": _said(command)}
+    stage = {"minutes" if finished else "spent": minutes, "command": _said(command)}
     write_atomically(run / RECORD, json.dumps({**_record(run), name: stage}, indent=1))
     return minutes
 
 
 def _record(run: Path) -> dict[str, dict[str, Any]]:
-    """Of each stage that is finished in a folder: its minutes, and its command, unless minutes alone were noted."""
+    """Of each stage that was begun in a folder: its command, and its `minutes` if it is finished, else those `spent`.
+
+    The command is left out where minutes alone were noted.
+    """
     path = run / RECORD
     stages: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return {name: stage if isinstance(stage, dict) else {"minutes": stage} for name, stage in stages.items()}

@@ -135,3 +135,51 @@ def test_a_forecast_is_bound_by_the_lanes_or_by_a_chain(staging: ModuleType) -> 
     assert staging.forecast("abcd", NEEDS, estimates, 2) == 11  # a, b, d
     assert staging.forecast("acd", NEEDS, estimates, 4) == 7  # a, d: what b needs passes on
     assert staging.forecast("", NEEDS, estimates, 2) == 0
+
+
+@pytest.mark.parametrize("run", ["run_stages", "run_in_lanes"])
+def test_the_minutes_of_a_stage_that_was_cut_off_count(
+    staging: ModuleType, tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the last go of a training that was resumed is given as all of it."""
+    clock = [0.0]
+    monkeypatch.setattr(staging.time, "monotonic", lambda: clock.append(clock[-1] + 60) or clock[-1])
+    first_fails = f"import sys; from pathlib import Path; path = Path({str(tmp_path / 'tried')!r})\n"
+    first_fails += "tried = path.exists(); path.touch(); sys.exit(not tried)"
+
+    def run_it(code: str) -> dict[str, float]:
+        return getattr(staging, run)(tmp_path, {"a": command(code)}, *([{}, 1] if run == "run_in_lanes" else []))
+
+    with pytest.raises(SystemExit):
+        run_it(first_fails)
+    spent = json.loads((tmp_path / "stages.json").read_text())["a"]["spent"]
+    assert spent >= 1
+    assert run_it(first_fails)["a"] >= spent + 1
+    assert json.loads((tmp_path / "stages.json").read_text())["a"].keys() == {"minutes", "command"}
+
+
+def test_a_crash_loses_only_the_minutes_since_the_last_note(
+    staging: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told when the machine goes off: what is there then is what was noted on the way."""
+    seen, record = tmp_path / "seen", tmp_path / "stages.json"
+    waits = "\n".join(
+        [
+            "import json, shutil, time",
+            "from pathlib import Path",
+            f"record = Path({str(record)!r})",
+            "while not record.exists(): time.sleep(0.01)",
+            f"shutil.copy(record, {str(seen)!r})",
+        ]
+    )
+    monkeypatch.setattr(staging, "NOTED", 0.0)
+    staging.run_in_lanes(tmp_path, {"a": command(waits)}, {}, 1)
+
+    assert json.loads(seen.read_text())["a"].keys() == {"spent", "command"}
+
+
+def test_another_commands_minutes_do_not_count(staging: ModuleType, tmp_path: Path) -> None:
+    spent = {"spent": 500.0, "command": "python -c 'another'"}
+    (tmp_path / "stages.json").write_text(json.dumps({"a": spent}))
+
+    assert staging.run_in_lanes(tmp_path, {"a": command("pass")}, {}, 1)["a"] < 5
