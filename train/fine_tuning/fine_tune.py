@@ -31,6 +31,7 @@ from reflectune.train.fine_tuning.answers import AnswerReader
 from reflectune.train.fine_tuning.checkpointed import CheckpointedTrainer
 from reflectune.train.fine_tuning.failures import advising
 from reflectune.train.fine_tuning.logs import write_log
+from reflectune.train.fine_tuning.tracking import track_as_one_run
 from reflectune.train.fine_tuning.trainer import ReflectionTrainer, TrainingRun
 from reflectune.train.fine_tuning.validation import GateReader, load_validation
 from reflectune.train.forecasting.preview import describe, parameter_table
@@ -280,6 +281,7 @@ def train(trainer: CheckpointedTrainer, write_card: Callable[..., None]) -> None
     else:
         if checkpoint:
             say(args, f"going on from {checkpoint}")
+        track_as_one_run(trainer)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if not best_metric:
         trainer.save_model(str(output_dir))

@@ -103,14 +103,16 @@ def logged(folder: str) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_tensorboards_events_are_read_back(config: Callable[..., SftConfig], finish: Callable[..., None]) -> None:
+def test_tensorboards_events_are_read_back(config: Callable[..., SftConfig], interrupted: Callable[..., None]) -> None:
+    """Also those of a run that was resumed, as one run."""
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="needs reflectune[trackers]"
     )
-    run = config(report_to=["tensorboard"], max_steps=3)
-    finish(run)
+    run = config(report_to=["tensorboard"])
+    interrupted(run, 5)
+    fine_tune(run)
 
-    folder = next(Path(run.output_dir).rglob("events.out.tfevents.*")).parent
+    (folder,) = {path.parent for path in Path(run.output_dir).rglob("events.out.tfevents.*")}
     events = accumulator.EventAccumulator(str(folder))
     events.Reload()
     for name in ("loss", "learning_rate"):
@@ -120,23 +122,44 @@ def test_tensorboards_events_are_read_back(config: Callable[..., SftConfig], fin
 
 
 @pytest.mark.slow
-def test_an_offline_run_of_wandb_is_read_back(
-    config: Callable[..., SftConfig], finish: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_offline_runs_of_wandb_are_read_back(
+    config: Callable[..., SftConfig], interrupted: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """A run that was resumed is the same run there, by its identifier and name."""
+    wandb = pytest.importorskip("wandb", reason="needs reflectune[trackers]")
     pb = pytest.importorskip("wandb.proto.wandb_internal_pb2", reason="needs reflectune[trackers]")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    run = config(report_to=["wandb"], max_steps=3)
-    finish(run)
+    run = config(report_to=["wandb"])
+    interrupted(run, 5)
+    wandb.finish()  # as the end of the process does
+    fine_tune(run)
+    wandb.finish()
 
     row_by_step: dict[int, dict[str, Any]] = {}
-    for content in wandb_records(next(tmp_path.glob("wandb/offline-run-*/run-*.wandb")).read_bytes()):
+    identifiers, names = set(), set()
+    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    for content in [content for file in files for content in wandb_records(file.read_bytes())]:
         record = pb.Record()
         record.ParseFromString(content)
+        if record.HasField("run"):
+            identifiers.add(record.run.run_id)
+            names.add(record.run.display_name)
         row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         if "train/loss" in row:
             row_by_step[row["train/global_step"]] = {name: row[f"train/{name}"] for name in ("loss", "learning_rate")}
     assert row_by_step == logged(run.output_dir)
+    assert identifiers == {Path(run.output_dir, "tracked_run").read_text()}
+    assert names == {f"{Path(run.output_dir).name}-{next(iter(identifiers))}"}
+
+
+def test_a_run_that_is_not_tracked_has_no_identifier(
+    finish: Callable[..., None], config: Callable[..., SftConfig]
+) -> None:
+    run = config(max_steps=1)
+    finish(run)
+
+    assert not Path(run.output_dir, "tracked_run").exists()
 
 
 def wandb_records(content: bytes) -> Iterator[bytes]:
