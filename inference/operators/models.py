@@ -7,6 +7,7 @@ import dataclasses
 import io
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 
 from PIL import Image
@@ -163,12 +164,20 @@ class ServedModel:
     def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[Judged]:
         """P(yes) and P(no) of each prompt by the server's log-probabilities; 0 for a word that is not among its 20.
 
+        Warns if neither word is, as with a model that begins with its thoughts: such a judgement says nothing.
+
         Raises:
             UserError: The server gives no log-probabilities.
         """
         conversations = [conversation(image, prompt) for image, prompt in prompts]
         first_tokens = self._remote.log_probabilities(conversations, [yes, no], what="")
         likely = [[math.exp(first[word]) if word in first else 0.0 for word in (yes, no)] for first in first_tokens]
+        if not all(map(any, likely)):
+            warnings.warn(
+                f"{self._remote.endpoint.shown_url} gives neither {yes!r} nor {no!r} among a reply's likeliest first "
+                "tokens, whose share is then 0; judge with a model that answers at once",
+                stacklevel=2,
+            )
         return [
             Judged(pair[0], pair[1], len(prompt.documents)) for pair, (_, prompt) in zip(likely, prompts, strict=True)
         ]

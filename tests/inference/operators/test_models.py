@@ -103,6 +103,16 @@ def test_a_judgement_is_read_from_first_tokens(
     assert (round(judged.yes, 6), judged.no, round(judged.share, 6), judged.shown) == (0.6, 0.0, 1.0, 2)
 
 
+def test_a_judgement_that_says_nothing_is_no_secret(
+    stub_server: Callable[..., Any], remote: Callable[[str], RemoteModel]
+) -> None:
+    """A reasoning model begins with its thoughts."""
+    server = stub_server(say, first_token={"<think>": math.log(0.9), "Well": math.log(0.1)})
+    with remote(server.url) as model, pytest.warns(UserWarning, match="neither 'Yes' nor 'No' among"):
+        (judged,) = ServedModel(model).judge([(IMAGE, ASKED)], "Yes", "No")
+    assert judged.share == 0
+
+
 def test_each_document_is_judged_in_a_request_of_its_own(
     stub_server: Callable[..., Any], remote: Callable[[str], RemoteModel]
 ) -> None:
