@@ -46,7 +46,9 @@ def page(record: Mapping[str, Any]) -> str:
         standing = row.get("standing") or "–"
         cells = [name, _spread(row["score"]), _spread(row["lead"], sign=True), standing, *parts, *costs]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"Neither beaten nor undercut by another: {_fronts(record['pipelines'])}."]
+    lines += _partly_asked(record)
+    if fronts := _fronts(record["pipelines"]):
+        lines += ["", f"Neither beaten nor undercut by another: {fronts}."]
     lines += ["", "![Score against cost](compare.svg)", *_noise(record["pipelines"])]
     lines += _stops(record.get("stop_rules", ()))
     lines += _iterations(record["pipelines"])
@@ -65,6 +67,18 @@ def _budgets(budgets: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[s
         alike.setdefault(", ".join(parts), []).append(name)
     for told, names in alike.items():
         yield from (f"Budgets of {', '.join(names)}, in brackets those of their papers: {told}.", "")
+
+
+def _partly_asked(record: Mapping[str, Any]) -> Iterator[str]:
+    """Whose means are over a part of the questions; nothing if all were asked the same."""
+    sets = record["question_sets"]
+    told = [
+        f"{name} ({sets - row['unasked']} of {sets} sets)"
+        for name, row in record["pipelines"].items()
+        if row["unasked"]
+    ]
+    if told:
+        yield from ("", f"Means over a part of the questions, not to be read beside the others': {', '.join(told)}.")
 
 
 def _own_depth(pipelines: Mapping[str, Any]) -> str:

@@ -70,8 +70,9 @@ def compared(metrics: Mapping[str, Mapping[str, Any]]) -> Record:
         `budgets` (of MI-RAG's and PMSR's pipelines, by name and key the different values), and by pipeline `score`,
         `columns` (the same of each column) and `lead` over the best baseline, at equal depth but for pipelines that
         have their own (one of each evaluation that ran it, None where it can't be said), `costs` (means over
-        evaluations), `trajectories` (of each evaluation), and `on_front`: by kind of cost, whether no other pipeline is
-        both at least as good and at least as cheap, and better in one.
+        evaluations), `trajectories` (of each evaluation), `unasked` (how many of the sets of questions it was not
+        asked), and `on_front`: by kind of cost, whether no other pipeline that was asked as many is both at least as
+        good and at least as cheap, and better in one.
 
     Raises:
         UserError: The evaluations are scored by different metrics.
@@ -88,6 +89,7 @@ def compared(metrics: Mapping[str, Mapping[str, Any]]) -> Record:
         "metric": next(iter(metrics.values()))["metric"],
         "evaluations": list(metrics),
         "budgets": _budgets(list(metrics.values())),
+        "question_sets": len(_question_sets(list(metrics.values()))),
         "best_baselines": [content[BEST_BASELINE] for content in metrics.values()],
         "pipelines": pipelines,
         "stop_rules": [content["stop_rule"] for content in metrics.values() if content.get("stop_rule")],
@@ -140,7 +142,13 @@ def _pipeline(name: str, evaluations: Sequence[Mapping[str, Any]]) -> Record:
         "standing": standing(leads),
         "costs": {cost: mean_if_all([content["costs"][name].get(cost) for content in ran]) for cost in COSTS},
         "trajectories": [content["trajectories"][name] for content in ran if name in content["trajectories"]],
+        "unasked": len(_question_sets(evaluations)) - len(_question_sets(ran)),
     }
+
+
+def _question_sets(evaluations: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The different sets of questions that were scored; "" for all of those that metrics.json doesn't tell apart."""
+    return {content.get("questions", "") for content in evaluations}
 
 
 def _headline(table: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -152,11 +160,16 @@ def _headline(table: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _on_front(name: str, pipelines: Mapping[str, Record], cost: str) -> bool | None:
-    """Whether nobody beats and undercuts it; an oracle is told what others have to find, and doesn't count."""
+    """Whether nobody beats and undercuts it.
+
+    An oracle is told what others have to find, and a mean over a part of the questions is of others: neither counts.
+    """
     own = _point(pipelines[name], cost)
-    if own is None or ORACLE in name:
+    if own is None or ORACLE in name or pipelines[name]["unasked"]:
         return None
-    fair = {other: row for other, row in pipelines.items() if other != name and ORACLE not in other}
+    fair = {
+        other: row for other, row in pipelines.items() if other != name and ORACLE not in other and not row["unasked"]
+    }
     others = [point for row in fair.values() if (point := _point(row, cost)) is not None]
     return not any(price <= own[0] and value >= own[1] and (price, value) != own for price, value in others)
 

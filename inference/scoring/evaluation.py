@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import SEVERAL, attribute_of
 from reflectune.inference.pipelines.recipe import TUNED_BASELINES
@@ -66,6 +67,7 @@ def evaluate(
     probed = traces.get("relevance", {})
     return {
         "metric": measure.facts(official),
+        "questions": fingerprint(sorted((question.id, question.text) for question in official)),
         "pipelines": tables,
         "gate": _gate(questions, turn_by_turn, gamma, seed),
         "relevance": _relevance([probed[q.id] for q in official if q.id in probed], seed),

@@ -73,6 +73,25 @@ def test_an_oracle_is_on_no_front_and_keeps_nobody_off_it() -> None:
     assert [row["on_front"]["read"] for row in rows.values()] == [True, True, None]
 
 
+def test_a_mean_over_a_part_of_the_questions_is_said_to_be_one() -> None:
+    """Two worlds, and a checkpoint of one alone: its mean is of easier questions, perhaps."""
+    first, second = {**FIRST, "questions": "a"}, {**SECOND, "questions": "b"}
+    second["pipelines"] = {name: table for name, table in SECOND["pipelines"].items() if name != "pmsr"}
+    second["costs"] = {name: costs for name, costs in SECOND["costs"].items() if name != "pmsr"}
+    second["comparisons"], second["trajectories"] = {}, {}
+    rows = compared({"one": first, "two": second})["pipelines"]
+    assert {name: row["unasked"] for name, row in rows.items()} == {"naive": 0, "pmsr": 1, "slow": 0}
+    assert {name: row["on_front"]["calls"] for name, row in rows.items()} == {
+        "naive": False,
+        "pmsr": None,
+        "slow": True,
+    }
+    assert "not to be read beside the others': pmsr (1 of 2 sets)." in written(one=first, two=second)
+    apart = {**second, "questions": "a"}  # of the same questions, in an evaluation of its own
+    assert "beside the others'" not in written(one=first, two=apart)
+    assert compared({"one": first, "two": apart})["pipelines"]["pmsr"]["on_front"]["calls"]
+
+
 def test_no_name_of_the_plot_lies_on_another_or_on_a_dot() -> None:
     dots = {f"pipeline_{n}": (300.0 + 3 * (n % 4), 380.0 - 4 * (n // 4)) for n in range(24)}
     placed = labels(dots)
