@@ -10,6 +10,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.data_builders.annotators.protocol import Case, Judgement
 from reflectune.data_builders.annotators.string import canonical_answer, stated_answer
 from reflectune.models.remote.client import Messages, RemoteModel
+from reflectune.models.rendering.thoughts import without_thoughts
 from reflectune.models.rendering.turns import passage_text
 
 PROMPT = """\
@@ -30,7 +31,6 @@ Retrieved document: {paragraph}.
 
 PROMPT_HASH = fingerprint(PROMPT)
 
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
 _LABEL = re.compile(
     r"[^\w\[]*(?:[12]\.[^\w\[]*)?"  # the form's number, if the reply repeats it
     r"(?:\[[^\w\]]*(?P<bracketed>relevant|irrelevant)[^\w\]]*\]"
@@ -81,7 +81,7 @@ def read_reply(text: str, case: Case) -> Judgement:
 
     A reply that begins with neither label, or goes on to give the other one too, is `unclear`.
     """
-    spoken = _THOUGHT.sub("", text).strip()
+    spoken = without_thoughts(text).strip()
     match = _LABEL.fullmatch(spoken)
     if match is None:
         return Judgement("unclear", note=f"unreadable reply: {_short(spoken)}")

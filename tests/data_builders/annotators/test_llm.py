@@ -41,6 +41,7 @@ def test_braces_in_a_paragraph_stay_what_they_are() -> None:
         ("[**Relevant**]\n**Answer source:** x", "relevant", "** x"),
         ("Relevant\nAnswer source: x", "relevant", "x"),
         ("<think>Is it [Irrelevant]? No.</think>\n[Relevant]", "relevant", ""),
+        ("Is it [Irrelevant]? No.</think>\n[Relevant]", "relevant", ""),  # the prompt's template opens them
         ("[Irrelevant]", "irrelevant", ""),
         ("2. [Irrelevant]", "irrelevant", ""),
         ("[irrelevant] The document is not relevant to the question.", "irrelevant", ""),
