@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from reflectune.models.schemes.examples import PromptedExample
+
+_WORD: Final = re.compile(r"(?<!\w)(?:\w+|\W)")
+"""Where a title may begin, with what it is looked up by: its first word, or a character that is part of none."""
+_WORD_CHARACTER: Final = re.compile(r"\w")
 
 
 class TitleExchange:
@@ -19,10 +25,12 @@ class TitleExchange:
 
     def __init__(self, titles: Iterable[str]) -> None:
         self._alike: dict[str, list[str]] = {}
-        for title in sorted({title for title in titles if title.strip()}):
+        lengths: defaultdict[str, set[int]] = defaultdict(set)
+        self._titles = {title for title in titles if title.strip()}
+        for title in sorted(self._titles):
             self._alike.setdefault(_last_word(title), []).append(title)
-        longest_first = sorted((one for each in self._alike.values() for one in each), key=len, reverse=True)
-        self._pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
+            lengths[_first_word(title)].add(len(title))
+        self._longest_first = {word: sorted(each, reverse=True) for word, each in lengths.items()}
 
     def exchanged(self, texts: Sequence[str], rng: random.Random) -> list[str]:
         """The texts with one title for each of theirs, and no two for the same.
@@ -33,14 +41,41 @@ class TitleExchange:
             ['Vik Oak is old, as Elm Tower is.', 'Vik Oak']
         """
         met: dict[str, list[str]] = {}
-        for title in dict.fromkeys(title for text in texts for title in self._pattern.findall(text)):
+        for title in dict.fromkeys(title for text in texts for _, title in self._found(text)):
             met.setdefault(_last_word(title), []).append(title)
         drawn = {
             title: other
             for word, titles in met.items()
             for title, other in zip(titles, rng.sample(self._alike[word], len(titles)), strict=True)
         }
-        return [self._pattern.sub(lambda match: drawn[match[0]], text) for text in texts]
+        return [self._with_others(text, drawn) for text in texts]
+
+    def _found(self, text: str) -> Iterator[tuple[int, str]]:
+        """Its titles with their places: of those that begin at one place the longest, and none within another.
+
+        Each word is looked up once, however many titles there are.
+        """
+        end = 0
+        for word in _WORD.finditer(text):
+            start = word.start()
+            if start >= end and (title := self._title_at(text, start, word[0])):
+                yield start, title
+                end = start + len(title)
+
+    def _with_others(self, text: str, drawn: Mapping[str, str]) -> str:
+        parts, end = [], 0
+        for start, title in self._found(text):
+            parts += [text[end:start], drawn[title]]
+            end = start + len(title)
+        return "".join([*parts, text[end:]])
+
+    def _title_at(self, text: str, start: int, word: str) -> str:
+        """The longest title that begins there and ends with a word; "" if there is none."""
+        for length in self._longest_first.get(word, ()):
+            title, behind = text[start : start + length], text[start + length : start + length + 1]
+            if title in self._titles and not _WORD_CHARACTER.match(behind):
+                return title
+        return ""
 
 
 def renamed(lesson: PromptedExample, copies: int, exchange: TitleExchange, seed: int) -> list[PromptedExample]:
@@ -70,6 +105,12 @@ def renamed(lesson: PromptedExample, copies: int, exchange: TitleExchange, seed:
         )
         made.setdefault(tuple(texts), named)
     return list(made.values())
+
+
+def _first_word(title: str) -> str:
+    word = _WORD.match(title)
+    assert word  # a title isn't empty
+    return word[0]
 
 
 def _last_word(title: str) -> str:
