@@ -369,6 +369,7 @@ def main() -> None:
     parser.add_argument("--collect", action="store_true", help="run nothing: the table of what is measured so far")
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; the cores are shared out")
     arguments = parser.parse_args()
+    output = arguments.output.resolve() if arguments.output else None
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
     commands = quick_stages() if arguments.quick else shipped_stages() if arguments.shipped else stages()
@@ -392,8 +393,8 @@ def main() -> None:
     text = page(marks(looked, evaluated, evaluated_mmkb), evaluated, evaluated_mmkb, minutes, said)
     print(text)
     print("reports:", *(RUN / folder / "report.html" for folder in reports))
-    if arguments.output:
-        arguments.output.write_text(text, encoding="utf-8")
+    if output:
+        output.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
