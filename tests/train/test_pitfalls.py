@@ -75,7 +75,7 @@ COVERED: dict[int | str, tuple[str, ...]] = {
     22: ("models/attention/test_positions.py::test_mrope_positions_are_those_of_the_model",),  # no token types
     23: ("train/data/test_collator.py::test_a_packed_batch_has_the_loss_of_its_examples",),  # packing and M-RoPE
     24: ("train/test_pitfalls.py::test_an_example_without_a_supervised_token_is_named",),  # silently masked
-    25: ("train/fine_tuning/test_logs.py::test_an_offline_run_of_wandb_is_read_back",),  # off by default
+    25: ("train/fine_tuning/test_logs.py::test_offline_runs_of_wandb_are_read_back",),  # off by default
     26: ("models/weights/test_tokens.py::test_only_the_new_rows_change_and_the_table_never_shrinks",),  # resizing
     # Running on CPUs and resuming.
     "resuming a full fine-tune loads nothing": (
