@@ -32,6 +32,11 @@ def command_line(script: str, arguments: Sequence[str] | None = None) -> str:
     return f"`python benchmarks/{Path(script).name}{' ' if kept else ''}{shlex.join(kept)}`"
 
 
+def page_file(name: str) -> Path:
+    """The file of `--output`, meant from where the command was typed: a script may go to another folder later."""
+    return Path(name).resolve()
+
+
 def spread(values: Sequence[float], digits: int = 1, scale: float = 1.0) -> str:
     """Mean ± standard deviation over seeds."""
     scaled = [scale * value for value in values]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from page import command_line
+from page import command_line, page_file
 from quickstart import equal_depth
 from staging import ROOT, cores, finished, forecast, module, run_in_lanes, run_stages
 
@@ -361,7 +361,7 @@ def written(name: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="Markdown file of what is printed at the end")
+    parser.add_argument("--output", type=page_file, help="Markdown file of what is printed at the end")
     parser.add_argument("--run", type=Path, default=ROOT, help="folder that the recipes' `runs/pocket` is below")
     less = parser.add_mutually_exclusive_group()
     less.add_argument("--shipped", action="store_true", help="train MMKB-RAG alone, from the models that are shipped")
@@ -369,7 +369,6 @@ def main() -> None:
     parser.add_argument("--collect", action="store_true", help="run nothing: the table of what is measured so far")
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; the cores are shared out")
     arguments = parser.parse_args()
-    output = arguments.output.resolve() if arguments.output else None
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
     commands = quick_stages() if arguments.quick else shipped_stages() if arguments.shipped else stages()
@@ -393,8 +392,8 @@ def main() -> None:
     text = page(marks(looked, evaluated, evaluated_mmkb), evaluated, evaluated_mmkb, minutes, said)
     print(text)
     print("reports:", *(RUN / folder / "report.html" for folder in reports))
-    if output:
-        output.write_text(text, encoding="utf-8")
+    if arguments.output:
+        arguments.output.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

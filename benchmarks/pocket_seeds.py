@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from page import command_line, spread
+from page import command_line, page_file, spread
 from pocket import MINUTES, NEEDS, QUESTIONS, RUN, TUNED, evaluate_trained, recipe, shipped_stages, shown, stages
 from staging import CONFIGS, ROOT, cores, run_in_lanes
 
@@ -161,7 +161,7 @@ def stages_of(seeds: Sequence[int]) -> tuple[dict[str, list[str]], dict[str, tup
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="beside what is shipped")
-    parser.add_argument("--output", type=Path, help="Markdown file of what is printed at the end")
+    parser.add_argument("--output", type=page_file, help="Markdown file of what is printed at the end")
     parser.add_argument("--run", type=Path, default=ROOT, help="folder that the recipes' `runs/pocket` is below")
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; the cores are shared out")
     arguments = parser.parse_args()

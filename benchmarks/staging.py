@@ -23,7 +23,7 @@ from reflectune.core.durable import write_atomically
 ROOT: Final = Path(__file__).resolve().parents[1]
 CONFIGS: Final = ROOT / "configs"
 RECORD: Final = "stages.json"
-"""Of a run's folder: which of its stages are finished."""
+"""Of a run's folder: which of its stages are finished, and how long those have run that were cut off."""
 WAIT: Final = 0.2
 """Seconds between two looks at what runs."""
 NOTED: Final = 30.0

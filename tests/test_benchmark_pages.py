@@ -73,6 +73,22 @@ def test_the_command_line_on_a_page_is_the_one_that_was_given_but_for_folders(
     assert line("marks.py", ["--collect"]) == "`python benchmarks/marks.py`"
 
 
+@pytest.mark.parametrize("script", ["pocket", "pocket_seeds"])
+def test_a_page_is_written_where_the_command_was_typed(
+    script: str, mmkb: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """These two go to the folder of the run, which the recipes' folders are relative to."""
+    typed, run = tmp_path / "typed", tmp_path / "run"
+    typed.mkdir()
+    run.mkdir()
+    monkeypatch.chdir(typed)
+    page_file = importlib.import_module("page").page_file("page.md")
+    monkeypatch.chdir(run)
+
+    assert page_file == typed / "page.md"
+    assert '"--output", type=page_file' in (ROOT / f"benchmarks/{script}.py").read_text(encoding="utf-8")
+
+
 def score(value: float) -> dict[str, float]:
     return {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 7}
 

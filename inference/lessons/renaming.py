@@ -72,8 +72,8 @@ class TitleExchange:
     def _title_at(self, text: str, start: int, word: str) -> str:
         """The longest title that begins there and ends with a word; "" if there is none."""
         for length in self._longest_first.get(word, ()):
-            title, behind = text[start : start + length], text[start + length : start + length + 1]
-            if title in self._titles and not _WORD_CHARACTER.match(behind):
+            title = text[start : start + length]
+            if title in self._titles and not _WORD_CHARACTER.match(text, start + length):
                 return title
         return ""
 
