@@ -72,7 +72,7 @@ def together(loaded: Loaded, image: Image.Image, prompt: Prompt, budget: int | N
 def measure(family: str, arguments: argparse.Namespace) -> list[str]:
     """The rows of a family's table."""
     with tempfile.TemporaryDirectory() as folder:
-        parameters = save_as_base(family, SIZES[arguments.size], Path(folder))
+        parameters = save_as_base(family, SIZES[arguments.size], Path(folder), getattr(torch, arguments.dtype))
         loaded = load(folder, dtype=arguments.dtype, device=arguments.device)
     image = Image.effect_noise((672, 672), 60).convert("RGB")
     prompt, few = critic_prompt(loaded, arguments.passages, arguments), critic_prompt(loaded, 2, arguments)

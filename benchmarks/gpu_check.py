@@ -1,6 +1,7 @@
 """Every recipe's family by every method, for some steps of `train/sft.py` on random weights, as a Markdown table.
 
     bash scripts/gpu_check.sh                                          # on a GPU: true widths, two layers
+    bash scripts/gpu_check.sh --whole --families llava --methods lora  # all layers, by the recipe of that name
     bash scripts/gpu_check.sh --device cpu --size tiny --steps 4       # anywhere: narrow ones
 
 For each: the loss, the time, the memory beside what `--dry_run` foretold, and whether plain transformers or peft (and
@@ -95,7 +96,9 @@ def check(family: str, method: str, base: Path, arguments: argparse.Namespace) -
     output = arguments.run / f"{family}_{method}"
     shutil.rmtree(output, ignore_errors=True)
     on_cpu = arguments.device == "cpu"
+    recipe = ROOT / f"configs/{RECIPES[family]}/mr2ag_{method}.yaml"
     settings = {
+        **({"config": recipe, "gradient_accumulation_steps": 1} if arguments.whole else {}),
         "model": base,
         "train_data": arguments.run / "data",
         "output_dir": output,
@@ -203,6 +206,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=SHAPES, default="true")
+    parser.add_argument("--whole", action="store_true", help="all layers, and what else the recipe of that name says")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--run", type=Path, default=Path("runs/gpu_check"))
     parser.add_argument("--output", type=Path, help="Markdown file; printed in any case")
@@ -212,7 +216,7 @@ def main() -> None:
     print("\n".join(HEAD), flush=True)
     for family in arguments.families:
         base = arguments.run / f"base_{family}"
-        write_base(family, base, narrow=arguments.size == "tiny")
+        write_base(family, base, narrow=arguments.size == "tiny", whole=arguments.whole, device=arguments.device)
         for method in arguments.methods:
             try:
                 row = check(family, method, base, arguments)
@@ -233,7 +237,8 @@ def main() -> None:
     print("\n".join(["", *notes]), flush=True)
     if arguments.output:
         where = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
-        how = f"{arguments.steps} steps, {arguments.size} widths, two layers, random weights, {where}"
+        layers = "all" if arguments.whole else "two"
+        how = f"{arguments.steps} steps, {arguments.size} widths, {layers} layers, random weights, {where}"
         title = f"# Every family by every method\n\n`bash scripts/gpu_check.sh`: {how}, torch {torch.__version__}.\n\n"
         arguments.output.write_text(title + "\n".join([*lines, "", *notes]) + "\n", encoding="utf-8")
     sys.exit(min(failures, 1))

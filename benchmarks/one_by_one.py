@@ -52,8 +52,9 @@ def run_loop(loaded: Loaded, root: Path, questions: list[Question], passages: li
         prefix = loaded.renderer.prefix(question.text, load_image(question.image, root=root))
         branches = [[], *(SCHEME.passage_branch(loaded.renderer, passage) for passage in question_passages)]
         for branch in branches:
-            ids = torch.tensor([[*prefix.ids, *branch]])
-            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **prefix.vision}
+            ids = torch.tensor([[*prefix.ids, *branch]], device=model.device)
+            vision = {name: value.to(model.device) for name, value in prefix.vision.items()}
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **vision}
             if loaded.model.config.model_type == "qwen2_vl":
                 inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
             model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
@@ -72,9 +73,16 @@ def timed(runs: Sequence[Callable[[], int]], turns: int = 3) -> list[tuple[float
     return list(zip(best, results, strict=True))
 
 
-def compare(model: str, dataset: Dataset, questions: int, token_budget: int | None = None, turns: int = 3) -> list[str]:
+def compare(
+    model: str,
+    dataset: Dataset,
+    questions: int,
+    token_budget: int | None = None,
+    turns: int = 3,
+    device: str = "cpu",
+) -> list[str]:
     """Both sides on a model's checkpoint and so many questions of a data set: what was measured, in three lines."""
-    loaded = load(model, scheme="mr2ag")
+    loaded = load(model, scheme="mr2ag", device=device)
     wanted = [q for q in dataset.questions("val_unseen_entity") if q.requires_retrieval][:questions]
     pool = [p for entry in dataset.knowledge for p in split_passages(entry, lead="first_sentence")]
     passages = []
@@ -97,9 +105,11 @@ def main() -> None:
     parser.add_argument("--dataset", type=Path, required=True)
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--token_budget", type=int, help="the engine's; what it finds if unset")
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
-    print("\n".join(compare(arguments.model, Dataset(arguments.dataset), arguments.questions, arguments.token_budget)))
+    how = {"token_budget": arguments.token_budget, "device": arguments.device}
+    print("\n".join(compare(arguments.model, Dataset(arguments.dataset), arguments.questions, **how)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The quick start, stage by stage, each the command that a user would type; ends with the minutes and the scores.
 
     python benchmarks/quickstart.py --family llava --method full --seed 0 --run runs/quickstart
+    python benchmarks/quickstart.py --device cuda --run runs/quickstart_gpu
 
 A stage that is finished is not run again.
 """
@@ -22,8 +23,11 @@ BATCH = 8
 """Questions a step, over all processes."""
 
 
-def stages(run: Path, family: str, method: str, seed: int, processes: int = 1) -> dict[str, list[str]]:
-    """The commands of the main job, by stage; training and evaluation in several processes if wanted."""
+def stages(
+    run: Path, family: str, method: str, seed: int, processes: int = 1, *, device: str = "cpu"
+) -> dict[str, list[str]]:
+    """The commands of the main job, by stage; training and evaluation in several processes of a CPU if wanted."""
+    placed, trained = ([], []) if device == "cpu" else (["--device", device], ["--device", "auto"])  # a launch places
     model, batch = f"miniature/{family}", ("--per_device_train_batch_size", str(BATCH // processes))
     world, index, data, checkpoint = (str(run / name) for name in ("world", "index", "reflection", "checkpoint"))
     plain, plain_checkpoint = str(run / "plain"), str(run / "plain_checkpoint")
@@ -31,28 +35,30 @@ def stages(run: Path, family: str, method: str, seed: int, processes: int = 1) -
         "world": [*module("data_builders.build_world", "world.yaml"), "--output", world, "--seed", str(seed)],
         "index": [
             *module("retrieval.build_index", "index.yaml"),
-            *("--knowledge", f"{world}/knowledge", "--output", index),
+            *("--knowledge", f"{world}/knowledge", "--output", index, *placed),
         ],
         "data": [
             *module("data_builders.build_mr2ag", "mr2ag_data.yaml"),
-            *("--dataset", world, "--index", index, "--output", data, "--seed", str(seed)),
+            *("--dataset", world, "--index", index, "--output", data, "--seed", str(seed), *placed),
         ],
         "plain_data": [
             *module("data_builders.build_plain", "plain_data.yaml"),
-            *("--dataset", world, "--reflection", data, "--index", index, "--output", plain),
+            *("--dataset", world, "--reflection", data, "--index", index, "--output", plain, *placed),
         ],
         "train": [
-            *launch("train/sft.py", f"mr2ag_{method}.yaml", processes),
-            *("--model", model, "--train_data", data, "--output_dir", checkpoint, "--seed", str(seed), *batch),
+            *launch("train/sft.py", f"mr2ag_{method}.yaml", processes, device=device),
+            *("--model", model, "--train_data", data, "--output_dir", checkpoint, "--seed", str(seed)),
+            *(*batch, *trained),
         ],
         "plain_train": [
-            *launch("train/sft.py", "plain_full.yaml" if method == "full" else "plain_lora.yaml", processes),
-            *("--model", model, "--train_data", plain, "--output_dir", plain_checkpoint, "--seed", str(seed), *batch),
+            *launch("train/sft.py", f"plain_{'full' if method == 'full' else 'lora'}.yaml", processes, device=device),
+            *("--model", model, "--train_data", plain, "--output_dir", plain_checkpoint, "--seed", str(seed)),
+            *(*batch, *trained),
         ],
         "evaluate": [
-            *launch("inference/evaluate.py", "evaluate.yaml", processes),
+            *launch("inference/evaluate.py", "evaluate.yaml", processes, device=device),
             *("--dataset", world, "--index", index, "--model", checkpoint, "--base_model", model),
-            *("--plain_model", plain_checkpoint, "--output", str(run), "--seed", str(seed)),
+            *("--plain_model", plain_checkpoint, "--output", str(run), "--seed", str(seed), *placed),
         ],
     }
 
@@ -114,25 +120,29 @@ def main() -> None:
     parser.add_argument("--method", choices=("full", "lora", "qlora"), default="full")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, choices=(1, 2, 4, 8), help="default: 2 if there are two cores")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one process there")
     parser.add_argument("--run", type=Path, default=Path("runs/quickstart"))
     parser.add_argument("--output", type=Path, help="Markdown file of what is printed at the end")
     arguments = parser.parse_args()
     arguments.run.mkdir(parents=True, exist_ok=True)
-    processes = arguments.processes or min(2, cores())
-    commands = stages(arguments.run, arguments.family, arguments.method, arguments.seed, processes)
-    minutes = run_stages(arguments.run, commands, processes)
-    path = arguments.run / "metrics.json"
+    if arguments.processes and arguments.device != "cpu":
+        parser.error("--processes are of a CPU: leave it out beside --device cuda")
+    processes = arguments.processes or (min(2, cores()) if arguments.device == "cpu" else 1)
+    run, device = arguments.run, arguments.device
+    commands = stages(run, arguments.family, arguments.method, arguments.seed, processes, device=device)
+    minutes = run_stages(run, commands, processes)
+    path = run / "metrics.json"
     metrics = json.loads(path.read_text())
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     metrics["minutes"], metrics["peak_gib"] = minutes, round(max(children, metrics.get("peak_gib") or 0), 2)
     path.write_text(json.dumps(metrics, indent=2) + "\n")
     score_lines = results(metrics)
     print(f"\n{score_lines}\n\nthe engine against one generate call per passage:", flush=True)
-    models = ["--model", str(arguments.run / "checkpoint"), "--dataset", str(arguments.run / "world")]
+    models = ["--model", str(run / "checkpoint"), "--dataset", str(run / "world"), "--device", device]
     one_by_one = [sys.executable, str(ROOT / "benchmarks/one_by_one.py"), *models]
     compared = subprocess.run(one_by_one, check=True, stdout=subprocess.PIPE, text=True).stdout
     print(compared, end="")
-    print(f"\nreport: {(arguments.run / 'report.html').resolve()}")
+    print(f"\nreport: {(run / 'report.html').resolve()}")
     if arguments.output:
         arguments.output.write_text(page(score_lines, compared), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Base models of every recipe's family with random weights: true widths and few layers, or narrow ones for a CPU."""
+"""Base models of every recipe's family with random weights: of true width, with few layers or all, or narrow ones."""
 
 from __future__ import annotations
 
@@ -56,24 +56,34 @@ _FEW_VISION_LAYERS: dict[str, dict[str, Any]] = {
 _WORDS = "USER: ASSISTANT: Which colour is it? When was it founded? It was built of stone in 1872. red green blue"
 
 
-def write_base(family: str, folder: Path, *, narrow: bool) -> None:
-    """Write a family's model, processor and tokenizer into a folder, as a base model is published."""
+def write_base(family: str, folder: Path, *, narrow: bool, whole: bool = False, device: str = "cpu") -> None:
+    """Write a family's model, processor and tokenizer into a folder, as a base model is published.
+
+    Args:
+        family: One of `RECIPES`.
+        folder: Where to.
+        narrow: Whether it has small widths; else the published ones.
+        whole: Whether it has as many layers as the published model, in place of two.
+        device: Where its weights are drawn.
+    """
     tokenizer = train_tokenizer([_WORDS], 400, "llava" if family.startswith("llava") else "qwen2_vl")
-    config = AutoConfig.for_model(**_facts(family, tokenizer, narrow=narrow))
+    config = AutoConfig.for_model(**_facts(family, tokenizer, narrow=narrow, whole=whole))
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+    with torch.device(device):
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     _processor(family, tokenizer, config).save_pretrained(folder)
 
 
-def _facts(family: str, tokenizer: PreTrainedTokenizerFast, *, narrow: bool) -> dict[str, Any]:
-    """The published model's config with few layers, and with the special tokens of a small tokenizer."""
+def _facts(family: str, tokenizer: PreTrainedTokenizerFast, *, narrow: bool, whole: bool) -> dict[str, Any]:
+    """The published model's config with few layers or all, and with the special tokens of a small tokenizer."""
     facts = json.loads((CONFIGS / RECIPES[family] / "architecture.json").read_text())["config"]
     text, vision = facts["text_config"], facts["vision_config"]
-    text["num_hidden_layers"] = LAYERS
-    vision.update(_FEW_VISION_LAYERS[family])
+    if not whole:
+        text["num_hidden_layers"] = LAYERS
+        vision.update(_FEW_VISION_LAYERS[family])
     if narrow:
         text.update(_NARROW_TEXT)
         vision.update(_NARROW_VISION[family])

@@ -50,13 +50,12 @@ def write(arguments: argparse.Namespace, title: str, script: str, how: str, line
     """Write lines below a title and a sentence that says how they were measured, if a file was asked for."""
     if arguments.output:
         on_gpu = arguments.device.startswith("cuda")
-        where = "one GPU" if on_gpu else f"{arguments.threads} CPU thread(s)"
-        gpu = (
-            " On a GPU (`--device cuda --size 7b --dtype bfloat16`): not run."
-            if "size" in arguments and not on_gpu
-            else ""
-        )
-        head = f"# {title}\n\n{command_line(script)}, {where}, {arguments.dtype}, {how}.{gpu}\n\n"
+        where = f"{arguments.threads} CPU thread(s)"
+        if on_gpu:
+            where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+        elif "size" in arguments:
+            how += ". On a GPU: [gpu.md](gpu.md)"
+        head = f"# {title}\n\n{command_line(script)}, {where}, {arguments.dtype}, {how}.\n\n"
         arguments.output.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
 
 

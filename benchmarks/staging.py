@@ -35,9 +35,9 @@ def module(name: str, config: str, folder: str = "miniature") -> list[str]:
     return [sys.executable, "-m", f"reflectune.{name}", "--config", str(CONFIGS / folder / config)]
 
 
-def launch(script: str, config: str, processes: int = 1) -> list[str]:
-    """The command that launches a script with a configuration of the miniature."""
-    settings = [str(CONFIGS / "accelerate/cpu.yaml")]
+def launch(script: str, config: str, processes: int = 1, *, device: str = "cpu") -> list[str]:
+    """The command that launches a script with a configuration of the miniature; several processes need a CPU."""
+    settings = [str(CONFIGS / f"accelerate/{'cpu' if device == 'cpu' else 'gpu'}.yaml")]
     if processes > 1:
         settings = [str(CONFIGS / "accelerate/cpu_2_processes.yaml"), "--num_processes", str(processes)]
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", *settings]
