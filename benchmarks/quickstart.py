@@ -27,7 +27,7 @@ def stages(
     run: Path, family: str, method: str, seed: int, processes: int = 1, *, device: str = "cpu"
 ) -> dict[str, list[str]]:
     """The commands of the main job, by stage; training and evaluation in several processes of a CPU if wanted."""
-    placed, trained = ([], []) if device == "cpu" else (["--device", device], ["--device", "auto"])  # a launch places
+    placed = [] if device == "cpu" else ["--device", device]  # where the recipes compute by themselves
     model, batch = f"miniature/{family}", ("--per_device_train_batch_size", str(BATCH // processes))
     world, index, data, checkpoint = (str(run / name) for name in ("world", "index", "reflection", "checkpoint"))
     plain, plain_checkpoint = str(run / "plain"), str(run / "plain_checkpoint")
@@ -48,12 +48,12 @@ def stages(
         "train": [
             *launch("train/sft.py", f"mr2ag_{method}.yaml", processes, device=device),
             *("--model", model, "--train_data", data, "--output_dir", checkpoint, "--seed", str(seed)),
-            *(*batch, *trained),
+            *(*batch, *placed),
         ],
         "plain_train": [
             *launch("train/sft.py", f"plain_{'full' if method == 'full' else 'lora'}.yaml", processes, device=device),
             *("--model", model, "--train_data", plain, "--output_dir", plain_checkpoint, "--seed", str(seed)),
-            *(*batch, *trained),
+            *(*batch, *placed),
         ],
         "evaluate": [
             *launch("inference/evaluate.py", "evaluate.yaml", processes, device=device),

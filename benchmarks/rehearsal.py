@@ -167,8 +167,6 @@ def changes(models: Path, rows: Rows, options: argparse.Namespace) -> dict[str, 
 
 def _device(module: str, options: argparse.Namespace) -> dict[str, str]:
     """Where a command computes, if it computes with a model."""
-    if module == "train.sft" and options.device != "cpu":
-        return {"device": "auto"}  # a launch places its processes
     return {"device": options.device} if module in LIMITED or module in BUILDING else {}
 
 

@@ -52,7 +52,10 @@ class ComputeConfig:
         "float32 products: `medium` is 1.5 times as fast on many CPUs (oneDNN; bfloat16 where there is AMX), "
         "`high` is TF32 on a GPU",
     )
-    device: Literal["auto", "cpu"] = setting("auto", "cpu, or an accelerator if there is one")
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto",
+        "auto: an accelerator if there is one; cuda: refused where there is none. Launches place their processes",
+    )
     gradient_checkpointing: bool = setting(False, "recompute activations to save memory")
     cache_mib: int = setting(512, "memory for encoded examples, per process, in MiB", low=0)
     dataloader_workers: int = setting(0, "processes that encode examples; 0 encodes in the main one", low=0)
@@ -85,7 +88,8 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
     def run_settings(self) -> dict[str, Any]:
         """The settings that determine the weights: a run can only be resumed if they are the same."""
         unread = _FREE | (set() if self.method == "qlora" else {"double_quantization"}) | self.tower_settings()
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
+        decided = {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
+        return decided | ({"device": "auto"} if self.device == "cuda" else {})  # the same where there is one
 
 
 _FREE = frozenset(

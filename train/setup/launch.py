@@ -42,6 +42,12 @@ class Division:
 def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) -> None:
     """Raise a `UserError` if what `accelerate launch` was asked for cannot be done, or would silently not be done."""
     _refuse_lonely(environment)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("`device` is cuda, and this machine shows no CUDA device; leave `device` out, or set it to cpu")
+    if config.device == "cuda" and _is_true(environment, "ACCELERATE_USE_CPU"):
+        raise UserError(
+            "`device` is cuda, and this launch computes on the CPU; launch with configs/accelerate/gpu.yaml"
+        )
     kind = sharding(environment)
     if kind.startswith("zero") and find_spec("deepspeed") is None:
         raise UserError("this launch needs DeepSpeed: `pip install 'reflectune[deepspeed]'`")

@@ -114,6 +114,22 @@ def test_deepspeed_on_the_cpu_of_a_machine_with_an_accelerator_is_refused(monkey
     refuse_bad_launch(SftConfig(dtype="bfloat16"), ZERO_2)
 
 
+def test_a_gpu_that_is_asked_for_must_be_there_and_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="`device` is cuda, and this machine shows no CUDA device"):
+        refuse_bad_launch(SftConfig(device="cuda"), {})
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    refuse_bad_launch(SftConfig(device="cuda"), {})
+    with pytest.raises(UserError, match="`device` is cuda, and this launch computes on the CPU"):
+        refuse_bad_launch(SftConfig(device="cuda"), {"ACCELERATE_USE_CPU": "true"})
+
+
+def test_a_run_goes_on_whether_its_gpu_was_named_or_found() -> None:
+    assert SftConfig(device="cuda").run_settings() == SftConfig().run_settings()
+    assert SftConfig(device="cpu").run_settings() != SftConfig().run_settings()
+
+
 def test_half_precision_under_deepspeed_needs_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
