@@ -118,7 +118,8 @@ def stages() -> dict[str, list[str]]:
             *("--json", str(RUN / "looked.json"), "--output", str(RUN / "looked.md")),
         ],
         "index": recipe("retrieval.build_index", "index"),
-        "reflection": recipe("data_builders.build_mr2ag", "mr2ag_data"),
+        "reflection": recipe("data_builders.build_mr2ag", "mr2ag_data")
+        + f"--visual_dataset {RUN}/captions --visual_split visual".split(),
         "baseline": recipe("data_builders.build_plain", "plain_data"),
         "mr2ag": recipe("train.sft", "mr2ag_lora"),
         "plain_tuned": recipe("train.sft", "plain_lora"),
@@ -241,10 +242,8 @@ def marks(looked: dict[str, Any], mr2ag: dict[str, Any], mmkb: dict[str, Any]) -
         return f", {100 * error['value']:.1f} before" if error else ""
 
     has_tuned = any(name.endswith("_tuned") for name in mr2ag.get("pipelines", {}))
-    malformed = None
     mct = at(mmkb, "reflection", "mct") or {}
-    if mct.get("replies"):
-        malformed = {"value": mct["malformed"] / mct["replies"]}
+    malformed = {"value": mct["malformed"] / mct["replies"]} if mct.get("replies") else None
     forgetting = None
     if at(mr2ag, "visual", "base") and at(mr2ag, "visual", "tuned"):
         forgetting = {"value": at(mr2ag, "visual", "base")["value"] - at(mr2ag, "visual", "tuned")["value"]}  # type: ignore[index]
