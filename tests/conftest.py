@@ -187,6 +187,14 @@ def own_builds(shared_folder: Path) -> Iterator[None]:
         yield
 
 
+def _lives(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one that has may still wait for whoever started it to ask how."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class Program:
     """A Python program that runs in a process of its own, with the part of `subprocess.Popen` that tests use.
 
@@ -227,9 +235,12 @@ class Program:
         """`kill -9` to it and to the processes that it started."""
         with suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
             program = psutil.Process(self.pid)
-            for process in [*program.children(recursive=True), program]:
+            processes = [*program.children(recursive=True), program]
+            for process in processes:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
+            while any(_lives(process) for process in processes):  # a lock is held to a process's very end
+                time.sleep(0.01)
         self.wait()
 
 
