@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from page import command_line
-from running import timed
+from running import device_in_words, timed
 
 from reflectune.core.durable import write_atomically
 from reflectune.models.attention.attention import attend_plainly, kernels_of
@@ -50,7 +50,10 @@ def kernels(device: str) -> list[str]:
                 try:
                     far, seconds = _tried(kernel, device, dtype, (heads, key_heads, size))
                     rows.append(f"| {name} | {case} | {far:.0e} | {1000 * seconds:.3f} |")
-                except (RuntimeError, NotImplementedError, TypeError) as error:
+                except (
+                    RuntimeError,
+                    TypeError,
+                ) as error:  # as `kernel_for`: this machine or torch hasn't it, and the row says so
                     rows.append(f"| {name} | {case} | refused: {str(error).splitlines()[0][:80]} | |")
     return rows
 
@@ -97,12 +100,6 @@ def as_section(page: str) -> str:
     return "\n".join(f"#{line}" if line.startswith("#") else line for line in lines).rstrip()
 
 
-def device_in_words(device: str) -> str:
-    """The device's name, and the versions that the numbers hold for."""
-    name = torch.cuda.get_device_name() if device == "cuda" else "a CPU"
-    return f"{name}, torch {torch.__version__}"
-
-
 def main(words: Sequence[str] | None = None) -> None:
     """Run the parts, and print and write their page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,7 +113,7 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     arguments.run.mkdir(parents=True, exist_ok=True)
     head = f"{command_line(__file__, words)}: {device_in_words(arguments.device)}. Random weights."
-    sections = [f"# On one GPU\n\n{head}", "## Kernels", *["\n".join(kernels(arguments.device))]]
+    sections = [f"# On one GPU\n\n{head}", "## Kernels", "\n".join(kernels(arguments.device))]
     print("\n\n".join(sections), flush=True)
     for name in arguments.parts:
         sections.append(as_section(run_part(name, arguments)))

@@ -108,8 +108,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
-    how = {"token_budget": arguments.token_budget, "device": arguments.device}
-    print("\n".join(compare(arguments.model, Dataset(arguments.dataset), arguments.questions, **how)))
+    asked = (Dataset(arguments.dataset), arguments.questions, arguments.token_budget)
+    print("\n".join(compare(arguments.model, *asked, device=arguments.device)))
 
 
 if __name__ == "__main__":

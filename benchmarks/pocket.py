@@ -49,7 +49,7 @@ MINUTES = {
     "plain_tuned": 55,
     "evaluate": 150,
     "reader": 1,
-    "probe": 40,
+    "probe": 75,
     "labels": 1,
     "mmkb": 60,
     "evaluate_mmkb": 40,

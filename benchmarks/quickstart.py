@@ -124,11 +124,11 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/quickstart"))
     parser.add_argument("--output", type=Path, help="Markdown file of what is printed at the end")
     arguments = parser.parse_args()
-    arguments.run.mkdir(parents=True, exist_ok=True)
-    if arguments.processes and arguments.device != "cpu":
-        parser.error("--processes are of a CPU: leave it out beside --device cuda")
-    processes = arguments.processes or (min(2, cores()) if arguments.device == "cpu" else 1)
     run, device = arguments.run, arguments.device
+    if arguments.processes and device != "cpu":
+        parser.error("--processes are of a CPU: leave it out beside --device cuda")
+    processes = arguments.processes or (min(2, cores()) if device == "cpu" else 1)
+    run.mkdir(parents=True, exist_ok=True)
     commands = stages(run, arguments.family, arguments.method, arguments.seed, processes, device=device)
     minutes = run_stages(run, commands, processes)
     path = run / "metrics.json"

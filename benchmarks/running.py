@@ -46,14 +46,17 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def device_in_words(device: str) -> str:
+    """A device's name, and the version of torch, which its numbers hold for."""
+    return f"{torch.cuda.get_device_name() if device.startswith('cuda') else 'a CPU'}, torch {torch.__version__}"
+
+
 def write(arguments: argparse.Namespace, title: str, script: str, how: str, lines: Sequence[str]) -> None:
     """Write lines below a title and a sentence that says how they were measured, if a file was asked for."""
     if arguments.output:
         on_gpu = arguments.device.startswith("cuda")
-        where = f"{arguments.threads} CPU thread(s)"
-        if on_gpu:
-            where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-        elif "size" in arguments:
+        where = device_in_words(arguments.device) if on_gpu else f"{arguments.threads} CPU thread(s)"
+        if "size" in arguments and not on_gpu:
             how += ". On a GPU: [gpu.md](gpu.md)"
         head = f"# {title}\n\n{command_line(script)}, {where}, {arguments.dtype}, {how}.\n\n"
         arguments.output.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
