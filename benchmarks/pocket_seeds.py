@@ -1,15 +1,17 @@
 """mR²AG's lead on pocket over more seeds: what is shipped, trained anew, and asked the same questions.
 
     python benchmarks/pocket_seeds.py --seeds 1 2 --output benchmarks/pocket_seeds.md
+    python benchmarks/pocket_seeds.py --seeds 1 2 --limit 150 --device cuda --lanes 4   # on a GPU
 
 Each seed trains mR²AG and its tuned baselines once more, from `pocket/llava` and on the same data: another order of the
-questions and other first adapters. What is shipped stands beside them. Two hours for each seed on one core; two
-fine-tunings at a time on two. What is finished is not run again.
+questions and other first adapters. What is shipped stands beside them. Two to three hours for each seed on one core;
+two fine-tunings at a time on two; all of it in ten minutes on a GPU. What is finished is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,19 @@ from typing import Any
 
 import yaml
 from page import command_line, page_file, spread
-from pocket import MINUTES, NEEDS, QUESTIONS, RUN, TUNED, evaluate_trained, recipe, shipped_stages, shown, stages
+from pocket import (
+    MINUTES,
+    NEEDS,
+    QUESTIONS,
+    RUN,
+    TUNED,
+    evaluate_shipped,
+    evaluate_trained,
+    recipe,
+    shipped_stages,
+    shown,
+    stages,
+)
 from staging import CONFIGS, ROOT, cores, run_in_lanes
 
 from reflectune.core.durable import read_json
@@ -40,11 +54,14 @@ DECISIONS = {
     "stating passage against its article's others": ("relevance", "within_article"),
     "stating passage against look-alikes'": ("relevance", "look_alikes"),
     "answer, stating passage given": ("answer", "gold_passage"),
+    "visual questions": ("visual", "tuned"),
+    "calibration error of the gate": ("calibration", "gate", "ece"),
+    "calibration error of S_rel": ("calibration", "relevance", "ece"),
 }
 """What else is told of each seed: where in metrics.json it stands."""
 
 
-def seed_stages(seed: int) -> tuple[dict[str, list[str]], dict[str, tuple[str, ...]]]:
+def seed_stages(seed: int, limit: int) -> tuple[dict[str, list[str]], dict[str, tuple[str, ...]]]:
     """The commands that train and evaluate with a seed, by stage, and what each needs."""
     trained = {name: str(RUN / f"{name}_{seed}") for name in FINE_TUNINGS}
     commands = {
@@ -52,7 +69,10 @@ def seed_stages(seed: int) -> tuple[dict[str, list[str]], dict[str, tuple[str, .
         for name, folder in trained.items()
     }
     needs = {f"{name}_{seed}": NEEDS[name] for name in FINE_TUNINGS}
-    evaluation = evaluate_trained(f"evaluation_{seed}", trained["mr2ag"], trained["plain_tuned"], [*TUNED, "mr2ag"])
+    pipelines = [*TUNED, "mr2ag"]
+    evaluation = evaluate_trained(
+        f"evaluation_{seed}", trained["mr2ag"], trained["plain_tuned"], pipelines, limit=limit
+    )
     return (
         {**commands, f"evaluate_{seed}": evaluation},
         {**needs, f"evaluate_{seed}": ("index", *commands)},
@@ -113,8 +133,8 @@ def _overall(questions: Sequence[Question], values: Sequence[float], measure: Me
 def decisions(seeds: Mapping[str, Seed]) -> list[str]:
     """Gate, relevance and answers from the stating passage, by seed, with mean and standard deviation."""
     lines = [f"| | {' | '.join(seeds)} | mean ± deviation |", f"|---|{'---|' * (len(seeds) + 1)}"]
-    for what, (part, name) in DECISIONS.items():
-        values = [100 * seed.metrics[part][name]["value"] for seed in seeds.values()]
+    for what, path in DECISIONS.items():
+        values = [100 * functools.reduce(dict.__getitem__, path, seed.metrics)["value"] for seed in seeds.values()]
         lines.append(f"| {what} | {' | '.join(f'{value:.1f}' for value in values)} | {spread(values)} |")
     return lines
 
@@ -137,40 +157,55 @@ def page(seeds: Mapping[str, Seed], questions: Sequence[Question], measure: Meas
     )
 
 
-def asked(measure: Measure) -> list[Question]:
+def asked(measure: Measure, limit: int) -> list[Question]:
     """The knowledge questions that every evaluation asks."""
     settings = yaml.safe_load((CONFIGS / "pocket/evaluate.yaml").read_text(encoding="utf-8"))
-    return measure.official(select(Dataset(Path(settings["dataset"])), settings["splits"], QUESTIONS, 0))
+    return measure.official(select(Dataset(Path(settings["dataset"])), settings["splits"], limit, 0))
 
 
-def stages_of(seeds: Sequence[int]) -> tuple[dict[str, list[str]], dict[str, tuple[str, ...]], dict[str, float]]:
-    """All commands by stage, what each needs, and about how many minutes it takes."""
-    every = {**stages(), **shipped_stages()}
+def stages_of(
+    seeds: Sequence[int], limit: int = QUESTIONS, device: str = "cpu"
+) -> tuple[dict[str, list[str]], dict[str, tuple[str, ...]], dict[str, float]]:
+    """All commands by stage, what each needs, and about how many minutes it takes on a core.
+
+    Args:
+        seeds: Beside what is shipped.
+        limit: Most questions of each split.
+        device: Where models are trained and asked.
+    """
+    every = {**stages(), **shipped_stages(), "evaluate": evaluate_shipped("evaluation", limit)}
     commands = {name: every[name] for name in BEFORE}
     needs: dict[str, tuple[str, ...]] = {**NEEDS, "evaluate": ("index",)}
     minutes: dict[str, float] = {**MINUTES, "evaluate": MINUTES["quick"]}
     for seed in seeds:
-        added, needed = seed_stages(seed)
+        added, needed = seed_stages(seed, limit)
         commands |= added
         needs |= needed
         minutes |= {f"{name}_{seed}": MINUTES[name] for name in FINE_TUNINGS}
         minutes[f"evaluate_{seed}"] = MINUTES["quick"]
+    if device != "cpu":
+        on_device = {name for name in commands if name.startswith(("evaluate", *FINE_TUNINGS))}
+        commands = {
+            name: [*command, *(("--device", device) if name in on_device else ())] for name, command in commands.items()
+        }
     return commands, needs, minutes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="beside what is shipped")
+    parser.add_argument("--limit", type=int, default=QUESTIONS, help="most questions of each split")
+    parser.add_argument("--device", default="cpu", help="where models are trained and asked: cpu, cuda …")
     parser.add_argument("--output", type=page_file, help="Markdown file of what is printed at the end")
     parser.add_argument("--run", type=Path, default=ROOT, help="folder that the recipes' `runs/pocket` is below")
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; the cores are shared out")
     arguments = parser.parse_args()
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
-    commands, needs, minutes = stages_of(arguments.seeds)
+    commands, needs, minutes = stages_of(arguments.seeds, arguments.limit, arguments.device)
     run_in_lanes(RUN, commands, needs, arguments.lanes, minutes)
     measure = Measure("infoseek")
-    questions = asked(measure)
+    questions = asked(measure, arguments.limit)
     folders = {SHIPPED: "evaluation", **{f"seed {seed}": f"evaluation_{seed}" for seed in arguments.seeds}}
     seeds = {name: read_seed(RUN / folder, questions, measure) for name, folder in folders.items()}
     text = page(seeds, questions, measure)

@@ -46,14 +46,24 @@ def test_what_is_shipped_is_asked_the_same_questions(pocket_seeds: ModuleType) -
     assert option(commands["evaluate"], "--limit") == option(commands["evaluate_1"], "--limit")
 
 
+def test_on_a_device_models_are_trained_and_asked_there_and_nothing_else_is(pocket_seeds: ModuleType) -> None:
+    commands = pocket_seeds.stages_of([1], limit=150, device="cuda")[0]
+    there = {name for name, command in commands.items() if "cuda" in command}
+    assert there == {"evaluate", "evaluate_1", "mr2ag_1", "plain_tuned_1"}
+    assert {option(commands[name], "--device") for name in there} == {"cuda"}
+    assert {option(commands[name], "--limit") for name in ("evaluate", "evaluate_1")} == {"150"}
+
+
 def seed(pocket_seeds: ModuleType, mr2ag: list[float], article: list[float], passages: list[float]) -> Any:
     zeros = [0.0] * len(mr2ag)
     worth = dict.fromkeys(pocket_seeds.TUNED, zeros)
     worth |= {"mr2ag": mr2ag, "naive_rag_article_tuned": article, "naive_rag_passages_tuned": passages}
-    metrics = {
-        part: {name: {"value": sum(mr2ag) / len(mr2ag)} for _, name in pocket_seeds.DECISIONS.values()}
-        for part, _ in pocket_seeds.DECISIONS.values()
-    }
+    metrics: dict[str, Any] = {}
+    for *outer, name in pocket_seeds.DECISIONS.values():
+        part = metrics
+        for each in outer:
+            part = part.setdefault(each, {})
+        part[name] = {"value": sum(mr2ag) / len(mr2ag)}
     return pocket_seeds.Seed(metrics, worth)
 
 
