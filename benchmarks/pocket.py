@@ -51,7 +51,7 @@ MINUTES = {
     "reader": 1,
     "probe": 75,
     "labels": 1,
-    "mmkb": 60,
+    "mmkb": 110,
     "evaluate_mmkb": 40,
     "quick": 20,
 }
