@@ -50,10 +50,8 @@ def kernels(device: str) -> list[str]:
                 try:
                     far, seconds = _tried(kernel, device, dtype, (heads, key_heads, size))
                     rows.append(f"| {name} | {case} | {far:.0e} | {1000 * seconds:.3f} |")
-                except (
-                    RuntimeError,
-                    TypeError,
-                ) as error:  # as `kernel_for`: this machine or torch hasn't it, and the row says so
+                # as in `kernel_for`: this machine or this torch hasn't it, and the row says so
+                except (RuntimeError, TypeError) as error:
                     rows.append(f"| {name} | {case} | refused: {str(error).splitlines()[0][:80]} | |")
     return rows
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 FOLDERS = ("--json", "--knowledge", "--output", "--run", "--runs", "--work")
 """Options that say where something lies, and change no figure."""
@@ -35,6 +36,14 @@ def command_line(script: str, arguments: Sequence[str] | None = None) -> str:
 def page_file(name: str) -> Path:
     """The file of `--output`, meant from where the command was typed: a script may go to another folder later."""
     return Path(name).resolve()
+
+
+def at(metrics: Mapping[str, Any], *path: str) -> Any:
+    """What metrics.json, or another tree of dictionaries, has at the end of a path; None if it was not measured."""
+    found: Any = metrics
+    for name in path:
+        found = (found or {}).get(name)
+    return found
 
 
 def spread(values: Sequence[float], digits: int = 1, scale: float = 1.0) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from page import command_line, page_file
+from page import at, command_line, page_file
 from quickstart import equal_depth
 from staging import ROOT, cores, finished, forecast, module, run_in_lanes, run_stages
 
@@ -231,12 +231,6 @@ def marks(looked: dict[str, Any], mr2ag: dict[str, Any], mmkb: dict[str, Any]) -
         mmkb: That of MMKB-RAG's.
     """
 
-    def at(metrics: dict[str, Any], *path: str) -> dict[str, Any] | None:
-        found: Any = metrics
-        for name in path:
-            found = (found or {}).get(name)
-        return found
-
     def before(metrics: dict[str, Any], gate: str) -> str:
         error = at(metrics, "calibration", gate, "ece")
         return f", {100 * error['value']:.1f} before" if error else ""
@@ -246,7 +240,7 @@ def marks(looked: dict[str, Any], mr2ag: dict[str, Any], mmkb: dict[str, Any]) -
     malformed = {"value": mct["malformed"] / mct["replies"]} if mct.get("replies") else None
     forgetting = None
     if at(mr2ag, "visual", "base") and at(mr2ag, "visual", "tuned"):
-        forgetting = {"value": at(mr2ag, "visual", "base")["value"] - at(mr2ag, "visual", "tuned")["value"]}  # type: ignore[index]
+        forgetting = {"value": at(mr2ag, "visual", "base")["value"] - at(mr2ag, "visual", "tuned")["value"]}
     return [
         Mark("caption of a held-out picture, out of 8", "≥ 65", looked.get("caption"), 0.65),
         Mark("visual questions, base", "≥ 60", at(mr2ag, "visual", "base"), 0.6),

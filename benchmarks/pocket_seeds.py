@@ -11,7 +11,6 @@ two fine-tunings at a time on two; all of it in ten minutes on a GPU. What is fi
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from page import command_line, page_file, spread
+from page import at, command_line, page_file, spread
 from pocket import (
     MINUTES,
     NEEDS,
@@ -69,10 +68,8 @@ def seed_stages(seed: int, limit: int) -> tuple[dict[str, list[str]], dict[str, 
         for name, folder in trained.items()
     }
     needs = {f"{name}_{seed}": NEEDS[name] for name in FINE_TUNINGS}
-    pipelines = [*TUNED, "mr2ag"]
-    evaluation = evaluate_trained(
-        f"evaluation_{seed}", trained["mr2ag"], trained["plain_tuned"], pipelines, limit=limit
-    )
+    models = (trained["mr2ag"], trained["plain_tuned"])
+    evaluation = evaluate_trained(f"evaluation_{seed}", *models, [*TUNED, "mr2ag"], limit)
     return (
         {**commands, f"evaluate_{seed}": evaluation},
         {**needs, f"evaluate_{seed}": ("index", *commands)},
@@ -134,7 +131,7 @@ def decisions(seeds: Mapping[str, Seed]) -> list[str]:
     """Gate, relevance and answers from the stating passage, by seed, with mean and standard deviation."""
     lines = [f"| | {' | '.join(seeds)} | mean ± deviation |", f"|---|{'---|' * (len(seeds) + 1)}"]
     for what, path in DECISIONS.items():
-        values = [100 * functools.reduce(dict.__getitem__, path, seed.metrics)["value"] for seed in seeds.values()]
+        values = [100 * at(seed.metrics, *path)["value"] for seed in seeds.values()]
         lines.append(f"| {what} | {' | '.join(f'{value:.1f}' for value in values)} | {spread(values)} |")
     return lines
 
@@ -184,10 +181,9 @@ def stages_of(
         minutes |= {f"{name}_{seed}": MINUTES[name] for name in FINE_TUNINGS}
         minutes[f"evaluate_{seed}"] = MINUTES["quick"]
     if device != "cpu":
-        on_device = {name for name in commands if name.startswith(("evaluate", *FINE_TUNINGS))}
-        commands = {
-            name: [*command, *(("--device", device) if name in on_device else ())] for name, command in commands.items()
-        }
+        for name in commands:
+            if name.startswith(("evaluate", *FINE_TUNINGS)):
+                commands[name] = [*commands[name], "--device", device]
     return commands, needs, minutes
 
 
